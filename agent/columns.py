@@ -1,0 +1,90 @@
+"""Column types: how one value is stored, and what stands for "unknown".
+
+Every stored number is a signed 64-bit integer or a double, so that one sentinel (``NULL_I64``) or NaN serves all of
+them; texts are fixed-width bytes, so that a batch is one contiguous numpy array that can be written and mapped as is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+NULL_I64 = -(2**63)
+HIST_BUCKETS = 64
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    kind: ``i64`` ``f64`` ``bool`` ``str`` ``enum`` ``hist`` ``addr`` ``peer`` or ``json``.
+      addr  16 bytes, network order, IPv4 as v4-mapped IPv6 (RFC 4291 2.5.5.2); all zero means unknown.
+      peer  an addr followed by a port in host order (2 bytes); all zero means unknown.
+      hist  64 u32 counts; bucket i counts [2^i, 2^(i+1)), bucket 0 also 0.
+      json  text holding one JSON value.
+    unit: ``ns`` ``us`` ``s`` ``bytes`` ``ppb`` ... or empty.
+    attribute: name under which OTLP exports it (OpenTelemetry semantic conventions where they exist).
+    """
+
+    name: str
+    kind: str
+    meaning: str
+    unit: str = ""
+    attribute: str = ""
+    width: int = 0
+    names: tuple[str, ...] = field(default=())
+
+    @property
+    def dtype(self) -> np.dtype[np.void]:
+        """The numpy type of one stored value (a subarray for ``hist``)."""
+        if self.kind == "hist":
+            return np.dtype((np.uint32, (HIST_BUCKETS,)))
+        if self.kind in ("str", "json"):
+            return np.dtype(f"S{self.width}")
+        return np.dtype({"i64": "<i8", "f64": "<f8", "bool": "i1", "enum": "i1", "addr": "V16", "peer": "V18"}[self.kind])
+
+    @property
+    def null(self) -> object:
+        """The stored value that means "unknown"."""
+        return {"i64": NULL_I64, "f64": np.nan, "bool": -1, "enum": -1, "hist": 0}.get(self.kind, b"")
+
+    def code(self, name: str) -> int:
+        """The stored code of an enum's name. Raises ValueError for a name that it does not have."""
+        return self.names.index(name)
+
+
+def i64(name: str, meaning: str, unit: str = "", attribute: str = "") -> Column:
+    return Column(name, "i64", meaning, unit, attribute)
+
+
+def f64(name: str, meaning: str, unit: str = "", attribute: str = "") -> Column:
+    return Column(name, "f64", meaning, unit, attribute)
+
+
+def boolean(name: str, meaning: str, attribute: str = "") -> Column:
+    return Column(name, "bool", meaning, "", attribute)
+
+
+def text(name: str, width: int, meaning: str, attribute: str = "") -> Column:
+    return Column(name, "str", meaning, "", attribute, width=width)
+
+
+def enum(name: str, names: str, meaning: str, attribute: str = "") -> Column:
+    return Column(name, "enum", meaning, "", attribute, names=tuple(names.split()))
+
+
+def hist(unit: str) -> Column:
+    return Column("hist", "hist", "64 counts; bucket i counts [2^i, 2^(i+1)), bucket 0 also 0", unit)
+
+
+def addr(name: str, meaning: str, attribute: str = "") -> Column:
+    return Column(name, "addr", meaning, "", attribute)
+
+
+def peer(meaning: str, attribute: str = "") -> Column:
+    return Column("peer", "peer", meaning, "", attribute)
+
+
+def json_text(name: str, width: int, meaning: str) -> Column:
+    return Column(name, "json", meaning, width=width)

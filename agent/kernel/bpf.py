@@ -1,0 +1,127 @@
+"""The few bpf() commands that the agent itself makes, all on descriptors it was handed.
+
+A holder of a map descriptor needs no capability since kernel 6.0 (before, hash and array look-ups want CAP_BPF).
+Attribute layouts: union bpf_attr in include/uapi/linux/bpf.h.
+"""
+
+from __future__ import annotations
+
+import ctypes as ct
+import os
+import struct
+
+import numpy as np
+
+_SYS_BPF = {"x86_64": 321, "aarch64": 280}[os.uname().machine]
+MAP_LOOKUP, MAP_UPDATE, MAP_DELETE, OBJ_GET_INFO, MAP_LOOKUP_BATCH, MAP_UPDATE_BATCH, MAP_DELETE_BATCH = 1, 2, 3, 15, 24, 26, 27
+_libc = ct.CDLL(None, use_errno=True)
+_libc.syscall.restype = ct.c_long
+
+
+def _bpf(command: int, attr: ct.Array[ct.c_char]) -> int:
+    """Returns 0 or -errno."""
+    result = _libc.syscall(_SYS_BPF, command, attr, len(attr))
+    return int(result) if result >= 0 else -ct.get_errno()
+
+
+def _attr(data: bytes) -> ct.Array[ct.c_char]:
+    return ct.create_string_buffer(data.ljust(128, b"\0"), 128)
+
+
+def _address(a: np.ndarray) -> int:
+    return int(a.ctypes.data)
+
+
+def map_info(fd: int) -> tuple[int, int, int, int]:
+    """(type, key size, value size, max entries) of a map. Raises OSError."""
+    info = ct.create_string_buffer(88)
+    attr = _attr(struct.pack("<IIQ", fd, len(info), ct.addressof(info)))
+    if (err := _bpf(OBJ_GET_INFO, attr)) < 0:
+        raise OSError(-err, f"map information: {os.strerror(-err)}")
+    kind, _, key, value, entries = struct.unpack_from("<5I", info.raw)
+    return kind, key, value, entries
+
+
+def program_stats(fd: int) -> tuple[int, int]:
+    """(run_time_ns, run_cnt) of a program; zeros unless kernel.bpf_stats_enabled. Raises OSError."""
+    info = ct.create_string_buffer(232)
+    attr = _attr(struct.pack("<IIQ", fd, len(info), ct.addressof(info)))
+    if (err := _bpf(OBJ_GET_INFO, attr)) < 0:
+        raise OSError(-err, f"program information: {os.strerror(-err)}")
+    return struct.unpack_from("<QQ", info.raw, 192)
+
+
+def update(fd: int, key: bytes, value: bytes) -> None:
+    """Sets one element. Raises OSError."""
+    k, v = ct.create_string_buffer(key, len(key)), ct.create_string_buffer(value, len(value))
+    err = _bpf(MAP_UPDATE, _attr(struct.pack("<IxxxxQQQ", fd, ct.addressof(k), ct.addressof(v), 0)))
+    if err < 0:
+        raise OSError(-err, f"map update: {os.strerror(-err)}")
+
+
+def lookup(fd: int, key: bytes, value_size: int) -> bytes | None:
+    """One element's value, None where there is none. Raises OSError on anything else."""
+    k, v = ct.create_string_buffer(key, len(key)), ct.create_string_buffer(value_size)
+    err = _bpf(MAP_LOOKUP, _attr(struct.pack("<IxxxxQQQ", fd, ct.addressof(k), ct.addressof(v), 0)))
+    if err == -2:
+        return None
+    if err < 0:
+        raise OSError(-err, f"map look-up: {os.strerror(-err)}")
+    return v.raw
+
+
+def delete(fd: int, key: bytes) -> bool:
+    """Removes one element; False where there was none. Raises OSError on anything else."""
+    k = ct.create_string_buffer(key, len(key))
+    err = _bpf(MAP_DELETE, _attr(struct.pack("<IxxxxQQQ", fd, ct.addressof(k), 0, 0)))
+    if err < 0 and err != -2:
+        raise OSError(-err, f"map delete: {os.strerror(-err)}")
+    return err == 0
+
+
+class HashMap:
+    """A hash map read in batches as numpy arrays (BPF_MAP_LOOKUP_BATCH, kernel 5.6)."""
+
+    def __init__(self, fd: int, key: np.dtype[np.void], value: np.dtype[np.void]) -> None:
+        _, key_size, value_size, self.entries = map_info(fd)
+        if (key_size, value_size) != (key.itemsize, value.itemsize):
+            raise ValueError(f"map has {key_size}+{value_size} bytes an element, dtypes have {key.itemsize}+{value.itemsize}")
+        self.fd, self.key, self.value = fd, key, value
+
+    def read(self) -> tuple[np.ndarray, np.ndarray]:
+        """All (keys, values), shapes (n,). A concurrent writer may make elements come twice; a resting map's do not.
+
+        Raises OSError.
+        """
+        keys, values = [], []
+        cursor = np.zeros(max(self.key.itemsize, 8), np.uint8)
+        first, step = True, 256
+        while True:
+            k, v = np.empty(step, self.key), np.empty(step, self.value)
+            at = _address(cursor)
+            attr = _attr(struct.pack("<QQQQIIQQ", 0 if first else at, at, _address(k), _address(v), step, self.fd, 0, 0))
+            err = _bpf(MAP_LOOKUP_BATCH, attr)
+            n = struct.unpack_from("<I", attr.raw, 32)[0]
+            if err == -28:  # ENOSPC: one bucket holds more than step elements
+                step *= 4
+                continue
+            if err not in (0, -2):
+                raise OSError(-err, f"map batch look-up: {os.strerror(-err)}")
+            keys.append(k[:n])
+            values.append(v[:n])
+            first = False
+            if err == -2:
+                return np.concatenate(keys), np.concatenate(values)
+
+    def drop(self, keys: np.ndarray) -> None:
+        """Deletes these keys. Raises OSError."""
+        keys = np.ascontiguousarray(keys)
+        done = 0
+        while done < len(keys):
+            part = keys[done:]
+            attr = _attr(struct.pack("<QQQQIIQQ", 0, 0, _address(part), 0, len(part), self.fd, 0, 0))
+            err = _bpf(MAP_DELETE_BATCH, attr)
+            n = struct.unpack_from("<I", attr.raw, 32)[0]
+            if err not in (0, -2):
+                raise OSError(-err, f"map batch delete: {os.strerror(-err)}")
+            done += n + (err == -2)  # an element that is already gone stops the batch: skip it

@@ -1,0 +1,110 @@
+"""Facts from the running kernel's type information (BTF), through libbpf. Standard library only: the loader runs this.
+
+Layout of struct btf_type and its members: kernel Documentation/bpf/btf.rst.
+"""
+
+from __future__ import annotations
+
+import ctypes as ct
+import re
+from collections.abc import Iterable
+
+VMLINUX = "/sys/kernel/btf/vmlinux"
+_KINDS = {"struct": 4, "union": 5, "enum": 6, "typedef": 8, "const": 10}
+_WORD = re.compile(r"\b(HAS|TP|FUNC)_([a-z0-9]\w*)\b")
+_READ = re.compile(r",\s*([a-z]\w*)\s*,\s*(\w+)\s*\)")
+
+
+class Btf:
+    """The kernel's BTF. Raises OSError where it is missing or libbpf cannot read it."""
+
+    def __init__(self, path: str = VMLINUX) -> None:
+        self._lib = lib = ct.CDLL("libbpf.so.1", use_errno=True)
+        lib.btf__parse.restype = ct.c_void_p
+        lib.btf__find_by_name_kind.argtypes = [ct.c_void_p, ct.c_char_p, ct.c_uint]
+        lib.btf__type_by_id.argtypes = [ct.c_void_p, ct.c_uint]
+        lib.btf__type_by_id.restype = ct.c_void_p
+        lib.btf__name_by_offset.argtypes = [ct.c_void_p, ct.c_uint]
+        lib.btf__name_by_offset.restype = ct.c_char_p
+        lib.libbpf_set_print(None)
+        self._btf = lib.btf__parse(path.encode(), None)
+        if not self._btf:
+            raise OSError(ct.get_errno(), f"no usable BTF in {path}")
+
+    def _type(self, type_id: int) -> tuple[int, int, bool, int, int]:
+        """(address of what follows, kind, kind_flag, vlen, size or type id)."""
+        at = self._lib.btf__type_by_id(self._btf, type_id)
+        _, info, size = (ct.c_uint32 * 3).from_address(at)
+        return at + 12, (info >> 24) & 0x1F, bool(info >> 31), info & 0xFFFF, size
+
+    def _find(self, name: str, kind: str) -> int:
+        return int(self._lib.btf__find_by_name_kind(self._btf, name.encode(), _KINDS[kind]))
+
+    def _name(self, offset: int) -> str:
+        return str(self._lib.btf__name_by_offset(self._btf, offset).decode())
+
+    def offset(self, struct: str, field: str) -> int | None:
+        """Byte offset of ``field``, found by name at any depth of embedded structs and unions; None where there is none."""
+        type_id = self._find(struct, "struct")
+        return None if type_id < 0 else self._search(type_id, field, 0)
+
+    def _search(self, type_id: int, field: str, base: int) -> int | None:
+        rest, kind, flag, vlen, size = self._type(type_id)
+        while kind in (_KINDS["typedef"], _KINDS["const"]):
+            rest, kind, flag, vlen, size = self._type(size)
+        if kind not in (_KINDS["struct"], _KINDS["union"]):
+            return None
+        members = (ct.c_uint32 * (3 * vlen)).from_address(rest) if vlen else ()
+        nested = []
+        for i in range(vlen):
+            name_off, member_type, position = members[3 * i : 3 * i + 3]
+            bits = position & 0xFFFFFF if flag else position
+            if self._name(name_off) == field:
+                return base + bits // 8
+            nested.append((member_type, base + bits // 8))
+        for member_type, at in nested:
+            found = self._search(member_type, field, at)
+            if found is not None:
+                return found
+        return None
+
+    def tracepoint_args(self, name: str) -> int:
+        """Number of arguments of a raw tracepoint's program, 0 where the kernel has no such tracepoint."""
+        type_id = self._find(f"btf_trace_{name}", "typedef")
+        if type_id < 0:
+            return 0
+        _, _, _, _, pointer = self._type(type_id)
+        _, _, _, _, proto = self._type(pointer)
+        return self._type(proto)[3] - 1
+
+    def helpers(self) -> set[str]:
+        """Names of the BPF helpers that the kernel has, without ``BPF_FUNC_``."""
+        type_id = self._find("bpf_func_id", "enum")
+        if type_id < 0:
+            return set()
+        rest, _, _, vlen, _ = self._type(type_id)
+        entries = (ct.c_uint32 * (2 * vlen)).from_address(rest)
+        return {self._name(entries[2 * i]).removeprefix("BPF_FUNC_") for i in range(vlen)}
+
+
+def defines(btf: Btf, sources: Iterable[str]) -> dict[str, int]:
+    """Values for the words of bpf/tickscope.h that these C texts use.
+
+    ``OFF_struct__field`` for each ``..., struct, field)`` that names a kernel struct and a field it has, and a value for each
+    ``HAS_``, ``TP_`` and ``FUNC_`` word.
+    """
+    helpers = btf.helpers()
+    out: dict[str, int] = {}
+    for source in sources:
+        for struct, field in set(_READ.findall(source)):
+            offset = btf.offset(struct, field)
+            if offset is not None:
+                out[f"OFF_{struct}__{field}"] = offset
+        for kind, rest in set(_WORD.findall(source)):
+            if kind == "TP":
+                out[f"TP_{rest}"] = btf.tracepoint_args(rest)
+            elif kind == "FUNC":
+                out[f"FUNC_{rest}"] = int(rest in helpers)
+            elif "__" in rest:
+                out[f"HAS_{rest}"] = int(btf.offset(*rest.split("__", 1)) is not None)
+    return out

@@ -1,0 +1,164 @@
+"""Runs the loader and receives what it attached. Called while still root; imports no bcc."""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agent.errors import PRIVILEGE, AgentError
+from agent.kernel.wire import Wire
+from agent.probes import Probe
+
+BPF_DIR = Path(__file__).resolve().parents[2] / "bpf"
+SYSTEM_PYTHON = "/usr/bin/python3"
+TIMEOUT_S = 60
+_MAX_FDS = 256
+
+
+@dataclass
+class Family:
+    """A loaded family. Descriptors by name: ``maps``, ``programs`` (for the helper to attach), ``links`` (closing detaches)."""
+
+    probe: Probe
+    state: str = "unavailable"
+    reason: str = ""
+    remedy: str = ""
+    maps: dict[str, int] = field(default_factory=dict)
+    programs: dict[str, int] = field(default_factory=dict)
+    links: dict[str, int] = field(default_factory=dict)
+    plan: list[dict[str, object]] = field(default_factory=list)
+
+
+@dataclass
+class Loaded:
+    """What the loader handed over. ``shared`` are the maps of bpf/tickscope.h, empty where nothing could be loaded.
+
+    counted: names of maps; the i-th has element i of the shared map ``lost``.
+    """
+
+    families: dict[str, Family]
+    wire: Wire
+    counted: list[str]
+    shared: dict[str, int] = field(default_factory=dict)
+    words: dict[str, int] = field(default_factory=dict)
+
+
+def maps_of(probe: Probe) -> list[str]:
+    """Names of the maps that user space needs of a family."""
+    return [*loss_counted(probe), *probe.maps]
+
+
+def loss_counted(probe: Probe) -> list[str]:
+    """The maps of a family that have a counter in the ``lost`` array."""
+    return [r.map for r in probe.rings] + [m for a in probe.aggregates for m in a.maps]
+
+
+def _structs_of(probe: Probe) -> list[str]:
+    return sorted({r.wire for r in probe.rings} | {n for a in probe.aggregates for n in (a.key, a.value)})
+
+
+def _job(probes: list[Probe], options: Mapping[str, int], bpf_dir: Path, btf: str) -> tuple[dict[str, object], Wire]:
+    wire = Wire.read(bpf_dir / "events.h", bpf_dir / "tickscope.h", *(bpf_dir / p.source for p in probes))
+    chosen = {name: options.get(name, value) for p in probes for name, value in p.options.items()}
+    counted = [m for p in probes for m in loss_counted(p)]
+    job: dict[str, object] = {
+        "prelude": str(bpf_dir / "tickscope.h"),
+        "sources": {p.name: str(bpf_dir / p.source) for p in probes},
+        "include": str(bpf_dir / "include"),
+        "btf": btf,
+        "cflags": [f"-I{bpf_dir}", *(f"-D{k}={v}" for k, v in (*chosen.items(), *(("LOST_" + m, i) for i, m in enumerate(counted))))],
+        "assertions": {p.name: wire.assertions(_structs_of(p)) for p in probes},
+        "families": [
+            {"name": p.name, "maps": maps_of(p), "programs": [vars(program) for program in p.programs]} for p in probes
+        ],
+    }
+    return job, wire
+
+
+def load(
+    probes: list[Probe], options: Mapping[str, int] | None = None, *, bpf_dir: Path = BPF_DIR, btf: str = "/sys/kernel/btf/vmlinux"
+) -> Loaded:
+    """Compiles, loads and attaches; a loader that is killed is run once more.
+
+    Families that cannot be attached come back ``unavailable`` with the reason; only a missing BCC or no privilege raises
+    AgentError (exit code 5).
+    """
+    job, wire = _job(probes, options or {}, bpf_dir, btf)
+    for attempt in (1, 2):
+        loaded = Loaded({p.name: Family(p) for p in probes}, wire, [m for p in probes for m in loss_counted(p)])
+        status = _run(job, loaded)
+        if status is None:
+            return loaded
+        _close(loaded)
+        if attempt == 2:
+            for family in loaded.families.values():
+                family.reason, family.remedy = f"the loader {status}", "restart tickscope; see its log"
+    return loaded
+
+
+def _close(loaded: Loaded) -> None:
+    for family in loaded.families.values():
+        for fd in [*family.links.values(), *family.programs.values(), *family.maps.values()]:
+            os.close(fd)
+        family.maps, family.programs, family.links = {}, {}, {}
+    for fd in loaded.shared.values():
+        os.close(fd)
+    loaded.shared = {}
+
+
+def _run(job: dict[str, object], loaded: Loaded) -> str | None:
+    """One run of the loader; None when it finished, else how it ended."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(TIMEOUT_S)
+    script = Path(__file__).with_name("loader.py")
+    child = subprocess.Popen(
+        [SYSTEM_PYTHON, "-I", str(script), str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+    )
+    theirs.close()
+    try:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        ours.send(json.dumps(job).encode())
+        while _receive(ours, loaded):
+            pass
+        return None
+    except (EOFError, OSError) as error:
+        if isinstance(error, TimeoutError):
+            child.kill()
+            return f"took longer than {TIMEOUT_S} s"
+        code = child.wait(TIMEOUT_S)
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}: {error}"
+    finally:
+        ours.close()
+        child.wait()
+
+
+def _receive(sock: socket.socket, loaded: Loaded) -> bool:
+    """Takes one message; False after the last."""
+    data, ancillary, _, _ = sock.recvmsg(1 << 20, socket.CMSG_SPACE(4 * _MAX_FDS), socket.MSG_CMSG_CLOEXEC)
+    if not data:
+        raise EOFError("it closed its socket early")
+    fds = array.array("i")
+    for level, kind, raw in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(raw[: len(raw) - len(raw) % fds.itemsize])
+    message = json.loads(data)
+    if "error" in message:
+        raise AgentError("cannot load BPF programs", why=message["error"], remedy=message["remedy"], exit_code=PRIVILEGE)
+    for entry, fd in zip(message.get("fds", []), fds, strict=True):
+        if entry["family"]:
+            family = loaded.families[entry["family"]]
+            {"map": family.maps, "program": family.programs, "link": family.links}[entry["kind"]][entry["name"]] = fd
+        else:
+            loaded.shared[entry["name"]] = fd
+    for done in message.get("done", []):
+        family = loaded.families[done["name"]]
+        family.state, family.reason, family.remedy, family.plan = done["state"], done["reason"], done["remedy"], done["programs"]
+    loaded.words = message.get("words", loaded.words)
+    return "done" not in message

@@ -1,0 +1,80 @@
+"""A BPF ring buffer, mmapped and read as one numpy array: no Python code per record.
+
+Layout (kernel/bpf/ringbuf.c, Documentation/bpf/ringbuf.rst): a page with the consumer's position, a page with the producer's, then
+the data twice in a row, so that a record never wraps. A record is u32 length (bit 31 busy, bit 30 discarded), u32 page
+offset, payload, padded to 8 bytes. One record size a ring makes the whole of it a strided array.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+
+from agent.kernel import bpf
+
+_BUSY, _DISCARDED, _HEADER = np.uint32(1 << 31), np.uint32(1 << 30), 8
+
+
+class RingReader:
+    """Reads records of one dtype. Raises OSError where the map cannot be mapped, ValueError where it is no ring buffer.
+
+    ``drain`` returns copies: the kernel may reuse the space at once.
+    """
+
+    def __init__(self, fd: int, record: np.dtype[np.void]) -> None:
+        kind, _, _, self.size = bpf.map_info(fd)
+        if kind != 27:  # BPF_MAP_TYPE_RINGBUF
+            raise ValueError("not a ring buffer")
+        page = mmap.PAGESIZE
+        self.fd = fd
+        self.stride = -(-(_HEADER + record.itemsize) // 8) * 8
+        padding = self.stride - _HEADER - record.itemsize
+        self.record = record
+        self._slot = np.dtype([("length", "<u4"), ("page", "<u4"), ("payload", record), ("pad", f"V{padding}")])
+        self._consumer_map = mmap.mmap(fd, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        self._data_map = mmap.mmap(fd, page + 2 * self.size, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
+        self._consumer = np.frombuffer(self._consumer_map, "<u8", 1)
+        self._producer = np.frombuffer(self._data_map, "<u8", 1)
+        self._data = np.frombuffer(self._data_map, np.uint8, 2 * self.size, page)
+
+    def pending(self) -> int:
+        """Records that wait, an upper bound."""
+        return int(self._producer[0] - self._consumer[0]) // self.stride
+
+    def drain(self) -> np.ndarray:
+        """Takes every finished record; shape (n,), dtype of the record. Stops before one that is still being written."""
+        start, end = int(self._consumer[0]), int(self._producer[0])
+        n = (end - start) // self.stride
+        if n == 0:
+            return np.empty(0, self.record)
+        at = start % self.size
+        slots = self._data[at : at + n * self.stride].view(self._slot)
+        length = slots["length"]
+        busy = np.flatnonzero(length & _BUSY)
+        if len(busy):
+            n = int(busy[0])
+            slots, length = slots[:n], length[:n]
+        discarded = length & _DISCARDED != 0
+        out: np.ndarray = slots["payload"][~discarded] if discarded.any() else slots["payload"].copy()
+        self._consumer[0] = start + n * self.stride
+        return out
+
+    def close(self) -> None:
+        """Unmaps; the descriptor stays the caller's."""
+        del self._consumer, self._producer, self._data
+        self._consumer_map.close()
+        self._data_map.close()
+
+
+class SharedArray:
+    """An array map with BPF_F_MMAPABLE as a writable numpy view; shape (entries,)."""
+
+    def __init__(self, fd: int, value: np.dtype[np.void] | str) -> None:
+        dtype = np.dtype(value)
+        _, _, size, entries = bpf.map_info(fd)
+        if dtype.itemsize != size or size % 8:
+            raise ValueError(f"map has {size} bytes a value, dtype has {dtype.itemsize}; both must be a multiple of 8")
+        length = -(-size * entries // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._map = mmap.mmap(fd, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        self.values = np.frombuffer(self._map, dtype, entries)

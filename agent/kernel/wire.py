@@ -1,0 +1,144 @@
+"""numpy dtypes of the kernel's wire structs, derived from the C text that declares them, and their decoding into tables.
+
+The layout rule is C's natural alignment on LP64; padding must be explicit, so that no uninitialised byte crosses. The derived
+offsets go back to the compiler as static assertions (``assertions``), which proves that C and numpy agree at every load.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from agent.batch import Batch
+from agent.columns import NULL_I64
+from agent.tables import TABLES
+
+_SCALARS = {"u8": "u1", "u16": "<u2", "u32": "<u4", "u64": "<u8", "s8": "i1", "s16": "<i2", "s32": "<i4", "s64": "<i8"}
+_STRUCT = re.compile(r"struct\s+(\w+)\s*\{([^{}]*)\}\s*;")
+_FIELD = re.compile(r"(struct\s+)?(\w+)\s+([\w\s,\[\]*]+?)\s*;")
+_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
+
+
+class WireError(Exception):
+    """A wire struct that breaks the rules of bpf/events.h."""
+
+
+@dataclass
+class Wire:
+    """The wire structs of some C texts. ``dtype(name)`` gives nested structs as nested dtypes."""
+
+    structs: dict[str, str] = field(default_factory=dict)
+    _dtypes: dict[str, np.dtype[np.void]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, *paths: Path) -> Wire:
+        """Parses the struct declarations in these C files."""
+        wire = cls()
+        for path in paths:
+            for name, body in _STRUCT.findall(_COMMENT.sub("", path.read_text())):
+                wire.structs[name] = body
+        return wire
+
+    def dtype(self, name: str) -> np.dtype[np.void]:
+        """The dtype of ``struct name``. Raises WireError where it is unknown, not flat, or has implicit padding."""
+        if name not in self._dtypes:
+            self._dtypes[name] = self._derive(name)
+        return self._dtypes[name]
+
+    def _derive(self, name: str) -> np.dtype[np.void]:
+        if name not in self.structs:
+            raise WireError(f"struct {name} is declared nowhere")
+        fields: list[tuple[str, object]] = []
+        offset = align = 0
+        for is_struct, ctype, names in _FIELD.findall(self.structs[name]):
+            for declarator in names.split(","):
+                match = re.fullmatch(r"\s*(\w+)\s*(?:\[(\w+)\])?\s*", declarator)
+                if match is None:
+                    raise WireError(f"struct {name}: cannot read '{declarator}'")
+                field_name, size = match.groups()
+                base = self._base(name, bool(is_struct), ctype, size)
+                step = self._align(ctype, bool(is_struct))
+                align = max(align, step)
+                if offset % step:
+                    raise WireError(f"struct {name}: implicit padding before {field_name}; declare it")
+                fields.append((field_name, base))
+                offset += np.dtype(base).itemsize  # type: ignore[call-overload]
+        if align and offset % align:
+            raise WireError(f"struct {name}: implicit padding at its end; declare it")
+        return np.dtype(fields)  # type: ignore[call-overload,no-any-return]
+
+    def _base(self, owner: str, is_struct: bool, ctype: str, size: str | None) -> object:
+        if ctype == "char" and size:
+            return f"S{int(size)}"
+        if is_struct:
+            base: object = self.dtype(ctype)
+        elif ctype in _SCALARS:
+            base = _SCALARS[ctype]
+        else:
+            raise WireError(f"struct {owner}: type {ctype} cannot cross")
+        return (base, (int(size),)) if size else base
+
+    def _align(self, ctype: str, is_struct: bool) -> int:
+        if is_struct:
+            return max(self._align(t, bool(s)) for s, t, _ in _FIELD.findall(self.structs[ctype]))
+        return 1 if ctype == "char" else np.dtype(_SCALARS[ctype]).itemsize
+
+    def assertions(self, names: list[str]) -> str:
+        """C text that fails to compile unless the compiler lays out these structs as numpy does."""
+        lines = []
+        for name in names:
+            dtype = self.dtype(name)
+            lines.append(f'_Static_assert(sizeof(struct {name}) == {dtype.itemsize}, "size of {name}");')
+            for f in dtype.names or ():
+                offset = (dtype.fields or {})[f][1]
+                lines.append(f'_Static_assert(__builtin_offsetof(struct {name}, {f}) == {offset}, "{name}.{f}");')
+        return "\n".join(lines) + "\n"
+
+
+def leaves(rows: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """(field name, column) of every leaf of nested records, depth first."""
+    for name in rows.dtype.names or ():
+        column = rows[name]
+        if column.dtype.names:
+            yield from leaves(column)
+        else:
+            yield name, column
+
+
+def decode(records: np.ndarray, table: str) -> Batch:
+    """Copies same-named fields into a batch of ``table``; all-ones values become unknown.
+
+    Fields that the table does not have are left out; columns without a field stay unknown. u8[16] fields become addresses,
+    and daddr with dport also the ``peer`` column.
+    """
+    declared = TABLES[table]
+    out = declared.empty(len(records))
+    seen: dict[str, np.ndarray] = {}
+    for name, column in leaves(records):
+        seen[name] = column
+        target = declared.by_name.get(name)
+        if target is None:
+            continue
+        if target.kind == "addr":
+            out[name] = np.ascontiguousarray(column).view("V16").reshape(len(records))
+        elif target.kind == "i64" and column.dtype.kind == "u":
+            unknown = column == np.iinfo(column.dtype).max
+            out[name] = np.where(unknown, NULL_I64, column.astype(np.int64))
+        else:
+            out[name] = column
+    if "peer" in declared.by_name and "daddr" in seen and "dport" in seen:
+        out["peer"] = make_peer(seen["daddr"], seen["dport"])
+    return Batch(table, out)
+
+
+def make_peer(daddr: np.ndarray, dport: np.ndarray) -> np.ndarray:
+    """(n, 16) u8 and (n,) u16 in host order -> (n,) V18, the stored form of a peer; all zero where the address is."""
+    raw = np.zeros((len(daddr), 18), np.uint8)
+    raw[:, :16] = daddr
+    raw[:, 16:] = np.ascontiguousarray(dport.astype("<u2")).view(np.uint8).reshape(-1, 2)
+    raw[~np.asarray(daddr).any(axis=1)] = 0
+    return raw.view("V18").reshape(len(daddr))

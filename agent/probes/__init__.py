@@ -1,0 +1,91 @@
+"""Probe families: one NAME.py here beside one bpf/NAME.bpf.c, and nothing registered elsewhere.
+
+A module declares ``PROBE``. Its C source uses bpf/tickscope.h; its wire structs are declared in that source or in
+bpf/events.h, and named here. Decoding is pure: arrays in, batches out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from agent.batch import Batch
+
+
+@dataclass(frozen=True)
+class Program:
+    """One BPF program of a family.
+
+    kind: ``raw_tp`` (attached by the loader, or while asked for when ``on_demand``), ``uprobe`` or ``uretprobe``
+      (loaded, then attached by the helper to files that the agent finds).
+    target: the tracepoint's name for ``raw_tp``.
+    loses: what is not seen without it; a family without one of its programs is ``degraded`` and says this.
+    """
+
+    function: str
+    kind: str = "raw_tp"
+    target: str = ""
+    loses: str = ""
+    on_demand: bool = False
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A BPF ring buffer of records of one struct.
+
+    decode: (records of ``wire``'s dtype, shape (n,)) -> batches. wake: its records are submitted with a wake-up.
+    """
+
+    map: str
+    wire: str
+    decode: Callable[[np.ndarray], Iterable[Batch]]
+    wake: bool = False
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """A pair of hash maps, written in turn (control.slot 0, 1); the resting one is read and emptied each interval.
+
+    decode: (keys, values, interval_ns, t_ns of the interval's end) -> batches.
+    """
+
+    maps: tuple[str, str]
+    key: str
+    value: str
+    decode: Callable[[np.ndarray, np.ndarray, int, int], Iterable[Batch]]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A family. ``options`` are compile-time numbers, each a ``-DNAME=value`` that configuration may override.
+
+    maps: further maps that user space needs.
+    setup: called once with the attached family, for sources that a declaration cannot express (uprobe targets, maps that
+      the agent fills); returns objects with the ``agent.batch.Source`` methods.
+    """
+
+    name: str
+    programs: tuple[Program, ...]
+    rings: tuple[Ring, ...] = ()
+    aggregates: tuple[Aggregate, ...] = ()
+    options: Mapping[str, int] = field(default_factory=dict)
+    maps: tuple[str, ...] = ()
+    setup: Callable[..., Iterable[object]] | None = None
+
+    @property
+    def source(self) -> str:
+        return f"{self.name}.bpf.c"
+
+
+def discover() -> dict[str, Probe]:
+    """Every family declared in this package, by name."""
+    found = {}
+    for module in pkgutil.iter_modules(__path__):
+        probe = getattr(importlib.import_module(f"{__name__}.{module.name}"), "PROBE", None)
+        if isinstance(probe, Probe):
+            found[probe.name] = probe
+    return found

@@ -1,0 +1,2 @@
+#pragma once
+#define PAGE_SIZE 4096

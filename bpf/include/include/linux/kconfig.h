@@ -1,0 +1,3 @@
+/* The whole "kernel configuration" that BCC's own headers ask about. */
+#pragma once
+#define CONFIG_BPF_SYSCALL 1

@@ -1,0 +1,93 @@
+/* What every probe family uses: reads by BTF offset, the drain slot, rings with loss counters, process identity.
+ *
+ * OFF_struct__field  byte offset of a field, found by name at any depth of the struct in the running kernel's BTF
+ * HAS_struct__field  1 where the running kernel has that field, else 0
+ * TP_name            number of arguments of raw tracepoint `name`, 0 where there is none
+ * FUNC_name          1 where the kernel has helper bpf_name, else 0
+ * LOST_map           number of a ring or aggregation map in `lost`
+ * The loader greps these words out of the sources and defines each; OFF_ words also come from GET(.., struct, field) and alike. */
+#pragma once
+#include <linux/types.h>
+#include <uapi/linux/ptrace.h>
+#include "events.h"
+
+#define GET(dst, ptr, s, f) bpf_probe_read_kernel(&(dst), sizeof(dst), (const char *)(ptr) + OFF_##s##__##f)
+#define ADDR(ptr, s, f) ((const char *)(ptr) + OFF_##s##__##f)
+#define PTR(ptr, s, f) ({ void *_p = 0; GET(_p, ptr, s, f); _p; })
+
+/* Written by the agent through mmap. */
+struct control {
+	u32 slot;		/* which of two aggregation maps to write: flipped, then the other is read out and emptied */
+	u32 watch_tid;		/* thread that sleeps on the cancel-on-set timer */
+	u32 agent_pid;		/* tickscope's own process: not reported */
+	u32 tls_depth;		/* kept by the tls family: threads inside a handshake */
+	u64 sample_from_ns;	/* CLOCK_MONOTONIC start of the current full-timing window */
+	u64 sample_until_ns;
+};
+BPF_F_TABLE("array", u32, struct control, control, 1, BPF_F_MMAPABLE);
+
+static __always_inline struct control *get_control(void)
+{
+	u32 zero = 0;
+	return control.lookup(&zero);
+}
+
+/* Records that could not be handed over, by map: lose(LOST_mapname). The loader numbers the maps. */
+BPF_F_TABLE("array", u32, u64, lost, 64, BPF_F_MMAPABLE);
+
+static __always_inline void lose(u32 map)
+{
+	u64 *n = lost.lookup(&map);
+	if (n)
+		__sync_fetch_and_add(n, 1);
+}
+
+/* Flags for ringbuf_submit. Quiet by default: the agent drains on a timer, and a wake-up costs 50 times the record.
+ * (No macros around map methods: BCC does not rewrite those inside macros.) */
+#define QUIET BPF_RB_NO_WAKEUP
+#define WAKE BPF_RB_FORCE_WAKEUP
+
+#define PF_KTHREAD 0x00200000
+#define PF_IO_WORKER 0x00000010
+
+static __always_inline u64 cgroup_of(void *task)
+{
+	u64 id = UNKNOWN64;
+	void *kn = PTR(PTR(PTR(task, task_struct, cgroups), css_set, dfl_cgrp), cgroup, kn);
+	if (kn)
+		GET(id, kn, kernfs_node, id);
+	return id;
+}
+
+/* Identity of any task, current or not. */
+static __always_inline void fill_proc(struct proc *p, void *task)
+{
+	void *leader = PTR(task, task_struct, group_leader);
+	GET(p->pid, task, task_struct, tgid);
+	GET(p->tid, task, task_struct, pid);
+#if HAS_task_struct__start_boottime
+	GET(p->proc_start_ns, leader, task_struct, start_boottime);
+#else
+	GET(p->proc_start_ns, leader, task_struct, real_start_time);
+#endif
+	GET(p->comm, leader, task_struct, comm);
+	p->cgroup_id = cgroup_of(task);
+}
+
+static __always_inline void no_proc(struct proc *p)
+{
+	__builtin_memset(p, 0, sizeof(*p));
+	p->pid = p->tid = UNKNOWN32;
+	p->proc_start_ns = p->cgroup_id = UNKNOWN64;
+}
+
+static __always_inline u32 log2_bucket(u64 v)
+{
+	u32 i = 0;
+	if (v >> 32) { i += 32; v >>= 32; }
+	if (v >> 16) { i += 16; v >>= 16; }
+	if (v >> 8) { i += 8; v >>= 8; }
+	if (v >> 4) { i += 4; v >>= 4; }
+	if (v >> 2) { i += 2; v >>= 2; }
+	return (i + (v >> 1)) & 63;
+}

@@ -1,0 +1,62 @@
+"""Loads probe families for real and collects what they produce."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from agent.kernel.load import Loaded, load
+from agent.kernel.source import KernelSource
+from agent.probes import discover
+from agent.tables import TABLES
+
+
+class Attached:
+    """Attached families and every row they have produced so far."""
+
+    def __init__(self, names: tuple[str, ...], options: dict[str, int] | None = None) -> None:
+        known = discover()
+        self.loaded: Loaded = load([known[name] for name in names], options or {})
+        for family in self.loaded.families.values():
+            assert family.state == "attached", family.reason
+        self.source = KernelSource(self.loaded, interval_ns=200_000_000)
+        self._rows: dict[str, list[np.ndarray]] = {}
+
+    def pump(self) -> None:
+        for batch in self.source.drain(time.clock_gettime_ns(time.CLOCK_BOOTTIME)):
+            self._rows.setdefault(batch.table, []).append(batch.rows)
+
+    def rows(self, table: str) -> np.ndarray:
+        return np.concatenate([TABLES[table].empty(0), *self._rows.get(table, [])])
+
+    def wait(self, table: str, pick: Callable[[np.ndarray], np.ndarray], enough: Callable[[np.ndarray], bool], limit_s: float = 5) -> np.ndarray:
+        """Drains until enough(pick(rows of table)), and one interval longer so that a surplus shows; or for limit_s."""
+        end = time.monotonic() + limit_s
+        settled = None
+        while time.monotonic() < end and (settled is None or time.monotonic() < settled):
+            self.pump()
+            if settled is None and enough(pick(self.rows(table))):
+                settled = time.monotonic() + 0.5
+            time.sleep(0.01)
+        return pick(self.rows(table))
+
+    def lost(self) -> int:
+        self.pump()
+        return int(self.rows("loss")["count"].sum())
+
+
+@pytest.fixture
+def attach() -> Iterator[Callable[..., Attached]]:
+    """attach("tcp", ...) loads and attaches families until the end of the test."""
+    live: list[Attached] = []
+
+    def start(*names: str, options: dict[str, int] | None = None) -> Attached:
+        live.append(Attached(names, options))
+        return live[-1]
+
+    yield start
+    for one in live:
+        one.source.close()
