@@ -1,0 +1,127 @@
+"""Giving up privilege for good: user, capabilities, no_new_privs, dumpable, parent-death signal. Linux only, through ctypes.
+
+Numbers: include/uapi/linux/{capability,prctl,seccomp}.h.
+"""
+
+from __future__ import annotations
+
+import ctypes as ct
+import grp
+import os
+import pwd
+import signal
+import struct
+import subprocess
+
+from agent.errors import PRIVILEGE, AgentError
+
+USER = "tickscope"
+CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF = 2, 19, 21, 38, 39
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_SET_NAME, _PR_SET_SECCOMP = 1, 4, 8, 15, 22
+_PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
+_CAPSET_V3 = 0x20080522
+_libc = ct.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, *args: int) -> None:
+    values = [ct.c_ulong(a) for a in (*args, 0, 0, 0, 0)[:4]]
+    if _libc.prctl(ct.c_int(option), *values) != 0:
+        errno = ct.get_errno()
+        raise OSError(errno, f"prctl {option}: {os.strerror(errno)}")
+
+
+def _capset(permitted: int, effective: int) -> None:
+    header = struct.pack("<Ii", _CAPSET_V3, 0)
+    low, high = (1 << 32) - 1, 32
+    data = struct.pack("<6I", effective & low, permitted & low, 0, effective >> high, permitted >> high, 0)
+    if _libc.capset(ct.c_char_p(header), ct.c_char_p(data)) != 0:
+        errno = ct.get_errno()
+        raise OSError(errno, f"capset: {os.strerror(errno)}")
+
+
+def effective_capabilities() -> int:
+    """CapEff of this process as a bit mask."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1], 16) for line in status if line.startswith("CapEff"))
+
+
+def require_root() -> None:
+    """Raises AgentError (exit code 5) unless this process can load programs and change its user."""
+    if os.geteuid() != 0:
+        raise AgentError(
+            "tickscope needs root to load BPF programs",
+            why=f"running as uid {os.geteuid()}; privileges are given up right after the programs are attached",
+            remedy="sudo tickscope run",
+            exit_code=PRIVILEGE,
+        )
+    missing = [name for name, bit in (("CAP_SYS_ADMIN", CAP_SYS_ADMIN), ("CAP_SETUID", 7)) if not effective_capabilities() >> bit & 1]
+    if missing:
+        raise AgentError(
+            f"root lacks {', '.join(missing)} here",
+            why="a container or service manager took it away",
+            remedy="run with --privileged, or as a systemd service without CapabilityBoundingSet",
+            exit_code=PRIVILEGE,
+        )
+
+
+def service_user() -> tuple[int, int]:
+    """(uid, gid) of the service's own user, made where it is missing. Raises AgentError where it cannot be made."""
+    try:
+        entry = pwd.getpwnam(USER)
+    except KeyError:
+        command = ["useradd", "--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent"]
+        try:
+            subprocess.run([*command, "--shell", "/usr/sbin/nologin", USER], check=True, capture_output=True)
+            entry = pwd.getpwnam(USER)
+        except (OSError, subprocess.CalledProcessError, KeyError) as error:
+            detail = getattr(error, "stderr", b"") or str(error).encode()
+            raise AgentError(
+                f"there is no user {USER}", why=detail.decode().strip(), remedy=f"useradd --system --user-group {USER}", exit_code=PRIVILEGE
+            ) from error
+    return entry.pw_uid, grp.getgrgid(entry.pw_gid).gr_gid
+
+
+def drop(uid: int, gid: int, keep: tuple[int, ...] = ()) -> None:
+    """Becomes uid:gid for good, with no capability but ``keep``, no_new_privs, not dumpable. Raises OSError.
+
+    Nothing can be regained: saved ids change too, the bounding set is emptied, no_new_privs bars setuid programs.
+    """
+    for capability in range(64):
+        try:
+            _prctl(_PR_CAPBSET_DROP, capability)
+        except OSError:
+            break
+    _prctl(_PR_SET_KEEPCAPS, int(bool(keep)))
+    os.setgroups([])
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    mask = sum(1 << c for c in keep)
+    _capset(mask, mask)
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def die_with_parent(parent: int) -> None:
+    """SIGKILL when the parent dies; exits at once where it already has. A change of user clears it: call after ``drop``."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def set_name(name: str) -> None:
+    """The process's name in ps and /proc/PID/comm (15 bytes)."""
+    buffer = ct.create_string_buffer(name.encode()[:15])
+    _prctl(_PR_SET_NAME, ct.addressof(buffer))
+
+
+def allow_only(calls: tuple[int, ...]) -> None:
+    """A seccomp filter: these system call numbers, EPERM for all others; x86-64 and arm64. Needs no_new_privs."""
+    arch = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[os.uname().machine]
+    load, equal, result = 0x20, 0x15, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_RET|K
+    kill, refuse, allow = 0x80000000, 0x00050001, 0x7FFF0000
+    code = [(load, 0, 0, 4), (equal, 1, 0, arch), (result, 0, 0, kill), (load, 0, 0, 0)]
+    code += [(equal, len(calls) - i, 0, nr) for i, nr in enumerate(calls)]
+    code += [(result, 0, 0, refuse), (result, 0, 0, allow)]
+    program = ct.create_string_buffer(b"".join(struct.pack("<HBBI", *c) for c in code))
+    fprog = ct.create_string_buffer(struct.pack("<HxxxxxxQ", len(code), ct.addressof(program)))
+    _prctl(_PR_SET_SECCOMP, 2, ct.addressof(fprog))

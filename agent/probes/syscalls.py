@@ -1,0 +1,251 @@
+"""System call timing: blocked time always, all calls in a window each second or all the time; see bpf/syscalls.bpf.c."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from agent.batch import Batch
+from agent.columns import NULL_I64
+from agent.kernel import bpf
+from agent.kernel.ring import SharedArray
+from agent.kernel.wire import decode, make_peer
+from agent.probes import Aggregate, Probe, Program, Ring
+from agent.tables import TABLES
+
+if TYPE_CHECKING:
+    from agent.kernel.helper import Helper
+    from agent.kernel.load import Family
+    from agent.kernel.source import KernelSource
+
+_SLOW, _WAITING, _BY_FD, _WRITES_FD, _FCNTL = range(5)
+_FD_TYPES = np.array([b"", b"file", b"directory", b"block device", b"char device", b"pipe", b"socket", b"anon"], "S16")
+
+#: Calls that wait for input, time or another program; by name. Calls that are neither here nor below count as slow.
+_WAIT = """epoll_wait epoll_pwait epoll_pwait2 poll ppoll select pselect6 nanosleep clock_nanosleep futex futex_wait futex_waitv
+    wait4 waitid pause rt_sigsuspend rt_sigtimedwait restart_syscall io_getevents io_pgetevents io_uring_enter semop semtimedop
+    msgrcv mq_timedreceive accept accept4 ptrace sched_yield"""
+#: Calls that wait when the descriptor is a socket, pipe, terminal, eventfd, timerfd ..., and are slow on files.
+_READ = "read readv pread64 preadv preadv2 recvfrom recvmsg recvmmsg getdents getdents64"
+#: Calls that are slow when they block, whatever the descriptor is, and whose descriptor is worth naming.
+_WRITE = """write writev pwrite64 pwritev pwritev2 sendto sendmsg sendmmsg connect fsync fdatasync sync_file_range flock
+    ftruncate fallocate sendfile splice tee vmsplice ioctl close shutdown fchmod fchown fstat lseek"""
+
+
+@cache
+def names() -> np.ndarray:
+    """System call names by number, shape (512,), S24; empty where there is none."""
+    table = np.zeros(512, "S24")
+    text = Path(bpf.__file__).with_name(f"syscalls_{os.uname().machine}.txt").read_text()
+    for line in text.splitlines():
+        number, _, name = line.partition(" ")
+        if number.isdigit():
+            table[int(number)] = name.encode()
+    return table
+
+
+def classes() -> np.ndarray:
+    """What a blocking call is (the enum in the C source), by number; shape (512,), u64."""
+    out = np.full(512, _SLOW, np.uint64)
+    number = {name.decode(): i for i, name in enumerate(names()) if name}
+    for group, value in ((_WAIT, _WAITING), (_READ, _BY_FD), (_WRITE, _WRITES_FD), ("fcntl", _FCNTL)):
+        for name in group.split():
+            if name in number:
+                out[number[name]] = value
+    return out
+
+
+def _name(nr: np.ndarray) -> np.ndarray:
+    return names()[np.minimum(nr, 511)]
+
+
+def decode_events(records: np.ndarray) -> Iterator[Batch]:
+    """syscalls_event records -> slow_syscall rows."""
+    batch = decode(records, "slow_syscall")
+    rows = batch.rows
+    rows["syscall"] = _name(records["nr"])
+    rows["peer"] = make_peer(records["peer_addr"], records["peer_port"])
+    named = _FD_TYPES[np.minimum(records["inode_type"], len(_FD_TYPES) - 1)]
+    anonymous = np.char.strip(np.char.lower(records["fd_name"]), b"[]")
+    rows["fd_type"] = np.where(anonymous != b"", anonymous, named)
+    ret = records["ret"].view(np.int64)
+    rows["ret"] = np.where(records["basis"] == 0, ret, NULL_I64)
+    yield batch
+
+
+def decode_latency(keys: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> Iterator[Batch]:
+    """Aggregated elements -> syscall_latency rows."""
+    table = TABLES["syscall_latency"]
+    batch = decode(values, "syscall_latency")
+    rows = batch.rows
+    rows["t_ns"], rows["interval_ns"] = t_ns, interval_ns
+    for column in ("nr", "basis"):
+        rows[column] = keys[column]
+    rows["kind"] = keys["kind"].view(np.int8)
+    rows["syscall"] = _name(keys["nr"])
+    rows["peer"] = make_peer(keys["peer_addr"], keys["peer_port"])
+    blocked = rows["basis"] == table.code("basis", "blocked")
+    rows["errors"][blocked] = NULL_I64
+    rows["run_queue_ns"][~blocked] = NULL_I64
+    rows["sample_rate"] = 1.0
+    yield batch
+
+
+class PendingCalls:
+    """Takes slow calls out of the kernel whose thread has not blocked again since, and so has not handed them over."""
+
+    name = "syscalls.pending"
+    AGE_NS = 300_000_000
+
+    def __init__(self, kernel: KernelSource, family: Family) -> None:
+        dtype = kernel.loaded.wire.dtype("syscalls_event")
+        self._map = bpf.HashMap(family.maps["syscalls_pending"], np.dtype([("tid", "<u4")]), dtype)
+        self._next_ns = 0
+
+    def fds(self) -> list[int]:
+        return []
+
+    def drain(self, now_ns: int) -> Iterable[Batch]:
+        if now_ns < self._next_ns:
+            return
+        self._next_ns = now_ns + self.AGE_NS
+        keys, values = self._map.read()
+        old = np.flatnonzero(values["t_ns"].astype(np.int64) < now_ns - self.AGE_NS)
+        mine = [i for i in old if bpf.delete(self._map.fd, keys[i].tobytes())]
+        if mine:
+            yield from decode_events(values[mine])
+
+    def close(self) -> None: ...
+
+
+class Timing:
+    """Attaches sys_enter and sys_exit: for ``window_ns`` of each second (``sampled``), or for good (``full``)."""
+
+    name = "syscalls.timing"
+    PERIOD_NS = 1_000_000_000
+
+    def __init__(self, kernel: KernelSource, family: Family, helper: Helper, mode: str, window_ns: int) -> None:
+        self._kernel, self._family, self._helper = kernel, family, helper
+        self._mode, self._window_ns = mode, window_ns
+        self._links: list[int] = []
+        self._next_ns = 0
+        self.error = ""
+        if mode == "full":
+            tune = _tune(kernel, family)
+            self._attach(0)
+            tune["full"] = 1
+
+    def _attach(self, now_ns: int) -> None:
+        self._kernel.control["sample_from_ns"] = now_ns
+        try:
+            for function, target in (("syscalls_on_sys_exit", "sys_exit"), ("syscalls_on_sys_enter", "sys_enter")):
+                self._links.append(self._helper.attach_raw_tracepoint(self._family.programs[function], target))
+        except OSError as error:
+            self.error = f"attach to {target}: {error}"
+
+    def _detach(self) -> None:
+        for fd in self._links:
+            os.close(fd)
+        self._links.clear()
+
+    def fds(self) -> list[int]:
+        return []
+
+    def drain(self, now_ns: int) -> Iterable[Batch]:
+        if self._mode == "sampled" and not self.error and now_ns >= self._next_ns:
+            self._next_ns = now_ns + self.PERIOD_NS
+            start = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+            self._attach(start)
+            time.sleep(self._window_ns / 1e9)
+            self._detach()
+            self.observed_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - start
+        return ()
+
+    def close(self) -> None:
+        self._detach()
+
+
+def _tune(kernel: KernelSource, family: Family) -> np.ndarray:
+    return SharedArray(family.maps["syscalls_tune"], kernel.loaded.wire.dtype("syscalls_tune")).values
+
+
+def measure_flag(tune: np.ndarray) -> int:
+    """Finds the kernel's TIF_NEED_FPU_LOAD bit: clear at the first block of a call, set at every later block of it.
+
+    A preemption at the wrong moment hides the difference, so it is tried again. Bits below 8 are left out: they stand for
+    pending work (rseq sets one of them), which some threads never have. 0 where no bit fits.
+    """
+    for _ in range(40):
+        _block_both_ways(tune)
+        again, first = int(tune["flags_again"][0]), int(tune["flags_first"][0])
+        candidates = again & ~first & 0xFFFFFF00 if again != 2**64 - 1 else 0
+        if candidates:
+            return candidates & -candidates
+    return 0
+
+
+def _block_both_ways(tune: np.ndarray) -> None:
+    """A thread sleeps twice (first blocks), then writes more to a pipe than it holds, which is emptied in steps (one call)."""
+    tune["flags_first"], tune["flags_again"], tune["flag_mask"] = 0, 2**64 - 1, 0
+    tune["calibrate_nr"] = int(np.flatnonzero(names() == b"write")[0])
+    started, finished = threading.Event(), threading.Event()
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+
+    def block() -> None:
+        tune["calibrate_tid"] = threading.get_native_id()
+        time.sleep(0.0002)
+        time.sleep(0.0002)
+        started.set()
+        os.write(writer, b"\0" * 200_000)
+        tune["calibrate_tid"] = 0
+        finished.set()
+
+    thread = threading.Thread(target=block)
+    thread.start()
+    started.wait()
+    while not finished.wait(0.0002):
+        try:
+            os.read(reader, 16384)
+        except BlockingIOError:
+            continue
+    thread.join()
+    os.close(reader)
+    os.close(writer)
+
+
+def setup(family: Family, kernel: KernelSource, helper: Helper, targets: Any, config: dict[str, Any]) -> Iterable[object]:
+    """config: ``syscalls`` (blocked, sampled, full), ``syscalls_window_ns``."""
+    SharedArray(family.maps["syscalls_class"], "<u8").values[:] = classes()
+    tune = _tune(kernel, family)
+    tune["flag_mask"] = measure_flag(tune)
+    if not tune["flag_mask"][0]:
+        family.state, family.reason = "degraded", "cannot tell where one call ends and the next begins: each block counts as a call"
+    yield PendingCalls(kernel, family)
+    mode = config.get("syscalls", "sampled")
+    if mode in ("sampled", "full"):
+        yield Timing(kernel, family, helper, mode, config.get("syscalls_window_ns", 20_000_000))
+
+
+PROBE = Probe(
+    name="syscalls",
+    programs=(
+        Program("syscalls_on_switch", target="sched_switch", loses="time blocked in system calls"),
+        Program("syscalls_on_wakeup", target="sched_wakeup", loses="run-queue wait apart from blocked time"),
+        Program("syscalls_on_exit", target="sched_process_exit", loses="slow calls of threads that exit"),
+        Program("syscalls_on_sys_enter", target="sys_enter", on_demand=True, loses="timing of calls that do not block"),
+        Program("syscalls_on_sys_exit", target="sys_exit", on_demand=True, loses="timing of calls that do not block"),
+    ),
+    rings=(Ring("syscalls_events", "syscalls_event", decode_events),),
+    aggregates=(Aggregate(("syscalls_a", "syscalls_b"), "syscalls_key", "syscalls_value", decode_latency),),
+    options={"SYSCALLS_SLOW_NS": 10_000_000, "SYSCALLS_WAIT_NS": 1_000_000},
+    maps=("syscalls_tune", "syscalls_class", "syscalls_watched", "syscalls_pending"),
+    setup=setup,
+)

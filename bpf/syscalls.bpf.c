@@ -1,0 +1,464 @@
+/* Time in system calls. Kernel 5.8 (ring buffer, boot clock). Driven by agent/probes/syscalls.py.
+ *
+ * Always: the time a thread is switched out inside a call (sched_switch), with run-queue wait (from sched_wakeup) apart. A system
+ * call tracepoint would put every call of every process on the slow path; sched_switch costs nothing to calls that do not block.
+ * On demand: sys_enter and sys_exit, for sampling windows or full timing.
+ *
+ * Which blocks belong to one call? A thread's TIF_NEED_FPU_LOAD is set when it is switched in again and cleared on its return to user
+ * mode, so a switch-out that finds it clear is the first since the thread was in user mode: the call before it has ended.
+ * The bit's number differs between kernels and is measured at start (control of syscalls_tune, see agent/probes/syscalls.py). */
+
+#ifndef SYSCALLS_SLOW_NS
+#define SYSCALLS_SLOW_NS 10000000
+#endif
+#ifndef SYSCALLS_WAIT_NS
+#define SYSCALLS_WAIT_NS 1000000
+#endif
+
+enum { SYSCALLS_ALL, SYSCALLS_SAMPLED, SYSCALLS_BLOCKED };	/* order of the tables' `basis` */
+enum { SYSCALLS_SLOW, SYSCALLS_WAITING };			/* order of `kind` */
+/* What a blocking call is, by number; agent/probes/syscalls.py fills the table. */
+enum { SYSCALLS_IS_SLOW, SYSCALLS_IS_WAITING, SYSCALLS_BY_FD, SYSCALLS_WRITES_FD, SYSCALLS_FCNTL };
+enum { SYSCALLS_FD_NONE, SYSCALLS_FD_FILE, SYSCALLS_FD_DIR, SYSCALLS_FD_BLOCK, SYSCALLS_FD_CHAR, SYSCALLS_FD_PIPE, SYSCALLS_FD_SOCKET,
+       SYSCALLS_FD_ANON };
+
+struct syscalls_tune {
+	u64 flag_mask;		/* thread_info.flags bit that says: not back in user mode since the last switch-in */
+	u64 full;		/* sys_exit reports slow calls, sched_switch does not */
+	u64 calibrate_tid;
+	u64 calibrate_nr;	/* write */
+	u64 flags_first;	/* calibration: flags seen set at a first block (or-ed) */
+	u64 flags_again;	/* and at every later block of the same call (and-ed) */
+};
+BPF_F_TABLE("array", u32, struct syscalls_tune, syscalls_tune, 1, BPF_F_MMAPABLE);
+BPF_F_TABLE("array", u32, u64, syscalls_class, 512, BPF_F_MMAPABLE);
+BPF_TABLE("hash", u32, u64, syscalls_watched, 1024);	/* processes whose every wait is wanted: tgid */
+
+struct syscalls_key {
+	u32 pid;
+	u16 nr;
+	u8 basis;
+	u8 kind;
+	u16 peer_port;
+	u16 pad;
+	u32 pad2;
+	u8 peer_addr[16];
+};
+
+struct syscalls_value {
+	struct proc proc;
+	u64 count;
+	u64 errors;
+	u64 sum_ns;
+	u64 max_ns;
+	u64 run_queue_ns;
+	u32 hist[64];
+};
+BPF_TABLE("hash", struct syscalls_key, struct syscalls_value, syscalls_a, 8192);
+BPF_TABLE("hash", struct syscalls_key, struct syscalls_value, syscalls_b, 8192);
+BPF_TABLE("array", u32, struct syscalls_value, syscalls_zero, 1);	/* what a new element starts from */
+
+struct syscalls_event {
+	u64 t_ns;		/* end of the call: its last switch-in, or sys_exit */
+	struct proc proc;
+	u64 duration_ns;
+	u64 blocked_ns;
+	u64 run_queue_ns;
+	u64 ret;
+	u64 goroutine;
+	u64 sock_id;
+	u64 inode_type;		/* SYSCALLS_FD_* */
+	u32 nr;
+	u32 fd;
+	u8 peer_addr[16];
+	char fd_name[16];	/* of anonymous inodes: [eventfd] */
+	u16 peer_port;
+	u8 kind;
+	u8 basis;
+	u8 pad[4];
+};
+BPF_RINGBUF_OUTPUT(syscalls_events, 64);
+BPF_TABLE("hash", u32, struct syscalls_event, syscalls_pending, 4096);	/* slow calls that may go on, by tid */
+
+struct syscalls_thread {
+	u64 off_ns;		/* switched out at, 0 while running or not in a call */
+	u64 wake_ns;
+	u64 call_ns;		/* first block of the current call began */
+	u64 blocked_ns;		/* in the current call */
+	u64 run_queue_ns;
+	u64 enter_ns;		/* sys_enter, where attached */
+	u64 sock_id;
+	u32 nr;
+	u32 fd;
+	u32 enter_nr;
+	u16 peer_port;
+	u8 kind;
+	u8 inode_type;
+	u8 pending;
+	u8 pad[7];
+	u8 peer_addr[16];
+};
+BPF_TABLE("hash", u32, struct syscalls_thread, syscalls_threads, 32768);
+
+static __always_inline struct syscalls_thread *syscalls_thread_of(u32 tid)
+{
+	struct syscalls_thread *t = syscalls_threads.lookup(&tid);
+	if (!t) {
+		struct syscalls_thread none = {};
+		syscalls_threads.insert(&tid, &none);
+		t = syscalls_threads.lookup(&tid);
+		if (!t)
+			lose(LOST_syscalls_events);
+	}
+	return t;
+}
+
+static __always_inline struct syscalls_tune *syscalls_get_tune(void)
+{
+	u32 zero = 0;
+	return syscalls_tune.lookup(&zero);
+}
+
+/* The calling thread's user registers. */
+static __always_inline struct pt_regs *syscalls_regs(void *task)
+{
+#if FUNC_task_pt_regs
+	return (struct pt_regs *)bpf_task_pt_regs((void *)bpf_get_current_task_btf());
+#else
+	return (struct pt_regs *)((char *)PTR(task, task_struct, stack) + 16384) - 1;
+#endif
+}
+
+/* What fd is, and of a socket whom it talks to. */
+static __always_inline void syscalls_look_at(struct syscalls_thread *t, void *task, u32 fd)
+{
+	u32 max = 0;
+	u16 mode = 0;
+	t->inode_type = SYSCALLS_FD_NONE;
+	void *fdt = PTR(PTR(task, task_struct, files), files_struct, fdt);
+	if (!fdt)
+		return;
+	GET(max, fdt, fdtable, max_fds);
+	if (fd >= max)
+		return;
+	void **array = PTR(fdt, fdtable, fd);
+	void *file = 0;
+	bpf_probe_read_kernel(&file, sizeof(file), &array[fd]);
+	if (!file)
+		return;
+	void *inode = PTR(file, file, f_inode);
+	GET(mode, inode, inode, i_mode);
+	switch (mode & 0170000) {
+	case 0100000: t->inode_type = SYSCALLS_FD_FILE; return;
+	case 0040000: t->inode_type = SYSCALLS_FD_DIR; return;
+	case 0060000: t->inode_type = SYSCALLS_FD_BLOCK; return;
+	case 0020000: t->inode_type = SYSCALLS_FD_CHAR; return;
+	case 0010000: t->inode_type = SYSCALLS_FD_PIPE; return;
+	case 0: t->inode_type = SYSCALLS_FD_ANON; return;
+	case 0140000: break;
+	default: return;
+	}
+	t->inode_type = SYSCALLS_FD_SOCKET;
+	void *sk = PTR(PTR(file, file, private_data), socket, sk);
+	u16 family = 0, port = 0;
+	GET(family, sk, sock_common, skc_family);
+	GET(port, sk, sock_common, skc_dport);
+	if (family == 2) {
+		GET(*(u32 *)(t->peer_addr + 12), sk, sock_common, skc_daddr);
+		t->peer_addr[10] = t->peer_addr[11] = 0xff;
+	} else if (family == 10) {
+		bpf_probe_read_kernel(t->peer_addr, 16, ADDR(sk, sock_common, skc_v6_daddr));
+	} else {
+		return;
+	}
+	t->peer_port = __builtin_bswap16(port);
+	if (!t->peer_port)
+		__builtin_memset(t->peer_addr, 0, 16);
+	GET(t->sock_id, sk, sock_common, skc_cookie);
+}
+
+static __always_inline void syscalls_classify(struct syscalls_thread *t, void *task, u32 nr, u32 fd, u32 command)
+{
+	u64 *class = syscalls_class.lookup(&nr);
+	u64 is = class ? *class : SYSCALLS_IS_SLOW;
+	t->peer_port = 0;
+	t->sock_id = 0;
+	__builtin_memset(t->peer_addr, 0, 16);
+	t->nr = nr;
+	t->fd = fd;
+	t->kind = is == SYSCALLS_IS_WAITING ? SYSCALLS_WAITING : SYSCALLS_SLOW;
+	t->inode_type = SYSCALLS_FD_NONE;
+	if (is == SYSCALLS_FCNTL && command != 7 && command != 38)	/* F_SETLKW, F_OFD_SETLKW are held up; the rest hardly blocks */
+		t->kind = SYSCALLS_SLOW;
+	if (is < SYSCALLS_BY_FD)
+		return;
+	syscalls_look_at(t, task, fd);
+	if (is == SYSCALLS_BY_FD && t->inode_type != SYSCALLS_FD_FILE && t->inode_type != SYSCALLS_FD_DIR && t->inode_type != SYSCALLS_FD_BLOCK)
+		t->kind = SYSCALLS_WAITING;
+}
+
+static __always_inline void syscalls_count(void *task, struct syscalls_thread *t, u32 nr, u8 basis, u64 ns, u64 run_queue_ns, u32 error)
+{
+	struct syscalls_key k = {.nr = nr, .basis = basis, .kind = t->kind};
+	struct control *c = get_control();
+	u32 slot = c ? c->slot : 0;
+	GET(k.pid, task, task_struct, tgid);
+	if (basis == SYSCALLS_BLOCKED) {
+		k.peer_port = t->peer_port;
+		__builtin_memcpy(k.peer_addr, t->peer_addr, 16);
+	} else {
+		k.kind = UNKNOWN8;
+	}
+	struct syscalls_value *v = slot ? syscalls_b.lookup(&k) : syscalls_a.lookup(&k);
+	if (!v) {
+		u32 zero = 0;
+		struct syscalls_value *none = syscalls_zero.lookup(&zero);
+		if (!none)
+			return;
+		if (slot) {
+			syscalls_b.insert(&k, none);
+			v = syscalls_b.lookup(&k);
+		} else {
+			syscalls_a.insert(&k, none);
+			v = syscalls_a.lookup(&k);
+		}
+		if (!v) {
+			lose(LOST_syscalls_a);
+			return;
+		}
+		fill_proc(&v->proc, task);
+		v->proc.tid = UNKNOWN32;
+	}
+	__sync_fetch_and_add(&v->count, 1);
+	__sync_fetch_and_add(&v->sum_ns, ns);
+	__sync_fetch_and_add(&v->run_queue_ns, run_queue_ns);
+	if (error)
+		__sync_fetch_and_add(&v->errors, 1);
+	if (ns > v->max_ns)
+		v->max_ns = ns;
+	__sync_fetch_and_add(&v->hist[log2_bucket(ns)], 1);
+}
+
+static __always_inline void syscalls_fill(struct syscalls_event *e, void *task, struct syscalls_thread *t, u64 now)
+{
+	fill_proc(&e->proc, task);
+	e->t_ns = now;
+	e->blocked_ns = t->blocked_ns;
+	e->run_queue_ns = t->run_queue_ns;
+	e->ret = e->goroutine = UNKNOWN64;
+	e->sock_id = t->sock_id ? t->sock_id : UNKNOWN64;
+	e->inode_type = t->inode_type;
+	e->nr = t->nr;
+	e->fd = t->inode_type ? t->fd : UNKNOWN32;
+	__builtin_memcpy(e->peer_addr, t->peer_addr, 16);
+	e->peer_port = t->peer_port;
+	e->kind = t->kind;
+	if (t->inode_type == SYSCALLS_FD_ANON) {
+		void **array = PTR(PTR(PTR(task, task_struct, files), files_struct, fdt), fdtable, fd);
+		void *file = 0;
+		bpf_probe_read_kernel(&file, sizeof(file), &array[t->fd & 0xfffff]);
+		void *dentry = PTR(file, file, dentry);
+		void *name = PTR(dentry, dentry, name);
+		bpf_probe_read_kernel_str(e->fd_name, sizeof(e->fd_name), name);
+	}
+}
+
+static __always_inline void syscalls_emit_pending(u32 tid)
+{
+	struct syscalls_event *e = syscalls_pending.lookup(&tid);
+	if (!e)
+		return;
+	struct syscalls_event copy = *e;
+	if (syscalls_pending.delete(&tid))
+		return;		/* the agent took it first */
+	if (syscalls_events.ringbuf_output(&copy, sizeof(copy), QUIET))
+		lose(LOST_syscalls_events);
+}
+
+/* `task` leaves the CPU. It is the current one. */
+static __always_inline void syscalls_out(void *task, bool preempt, u64 now)
+{
+	u32 flags = 0, tid = 0, state = 0;
+	unsigned long ti = 0;
+	struct syscalls_tune *tune = syscalls_get_tune();
+	GET(flags, task, task_struct, flags);
+	if (!tune || flags & (PF_KTHREAD | PF_IO_WORKER))
+		return;
+	GET(tid, task, task_struct, pid);
+	GET(ti, task, thread_info, flags);
+	struct syscalls_thread *t = syscalls_threads.lookup(&tid);
+	bool first = !(ti & tune->flag_mask);
+	if (t) {
+		t->off_ns = 0;
+		if (first) {
+			if (t->pending) {
+				t->pending = 0;
+				syscalls_emit_pending(tid);
+			}
+			t->call_ns = 0;
+		}
+	}
+#if HAS_task_struct____state
+	GET(state, task, task_struct, __state);
+#else
+	GET(state, task, task_struct, state);
+#endif
+	if (preempt || !state)
+		return;
+	struct pt_regs *regs = syscalls_regs(task);
+	long ax = 0, nr = 0;
+	unsigned long di = 0, si = 0;
+	bpf_probe_read_kernel(&ax, sizeof(ax), &regs->ax);
+	if (ax != -38)		/* -ENOSYS stands there from entry to return: else a page fault or a new thread */
+		return;
+	bpf_probe_read_kernel(&nr, sizeof(nr), &regs->orig_ax);
+	bpf_probe_read_kernel(&di, sizeof(di), &regs->di);
+	bpf_probe_read_kernel(&si, sizeof(si), &regs->si);
+	if (tid == tune->calibrate_tid) {
+		if (nr == tune->calibrate_nr && t && t->nr == nr)
+			tune->flags_again &= ti;
+		else if (nr != tune->calibrate_nr)
+			tune->flags_first |= ti;
+	}
+	if (!t)
+		t = syscalls_thread_of(tid);
+	if (!t)
+		return;
+	if (!t->call_ns || t->nr != nr) {
+		syscalls_classify(t, task, nr, di, si);
+		t->call_ns = now;
+		t->blocked_ns = t->run_queue_ns = 0;
+	}
+	t->wake_ns = 0;
+	t->off_ns = now;
+}
+
+/* `task` gets the CPU; it is not current yet. */
+static __always_inline void syscalls_in(void *task, u64 now)
+{
+	u32 tid = 0, tgid = 0;
+	GET(tid, task, task_struct, pid);
+	struct syscalls_thread *t = syscalls_threads.lookup(&tid);
+	struct syscalls_tune *tune = syscalls_get_tune();
+	if (!t || !t->off_ns || !tune)
+		return;
+	u64 total = now - t->off_ns, run_queue = t->wake_ns > t->off_ns ? now - t->wake_ns : 0;
+	t->off_ns = 0;
+	t->blocked_ns += total - run_queue;
+	t->run_queue_ns += run_queue;
+	syscalls_count(task, t, t->nr, SYSCALLS_BLOCKED, total - run_queue, run_queue, 0);
+	if (tune->full && t->kind == SYSCALLS_SLOW)
+		return;
+	u64 goroutine = UNKNOWN64;
+	u64 need = SYSCALLS_SLOW_NS;
+	if (t->kind == SYSCALLS_WAITING) {
+		bool wanted = false;
+		need = SYSCALLS_WAIT_NS;
+		if (now - t->call_ns < need)
+			return;
+#ifdef LIMITER_OPEN
+		u64 *open = limiter_open.lookup(&tid);
+		if (open) {
+			goroutine = *open;
+			wanted = true;
+		}
+#endif
+		GET(tgid, task, task_struct, tgid);
+		if (!wanted && !syscalls_watched.lookup(&tgid))
+			return;
+	}
+	if (now - t->call_ns < need)
+		return;
+	if (t->pending && !syscalls_pending.lookup(&tid)) {	/* the agent took what there was: the rest counts as a call of its own */
+		t->call_ns = now - total;
+		t->blocked_ns = total - run_queue;
+		t->run_queue_ns = run_queue;
+	}
+	struct syscalls_event e = {};
+	syscalls_fill(&e, task, t, now);
+	e.duration_ns = now - t->call_ns;
+	e.basis = SYSCALLS_BLOCKED;
+	e.goroutine = goroutine;
+	if (syscalls_pending.update(&tid, &e))
+		lose(LOST_syscalls_events);
+	else
+		t->pending = 1;
+}
+
+int syscalls_on_switch(struct bpf_raw_tracepoint_args *ctx)
+{
+	u64 now = bpf_ktime_get_boot_ns();
+	syscalls_out((void *)ctx->args[1], ctx->args[0], now);
+	syscalls_in((void *)ctx->args[2], now);
+	return 0;
+}
+
+int syscalls_on_wakeup(struct bpf_raw_tracepoint_args *ctx)
+{
+	u32 tid = 0;
+	GET(tid, (void *)ctx->args[0], task_struct, pid);
+	struct syscalls_thread *t = syscalls_threads.lookup(&tid);
+	if (t && t->off_ns && !t->wake_ns)
+		t->wake_ns = bpf_ktime_get_boot_ns();
+	return 0;
+}
+
+int syscalls_on_exit(struct bpf_raw_tracepoint_args *ctx)
+{
+	u32 tid = 0;
+	GET(tid, (void *)ctx->args[0], task_struct, pid);
+	syscalls_emit_pending(tid);
+	syscalls_threads.delete(&tid);
+	return 0;
+}
+
+int syscalls_on_sys_enter(struct bpf_raw_tracepoint_args *ctx)
+{
+	u32 tid = bpf_get_current_pid_tgid();
+	struct syscalls_thread *t = syscalls_thread_of(tid);
+	if (!t)
+		return 0;
+	t->blocked_ns = t->run_queue_ns = 0;
+	t->enter_nr = ctx->args[1];
+	t->enter_ns = bpf_ktime_get_boot_ns();
+	return 0;
+}
+
+int syscalls_on_sys_exit(struct bpf_raw_tracepoint_args *ctx)
+{
+	u64 now = bpf_ktime_get_boot_ns();
+	u32 tid = bpf_get_current_pid_tgid();
+	struct syscalls_thread *t = syscalls_threads.lookup(&tid);
+	struct syscalls_tune *tune = syscalls_get_tune();
+	struct control *c = get_control();
+	if (!t || !tune || !c || !t->enter_ns)
+		return 0;
+	u64 enter = t->enter_ns, ns = now - enter;
+	long ret = ctx->args[1];
+	void *task = (void *)bpf_get_current_task();
+	u32 flags = 0;
+	t->enter_ns = 0;
+	if (enter < c->sample_from_ns)
+		return 0;	/* left over from an earlier window */
+	GET(flags, task, task_struct, flags);
+	if (flags & (PF_KTHREAD | PF_IO_WORKER))
+		return 0;
+	syscalls_count(task, t, t->enter_nr, tune->full ? SYSCALLS_ALL : SYSCALLS_SAMPLED, ns, 0, ret < 0 && ret >= -4095);
+	if (!tune->full || ns < SYSCALLS_SLOW_NS)
+		return 0;
+	struct pt_regs *regs = (struct pt_regs *)ctx->args[0];
+	unsigned long di = 0, si = 0;
+	bpf_probe_read_kernel(&di, sizeof(di), &regs->di);
+	bpf_probe_read_kernel(&si, sizeof(si), &regs->si);
+	syscalls_classify(t, task, t->enter_nr, di, si);
+	if (t->kind == SYSCALLS_WAITING)
+		return 0;
+	struct syscalls_event e = {};
+	syscalls_fill(&e, task, t, now);
+	e.duration_ns = ns;
+	e.basis = SYSCALLS_ALL;
+	e.ret = ret;
+	if (syscalls_events.ringbuf_output(&e, sizeof(e), QUIET))
+		lose(LOST_syscalls_events);
+	return 0;
+}
