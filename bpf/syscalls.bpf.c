@@ -78,7 +78,7 @@ struct syscalls_event {
 	u8 pad[4];
 };
 BPF_RINGBUF_OUTPUT(syscalls_events, 64);
-BPF_TABLE("hash", u32, struct syscalls_event, syscalls_pending, 4096);	/* slow calls that may go on, by tid */
+BPF_TABLE("hash", u32, struct syscalls_event, syscalls_pending, 1024);	/* slow calls that may go on, by tid */
 
 struct syscalls_thread {
 	u64 off_ns;		/* switched out at, 0 while running or not in a call */

@@ -43,11 +43,16 @@ def _call(number: int, *args: object) -> int:
 
 
 def open_proc(pid: int, what: str) -> int:
-    """Opens ``maps``, ``exe`` or ``root:PATH`` of a process read-only; the latter two only where they are ELF files."""
+    """Opens a file of a process read-only: its ``maps``, or, where they are ELF files, its ``exe``, ``root:PATH`` or ``map:RANGE``.
+
+    RANGE names a mapping as /proc/PID/map_files does; it finds files that have been deleted.
+    """
     if what == "maps":
         return os.open(f"/proc/{pid}/maps", os.O_RDONLY | os.O_CLOEXEC)
     if what == "exe":
         fd = os.open(f"/proc/{pid}/exe", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    elif what.startswith("map:") and all(c in "0123456789abcdef-" for c in what[4:]):
+        fd = os.open(f"/proc/{pid}/map_files/{what[4:]}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     elif what.startswith("root:"):
         fd = _open_in_root(pid, what.removeprefix("root:"))
     else:
@@ -228,6 +233,11 @@ class Helper:
     def attach_raw_tracepoint(self, program_fd: int, name: str) -> int:
         """Attaches a program to sys_enter or sys_exit; closing the returned descriptor detaches it."""
         return self._ask(ATTACH_RAW_TP, name=name.encode(), fds=[program_fd])[0]
+
+    def close(self) -> None:
+        """Ends the helper."""
+        self.alive = False
+        self._sock.close()
 
 
 def start(uid: int, gid: int) -> Helper:

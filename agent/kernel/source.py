@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
@@ -22,7 +23,8 @@ class KernelSource:
     """Reads what the loaded families produce. Implements ``agent.batch.Source``.
 
     interval_ns: length of the aggregation intervals. ``listen(map, callback)`` hands each drained record array of a ring to a
-    callback too (for families that drive others, as exec does). Raises OSError where a map cannot be used.
+    callback too (for families that drive others, as exec does). ``adjust[table]`` changes aggregated rows in place before they
+    go on. Raises OSError where a map cannot be used.
     """
 
     name = "kernel"
@@ -32,7 +34,8 @@ class KernelSource:
         self._rings: list[tuple[Ring, RingReader]] = []
         self._aggregates: list[tuple[Aggregate, tuple[HashMap, HashMap]]] = []
         self._listeners: dict[str, list[Callable[[np.ndarray], None]]] = {}
-        self._flipped_ns = self._started_ns = 0
+        self.adjust: dict[str, Callable[[np.ndarray], None]] = {}
+        self._flipped_ns = self._started_ns = self._checked_ns = 0
         self._read_due = False
         if not loaded.shared:
             return
@@ -88,7 +91,10 @@ class KernelSource:
             keys, values = maps[resting].read()
             if len(keys):
                 maps[resting].drop(keys)
-                yield from one.decode(keys, values, self._flipped_ns - self._started_ns, self._flipped_ns)
+                for batch in one.decode(keys, values, self._flipped_ns - self._started_ns, self._flipped_ns):
+                    if batch.table in self.adjust:
+                        self.adjust[batch.table](batch.rows)
+                    yield batch
 
     def _losses(self, now_ns: int) -> Iterator[Batch]:
         if not self.loaded.shared:
@@ -102,7 +108,7 @@ class KernelSource:
         stage = TABLES["loss"].code("stage", "kernel")
         names = [self.loaded.counted[i].encode() for i in lossy]
         yield make("loss", len(lossy), t_ns=now_ns, stage=stage, source=names, count=delta[lossy].astype(np.int64),
-                   from_ns=getattr(self, "_checked_ns", now_ns), to_ns=now_ns)  # fmt: skip
+                   from_ns=self._checked_ns, to_ns=now_ns)  # fmt: skip
         self._checked_ns = now_ns
 
     def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterable[Batch]:
@@ -119,8 +125,6 @@ class KernelSource:
 
     def close(self) -> None:
         """Unmaps the rings and detaches every program that the loader attached."""
-        import os
-
         for _, reader in self._rings:
             with contextlib.suppress(BufferError):
                 reader.close()

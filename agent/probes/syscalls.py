@@ -102,7 +102,7 @@ class PendingCalls:
     """Takes slow calls out of the kernel whose thread has not blocked again since, and so has not handed them over."""
 
     name = "syscalls.pending"
-    AGE_NS = 300_000_000
+    AGE_NS = 100_000_000
 
     def __init__(self, kernel: KernelSource, family: Family) -> None:
         dtype = kernel.loaded.wire.dtype("syscalls_event")
@@ -135,8 +135,10 @@ class Timing:
         self._kernel, self._family, self._helper = kernel, family, helper
         self._mode, self._window_ns = mode, window_ns
         self._links: list[int] = []
-        self._next_ns = 0
+        self._next_ns = self._observed_ns = 0
         self.error = ""
+        if mode == "sampled":
+            kernel.adjust["syscall_latency"] = self._mark
         if mode == "full":
             tune = _tune(kernel, family)
             self._attach(0)
@@ -165,8 +167,13 @@ class Timing:
             self._attach(start)
             time.sleep(self._window_ns / 1e9)
             self._detach()
-            self.observed_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - start
+            self._observed_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - start
         return ()
+
+    def _mark(self, rows: np.ndarray) -> None:
+        """The share of the interval that the window was."""
+        sampled = rows["basis"] == TABLES["syscall_latency"].code("basis", "sampled")
+        rows["sample_rate"][sampled] = self._observed_ns / rows["interval_ns"][sampled]
 
     def close(self) -> None:
         self._detach()

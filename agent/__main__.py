@@ -1,0 +1,5 @@
+"""``python -m agent`` is ``tickscope``."""
+
+from agent.cli.main import main
+
+main()

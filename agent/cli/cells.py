@@ -1,0 +1,69 @@
+"""How one value looks in the table format, and which columns a terminal has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from agent.tables import DERIVED, TABLES
+
+_BOOT_TIMES = {"t_ns", "proc_start_ns", "from_ns", "to_ns", "start_ns", "end_ns"}
+_WALL_TIMES = {"wall_ns", "wall_alt_ns", "program_wall_ns"}
+_OFFSETS = {"real_mono_ns", "boot_mono_ns", "mono_raw_ns", "tai_mono_ns", "real_mono_before_ns", "real_mono_after_ns", "requested_ns"}
+_UNITS = {c.name: c.unit for t in TABLES.values() for c in (*DERIVED, *t.columns) if c.unit}
+_BARS = "▁▂▃▄▅▆▇█"
+#: Columns a narrow terminal does without, the least important first.
+_EXPENDABLE = ("wall_alt_ns", "host", "boot_id", "wall_err_ns", "wall_state", "proc_start_ns", "container_id", "cgroup_id", "netns",
+               "sock_id", "goroutine", "nr", "library_version", "interval_ns", "sample_rate", "saddr", "sport", "daddr", "dport",
+               "family", "tid", "t_ns", "rtt_sum_us", "sum_ns", "poll_ns", "trace_id", "span_id", "ruled_out", "evidence", "causes")
+
+
+def cell(name: str, value: Any, unit: str | None = None) -> str:
+    """A value as text; durations, times and histograms are made readable, other values are left alone."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name == "hist" and isinstance(value, (list, tuple)):
+        return spark(value)
+    if isinstance(value, int) and name in _WALL_TIMES:
+        seconds, rest = divmod(value, 10**9)
+        return f"{datetime.fromtimestamp(seconds):%Y-%m-%dT%H:%M:%S}.{rest // 1000:06d}"
+    if isinstance(value, int) and name in _BOOT_TIMES:
+        return f"boot+{value / 1e9:.6f}"
+    if isinstance(value, (int, float)):
+        unit = _UNITS.get(name, "") if unit is None else unit
+        if unit in ("ns", "us") and name not in _OFFSETS:
+            return duration(value * (1000 if unit == "us" else 1))
+        return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return " ".join(str(value).split())
+
+
+def duration(ns: float) -> str:
+    """``950ns 12.3us 4.56ms 1.2s``: three figures and a unit."""
+    for limit, unit, size in ((1e3, "ns", 1.0), (1e6, "us", 1e3), (1e9, "ms", 1e6)):
+        if abs(ns) < limit:
+            return f"{ns / size:.3g}{unit}"
+    return f"{ns / 1e9:.3g}s" if abs(ns) < 1e12 else f"{ns / 1e9:.0f}s"
+
+
+def spark(counts: Sequence[int]) -> str:
+    """A histogram's used buckets as bars, after the exponent of the first: ``2^10 ▁▃█▁``."""
+    used = [i for i, n in enumerate(counts) if n]
+    if not used:
+        return "-"
+    top = max(counts)
+    bars = "".join(_BARS[-(-n * (len(_BARS) - 1) // top)] if n else " " for n in counts[used[0] : used[-1] + 1])
+    return f"2^{used[0]} {bars}"
+
+
+def fit(names: Sequence[str], widths: Mapping[str, int], room: int) -> list[str]:
+    """The columns that fit ``room`` characters: expendable ones go first, then from the right; one always stays."""
+    shown = list(names)
+    going = [n for n in _EXPENDABLE if n in shown] + [n for n in reversed(names) if n not in _EXPENDABLE]
+    for name in going[: len(names) - 1]:
+        if sum(widths[n] + 2 for n in shown) - 2 <= room:
+            break
+        shown.remove(name)
+    return shown

@@ -1,0 +1,64 @@
+"""tickscope findings: what was wrong, and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from agent.cli import options
+from agent.errors import NO_ROWS
+
+if TYPE_CHECKING:
+    from agent.store.query import Session
+
+#: What the table format shows; the other formats have every column.
+SHOWN = ("finding_id", "state", "start_ns", "end_ns", "symptom", "cause", "confidence", "sentence")
+
+
+@click.command("findings")
+@click.option("--open", "only_open", is_flag=True, help="Only those that still go on.")
+@click.option("--since", metavar="TIME", help="Changed since then: 90s, 5m, 2h, 1d, ISO 8601, or boot+SECONDS.")
+@click.option("--until", metavar="TIME", help="As they stood then.")
+@options.common
+def command(only_open: bool, since: str | None, until: str | None, fmt: str, store: str) -> None:
+    """Findings in their latest state, the newest last.
+
+    Nothing wrong, no finding: the exit status is then 3. `tickscope explain last` tells one with its evidence.
+
+    \b
+    tickscope findings --since 1h
+    tickscope findings --open -o json
+    """
+    from agent.cli.output import note
+    from agent.store.query import Session
+
+    with Session(store, ["finding"], since, until) as session:
+        rows = latest(session, "state = 'open'" if only_open else "true")
+        for text in session.notes:
+            note(f"note: {text}")
+    show(rows, fmt)
+    if not rows:
+        note("no findings: nothing wrong was seen" + (" in that time" if since or until else ""))
+        click.get_current_context().exit(NO_ROWS)
+
+
+def latest(session: Session, where: str) -> list[dict[str, Any]]:
+    """The last row of each finding within the session's window; ``where`` is a SQL condition on those."""
+    within = " AND ".join(session.window.rows()) or "true"
+    newest = f"SELECT * FROM finding WHERE {within} QUALIFY row_number() OVER (PARTITION BY boot_id, finding_id ORDER BY t_ns DESC) = 1"  # noqa: S608 - window conditions are ours
+    return decoded(session.run(f"SELECT * FROM ({newest}) WHERE {where} ORDER BY {session.order()}, finding_id").dicts())  # noqa: S608 - callers give constants or hex digits
+
+
+def decoded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with their JSON texts as values."""
+    return [{**row, **{name: json.loads(row[name] or "[]") for name in ("causes", "evidence", "ruled_out")}} for row in rows]
+
+
+def show(rows: Sequence[dict[str, Any]], fmt: str) -> None:
+    """Prints findings in the asked format."""
+    from agent.cli.output import emit_rows
+
+    emit_rows(rows, fmt, SHOWN if fmt == "table" else None, chosen=True)

@@ -1,0 +1,102 @@
+"""``tickscope``: a lazy group; a verb's module is imported when the verb is used. One place turns AgentError into an exit status."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+import click
+
+from agent.errors import AgentError
+
+#: verb -> one line of help; the module is agent.cli.VERB ("-" and keywords as "_"), its command the attribute ``command``.
+VERBS = {
+    "run": "Run the agent in the foreground, with a live summary on a terminal.",
+    "demo": "Run the agent with a small real workload, so that everything moves.",
+    "status": "What the running agent is doing: processes, probes, losses, store, export.",
+    "doctor": "Check what this host can and cannot do, with the remedy.",
+    "findings": "What was found: symptoms with their causes.",
+    "explain": "One finding in words, with its evidence.",
+    "query": "Rows of a table.",
+    "sql": "A SQL query; every table is a view.",
+    "tail": "New rows of a table as they come, as ndjson.",
+    "tables": "The tables and their columns.",
+    "probes": "The probes, their state, and why.",
+    "limiters": "Rate limiters and what they decided.",
+    "queues": "Queues and their lag.",
+    "clock": "This host's clocks: now, history, live, conversion.",
+    "record": "Record what comes in to a file.",
+    "replay": "The findings that the correlator makes of a recording.",
+    "completion": "Print a shell completion script.",
+}
+
+
+class Verbs(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in VERBS:
+            return None
+        found = importlib.import_module(f"agent.cli.{name}").command
+        assert isinstance(found, click.Command)
+        return found
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            import difflib
+
+            near = difflib.get_close_matches(args[0], VERBS, 1)
+            if near:
+                error.message += f" Did you mean {near[0]}?"
+            raise
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+def _version() -> str:
+    try:
+        return version("tickscope")
+    except PackageNotFoundError:
+        return "unknown (not installed)"
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(_version(), prog_name="tickscope")
+def cli() -> None:
+    """Which limiter decisions and queue delays were caused by a clock jump, a slow network, a TLS handshake or a system call.
+
+    Start with `tickscope run` as root (or `tickscope demo`), then ask in another shell:
+
+    \b
+      tickscope findings
+      tickscope explain last
+      tickscope query tcp_rtt --since 1m --group-by peer
+    """
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        sys.exit(cli(standalone_mode=False))
+    except click.exceptions.Exit as done:
+        sys.exit(done.exit_code)
+    except click.Abort:
+        sys.exit(130)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except AgentError as error:
+        print(f"tickscope: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""``tickscope status``: asks the running agent, and reads from /proc what the agent itself cannot."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import click
+
+from agent.cli import options, output
+from agent.config import Config
+from agent.control import ask
+from agent.errors import AgentError
+
+
+def run_dir() -> str:
+    return os.environ.get("TICKSCOPE_RUN_DIR") or Config.run_dir
+
+
+def look_at(process: dict[str, Any]) -> dict[str, Any]:
+    """Adds uid, effective capabilities, no_new_privs and proportional memory; null where the asker may not read them."""
+    pid = process["pid"]
+    facts: dict[str, Any] = {"uid": None, "cap_eff": None, "no_new_privs": None, "pss_bytes": None}
+    try:
+        with open(f"/proc/{pid}/status") as status:
+            lines = dict(line.split(":\t", 1) for line in status if ":\t" in line)
+        facts["uid"] = int(lines["Uid"].split()[1])
+        facts["cap_eff"] = lines["CapEff"].strip()
+        facts["no_new_privs"] = lines["NoNewPrivs"].strip() == "1"
+        with open(f"/proc/{pid}/smaps_rollup") as rollup:
+            facts["pss_bytes"] = next(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:"))
+    except (OSError, KeyError, StopIteration):
+        pass
+    return {**process, **facts}
+
+
+def document(wait_s: float = 0.0) -> dict[str, Any]:
+    """The whole document. Raises AgentError (exit code 4) where no agent answers within ``wait_s``."""
+    end = time.monotonic() + wait_s
+    while True:
+        try:
+            answer: dict[str, Any] = ask(run_dir(), "status")
+            break
+        except AgentError:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(0.05)
+    answer["processes"] = [look_at(p) for p in answer["processes"]]
+    return answer
+
+
+@click.command("status")
+@click.option("--wait", "wait_s", type=float, default=0.0, metavar="S", help="Wait up to S seconds for an agent with all probes attached.")
+@options.common
+def command(wait_s: float, fmt: str, store: str) -> None:
+    """What the running agent is doing: processes, probes, losses, clocks, store, export.
+
+    With --wait, returns as soon as everything is attached.
+    """
+    answer = document(wait_s)
+    output.emit(answer, fmt, lambda: _human(answer))
+
+
+def _human(d: dict[str, Any]) -> None:
+    print(f"agent pid {d['pid']}, up {d['uptime_s']:.0f} s, ready after {d['ready_s']:.2f} s, {d['cpu_s']:.1f} s of processor time")
+    for p in d["processes"]:
+        memory = "?" if p["pss_bytes"] is None else f"{p['pss_bytes'] / 2**20:.1f} MiB"
+        print(f"  {p['role']:<12} pid {p['pid']:<7} uid {p['uid']}  capabilities {p['cap_eff']}  memory {memory}")
+    print("probes")
+    for p in d["probes"]:
+        print(f"  {p['probe']:<12} {p['state']}" + (f": {p['reason']}" if p["reason"] else ""))
+        if p["remedy"]:
+            print(f"  {'':<12} try: {p['remedy']}")
+    print("rows  " + (", ".join(f"{n} {t}" for t, n in sorted(d["rows"].items())) or "none yet"))
+    print("lost  " + (", ".join(f"{x['count']} of {x['source']} ({x['stage']})" for x in d["loss"]) or "nothing"))
+    for name, part in (("clock", d["clock"]), ("store", d["store"]), *((k, v) for k, v in d["export"].items())):
+        print(f"{name}  " + ", ".join(f"{k} {v}" for k, v in part.items() if v not in (None, "")))

@@ -1,0 +1,58 @@
+"""tickscope tail: new rows as they are stored."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import click
+
+from agent.cli import options
+from agent.errors import INTERRUPTED
+
+_POLL_S = 0.1
+
+
+@click.command("tail")
+@click.argument("table")
+@click.option("-o", "--output", "fmt", type=click.Choice(["table", "json", "ndjson", "csv"]), default="ndjson", show_default=True,
+              help="Output format (json is ndjson: a stream has no end).")
+@options.store
+def command(table: str, fmt: str, store: str) -> None:
+    """New rows of TABLE, one a line, until interrupted (Ctrl-C, exit status 130).
+
+    \b
+    tickscope tail slow_syscall | jq -r .comm
+    """
+    from agent.cli.output import emit_stream, note, quiet_pipe
+    from agent.store import segments
+    from agent.store.follow import Follower
+    from agent.store.frames import Kind
+    from agent.store.names import columns, known
+    from agent.tables import TABLES
+
+    names = columns(known(table, TABLES, "table"))
+    dir_fd = segments.open_dir(store)
+    follower = Follower(dir_fd, frozenset({table, "clock_offset"}))
+    if segments.writer(dir_fd) is None:
+        note("note: no agent writes this store now; waiting for one")
+    try:
+        from agent.store.live import LiveRows
+
+        live = LiveRows(store)
+        with quiet_pipe():
+            while True:
+                missed = follower.missed
+                for frame in follower.poll():
+                    if frame.kind == Kind.ROWS and frame.table == "clock_offset" and follower.head:
+                        live.learn(follower.head, frame.rows)
+                    if frame.kind == Kind.ROWS and frame.table == table and follower.head:
+                        emit_stream(live.dicts(follower.head, table, frame.rows), fmt, names)
+                if follower.missed > missed:
+                    note(f"gap: {follower.missed - missed} segments were sealed before they could be read; tickscope query has them")
+                time.sleep(_POLL_S)
+    except KeyboardInterrupt:
+        click.get_current_context().exit(INTERRUPTED)
+    finally:
+        follower.close()
+        os.close(dir_fd)

@@ -1,0 +1,132 @@
+"""One call on a clock, put together from what the kernel programs saw of it. Pure: records in, calls out.
+
+Up to three records belong to one call of one thread (bpf/clock.bpf.c): ``ask`` before it, ``woke`` inside it, ``libc`` at its
+return. Calls of different threads may overlap; calls of one thread cannot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from agent.clock import timex
+
+if TYPE_CHECKING:
+    import numpy as np
+
+WOKE, ASK, LIBC = range(3)
+LIBC_ADJTIME = 0xFFFE
+#: System call numbers, x86-64 and arm64 (no number means different things in the two).
+NAMES = {227: "clock_settime", 112: "clock_settime", 164: "settimeofday", 170: "settimeofday", 159: "adjtimex", 171: "adjtimex",
+         305: "clock_adjtime", 266: "clock_adjtime", LIBC_ADJTIME: "adjtimex"}  # fmt: skip
+NOISE_NS = 300
+_UNKNOWN64, _UNKNOWN32 = -1, 0xFFFFFFFF
+_CALL_NS = 1_000_000_000
+
+
+@dataclass
+class Call:
+    """What is known of a call. before/after: TAI - MONOTONIC with its error bound, where it was read. ret: None where not seen.
+
+    t_ns: the best guess of the instant, CLOCK_BOOTTIME; last_ns: of the last record.
+    """
+
+    record: np.void
+    t_ns: int
+    last_ns: int
+    nr: int
+    modes: int
+    before: tuple[int, int] | None = None
+    after: tuple[int, int] | None = None
+    ret: int | None = None
+    freq_after: int | None = None
+    tick_after: int | None = None
+    status_after: int | None = None
+    asks: int = 0
+    woke: bool = False
+    libc: bool = False
+
+    @property
+    def via(self) -> str:
+        return NAMES.get(self.nr, "none")
+
+    @property
+    def sets_time(self) -> bool:
+        return self.via in ("clock_settime", "settimeofday")
+
+    @property
+    def asked_ns(self) -> int | None:
+        """What was asked: a target time for the set calls, else an offset; None where nothing of the kind."""
+        seconds, part, offset = int(self.record["asked_s"]), int(self.record["asked_part"]), int(self.record["offset"])
+        if self.via == "clock_settime":
+            return seconds * 1_000_000_000 + part
+        if self.via == "settimeofday" or self.nr == LIBC_ADJTIME:
+            return seconds * 1_000_000_000 + part * 1000
+        if self.modes & timex.ADJTIME:
+            return offset * 1000
+        if self.modes & timex.SETOFFSET:
+            return seconds * 1_000_000_000 + part * (1 if self.modes & timex.NANO else 1000)
+        if self.modes & timex.OFFSET:
+            return offset * (1 if self.modes & timex.NANO or int(self.record["status"]) & timex.STA_NANO else 1000)
+        if self.modes & timex.TAI:
+            return int(self.record["constant"]) * 1_000_000_000
+        return None
+
+    def takes(self, record: np.void) -> bool:
+        """Whether a later record of the same thread belongs to this call."""
+        source, t_ns = int(record["source"]), int(record["t_ns"])
+        if source == LIBC:
+            return not self.libc and int(record["start_ns"]) <= self.t_ns
+        if self.libc or t_ns - self.last_ns > _CALL_NS or int(record["nr"]) != self.nr:
+            return False
+        if source == WOKE:
+            return not self.woke and self.ret != -1
+        # ADJ_SETOFFSET is checked twice inside one call; had the first been a call of its own, the clock would have moved.
+        again = _offset(record, "before")
+        still = self.before is None or again is None or abs(again[0] - self.before[0]) <= NOISE_NS
+        return self.asks == 1 and not self.woke and self.ret == 0 and bool(self.modes & timex.SETOFFSET) and still
+
+    def add(self, record: np.void) -> None:
+        source = int(record["source"])
+        self.last_ns = int(record["t_ns"])
+        if source == ASK:
+            self.asks += 1
+            self.t_ns = self.last_ns
+            self.ret = int(record["ret"]) or self.ret
+        elif source == WOKE:
+            self.woke = True
+        else:
+            self.libc = True
+            self.ret = int(record["ret"]) if not self.asks or not self.ret else self.ret
+            self.freq_after, self.tick_after = _known(record["freq_after"]), _known(record["tick_after"])
+            status = int(record["status_after"])
+            self.status_after = None if status == _UNKNOWN32 else status
+        self.before = self.before or _offset(record, "before")
+        if source != LIBC or self.after is None:  # just after the step beats the return, when others may have stepped
+            self.after = _offset(record, "after") or self.after
+
+
+def _known(value: object) -> int | None:
+    number = int(value)  # type: ignore[call-overload]
+    return None if number == _UNKNOWN64 else number
+
+
+def _offset(record: np.void, which: str) -> tuple[int, int] | None:
+    value = _known(record[f"tai_mono_{which}_ns"])
+    return None if value is None else (value, int(record[f"{which}_err_ns"]))
+
+
+def group(records: np.ndarray) -> list[Call]:
+    """The calls in records of ``struct clock_event``, in the order in which they began."""
+    calls: list[Call] = []
+    latest: dict[int, Call] = {}
+    for record in records[records["t_ns"].argsort(kind="stable")]:
+        tid = int(record["proc"]["tid"])
+        call = latest.get(tid)
+        if call is None or not call.takes(record):
+            start = int(record["start_ns"])
+            ret = 0 if int(record["source"]) == ASK else None
+            call = latest[tid] = Call(record, start, start, int(record["nr"]), int(record["modes"]), ret=ret)
+            calls.append(call)
+        call.add(record)
+    return sorted(calls, key=lambda c: c.t_ns)

@@ -1,0 +1,132 @@
+"""The clock as a source: samples of the offsets, and what moved a clock, each event one row. Keeps the live offset history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from agent.batch import Batch
+from agent.clock import sample, timex
+from agent.clock.history import History
+from agent.clock.join import Change, Join
+from agent.columns import NULL_I64
+from agent.kernel.wire import decode
+from agent.tables import TABLES
+
+if TYPE_CHECKING:
+    from agent.clock.watch import WatchProcess
+
+SAMPLE_NS = 1_000_000_000
+#: A sample becomes a row when something changed, else this often.
+ROW_NS = 10_000_000_000
+_DRIFT_SAMPLES = 128
+_COMPACT_ROWS = 4096
+
+
+class ClockSource:
+    """Implements ``agent.batch.Source``. Works without any kernel program: then steps have no actor.
+
+    history: brought up to date with every sample and step. Raises OSError where the clocks cannot be read.
+    """
+
+    name = "clock"
+
+    def __init__(self, watch: WatchProcess, history: History) -> None:
+        self._watch, self.history = watch, history
+        reading, state = sample.read(), timex.read()
+        self._join = Join(reading, state)
+        self._sampled_ns = self._row_ns = reading.t_ns
+        self._drift = np.zeros((_DRIFT_SAMPLES, 2), np.int64)
+        self._samples = 0
+        self._said: object = None
+        self._first = [sample.row(reading, state, cut=False)]
+        history.append(self._first[0])
+        self._count(reading)
+        watch.describe = self.state
+
+    def on_events(self, records: np.ndarray) -> None:
+        """Takes records of ``struct clock_event``."""
+        self._join.feed(records)
+
+    def fds(self) -> list[int]:
+        """The watch's socket: a step wakes the loop."""
+        return [self._watch.sock.fileno()]
+
+    def drain(self, now_ns: int) -> Iterator[Batch]:
+        if self._first:
+            yield Batch("clock_offset", self._first.pop())
+        for t_ns, _, real_mono, _, _, _ in self._watch.messages():
+            self._join.hint(t_ns, real_mono)
+            self._sampled_ns = 0
+        due = now_ns - self._sampled_ns >= SAMPLE_NS
+        if not due and not self._join.pending:
+            return
+        reading, state = sample.read(), timex.read()
+        changes = self._join.settle(reading, state)
+        cuts = [self._cut(c, reading, state) for c in changes if c.size_ns and c.kind == "step"]
+        rows = cuts + self._sample(reading, state, due)
+        if rows:
+            self.history.append(np.concatenate(rows))
+            if len(self.history) > _COMPACT_ROWS:
+                self.history.compact()
+            yield Batch("clock_offset", np.concatenate(rows))
+        if changes:
+            yield Batch("clock_change", to_rows(changes))
+
+    def _cut(self, change: Change, reading: sample.Reading, state: timex.Timex) -> np.ndarray:
+        assert change.real_mono_after_ns is not None
+        at = reading._replace(t_ns=change.t_ns, real_mono_ns=change.real_mono_after_ns, err_ns=change.cut_err_ns)
+        row = sample.row(at, state, cut=True)
+        row["mono_raw_ns"] = row["tai_mono_ns"] = NULL_I64
+        return row
+
+    def _sample(self, reading: sample.Reading, state: timex.Timex, due: bool) -> list[np.ndarray]:
+        """The sample as a row, unless it adds nothing or a step is still being explained."""
+        if not due or self._join.pending:
+            return []
+        self._sampled_ns = reading.t_ns
+        self._count(reading)
+        said = (state.freq_scaled, state.tick_us, state.status, state.tai_s, reading.boot_mono_ns // 1_000_000)
+        if said == self._said and reading.t_ns - self._row_ns < ROW_NS:
+            return []
+        self._said, self._row_ns = said, reading.t_ns
+        return [sample.row(reading, state, cut=False)]
+
+    def _count(self, reading: sample.Reading) -> None:
+        self._drift[self._samples % _DRIFT_SAMPLES] = reading.t_ns, reading.mono_raw_ns
+        self._samples += 1
+
+    def drift_ppb(self) -> float:
+        """REALTIME against MONOTONIC_RAW over the last two minutes, steps left out; NaN before the second sample."""
+        n = min(self._samples, _DRIFT_SAMPLES)
+        window = np.roll(self._drift[:n], -(self._samples % n) if self._samples > n else 0, axis=0)
+        return sample.drift_ppb(window[:, 0], window[:, 1])
+
+    def state(self) -> dict[str, object]:
+        """For ``status``: offsets, drift, the discipline."""
+        reading, state = self._join.reading, self._join.timex
+        drift = self.drift_ppb()
+        return {
+            **reading._asdict(), "drift_ppb": None if np.isnan(drift) else round(drift), "freq_ppb": state.freq_ppb,
+            "synchronised": not state.status & timex.STA_UNSYNC, "maxerror_us": state.maxerror_us, "tai_s": state.tai_s,
+            "segments": len(self.history.segments.start_ns),
+        }  # fmt: skip
+
+    def close(self) -> None:
+        """Nothing of its own: the watch and the history are the agent's."""
+
+
+def to_rows(changes: Iterable[Change]) -> np.ndarray:
+    """Rows of ``clock_change``."""
+    table = TABLES["clock_change"]
+    parts = []
+    for change in changes:
+        row = table.empty(1) if change.record is None else decode(change.record.reshape(1), "clock_change").rows
+        row["t_ns"], row["kind"], row["via"], row["modes"] = change.t_ns, table.code("kind", change.kind), change.via.encode(), change.modes.encode()
+        for name in ("requested_ns", "size_ns", "err_ns", "real_mono_before_ns", "real_mono_after_ns", "freq_before_ppb", "freq_after_ppb", "ret"):
+            value = getattr(change, name)
+            row[name] = NULL_I64 if value is None else value
+        parts.append(row)
+    return np.concatenate(parts)

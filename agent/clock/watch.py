@@ -1,0 +1,270 @@
+"""The clock watch: a process of its own that sleeps on a cancel-on-set timer and tells of every step within a millisecond.
+
+Standard library only: it stays small, and nothing that the agent does can delay it. ``start`` forks it.
+
+A step cancels the timer (timerfd_create(2), TFD_TIMER_CANCEL_ON_SET). The timer is never read, so it stays cancelled and every
+further step wakes a sleeper again. Several threads sleep in epoll_wait on it, which wakes one of them a step (epoll's waiters are
+exclusive): a step that follows while the first is still handled finds another asleep, and the kernel program clock_woke sees its
+waker too. REALTIME - MONOTONIC moves at steps only, so the baseline needs no polling.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes as ct
+import json
+import mmap
+import os
+import select
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from agent import privilege
+
+SLEEPERS = 4
+SUBSCRIBERS = 64
+#: To the agent, one a notice: t_ns, real_mono_before_ns, real_mono_after_ns, err_ns, actor's pid (-1 unknown), dropped subscribers.
+MESSAGE = struct.Struct("<qqqqqq")
+_STEP = struct.Struct("<QQqII16s")  # struct clock_step in bpf/clock.bpf.c
+_SLOTS = 64
+_UNKNOWN = -1
+_NOISE_NS = 300
+_ABSTIME_CANCEL_ON_SET = 3
+_FAR_S = 1 << 33
+_libc = ct.CDLL(None, use_errno=True)
+
+
+def listen(path: str) -> socket.socket:
+    """The notice socket at ``path``; a stale one is replaced. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    listener.bind(path)
+    listener.listen(SUBSCRIBERS)
+    return listener
+
+
+def cancel_on_set_timer() -> int:
+    """A timer on CLOCK_REALTIME, centuries ahead, that any step cancels. Raises OSError."""
+    fd = int(_libc.timerfd_create(time.CLOCK_REALTIME, os.O_NONBLOCK | os.O_CLOEXEC))
+    when = struct.pack("<4q", 0, 0, _FAR_S, 0)
+    if fd < 0 or _libc.timerfd_settime(fd, _ABSTIME_CANCEL_ON_SET, when, None) < 0:
+        raise OSError(ct.get_errno(), f"cancel-on-set timer: {os.strerror(ct.get_errno())}")
+    return fd
+
+
+def read_offset() -> tuple[int, int, int]:
+    """(t_ns BOOTTIME, REALTIME - MONOTONIC, error bound), best of five."""
+    now, best, offset = time.clock_gettime_ns, 1 << 62, 0
+    for _ in range(5):
+        before, real, after = now(time.CLOCK_MONOTONIC), now(time.CLOCK_REALTIME), now(time.CLOCK_MONOTONIC)
+        if after - before < best:
+            best = after - before
+            offset = real - before - best // 2
+    return now(time.CLOCK_BOOTTIME), offset, best // 2 + 1
+
+
+def _tai_real_ns() -> int:
+    """TAI - REALTIME, which is a whole number of seconds."""
+    gap = time.clock_gettime_ns(time.CLOCK_TAI) - time.clock_gettime_ns(time.CLOCK_REALTIME)
+    return round(gap / 1e9) * 1_000_000_000
+
+
+class Steps:
+    """The kernel program's record of the last steps (map clock_last), mapped read-only. Raises OSError where it cannot be mapped."""
+
+    def __init__(self, fd: int) -> None:
+        size = -(-_SLOTS * _STEP.size // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._map = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
+        self._seq = max(s[0] for s in self._all())
+
+    def _all(self) -> list[tuple[int, int, int, int, int, bytes]]:
+        return list(_STEP.iter_unpack(self._map[: _SLOTS * _STEP.size]))
+
+    def new(self) -> list[tuple[int, int, int, int, int, bytes]]:
+        """Steps since the last call, oldest first: (seq, t_ns, tai_mono_ns, err_ns, pid, comm)."""
+        fresh = sorted(s for s in self._all() if s[0] > self._seq)
+        if fresh:
+            self._seq = fresh[-1][0]
+        return fresh
+
+
+class Watch:
+    """agent: the SOCK_SEQPACKET to the agent, which may send the descriptor of map clock_last and whose closing ends the watch.
+
+    notices: a listening socket. Raises OSError where the timer cannot be had.
+    """
+
+    def __init__(self, agent: socket.socket, notices: socket.socket) -> None:
+        self._agent, self._notices = agent, notices
+        self._steps: Steps | None = None
+        self._subscribers: dict[int, socket.socket] = {}
+        self._dropped = 0
+        self._lock = threading.Lock()
+        self._poll = select.poll()
+        self._timer = cancel_on_set_timer()
+        self._epoll = select.epoll()
+        self._epoll.register(self._timer, select.EPOLLIN | select.EPOLLET)
+        _, self._offset, self._err = read_offset()
+
+    def run(self) -> None:
+        """Until the agent's end closes."""
+        threading.stack_size(64 * 1024)
+        for _ in range(SLEEPERS):
+            threading.Thread(target=self._sleep, daemon=True).start()
+        for fd in (self._agent.fileno(), self._notices.fileno()):
+            self._poll.register(fd, select.POLLIN)
+        while True:
+            for fd, _ in self._poll.poll():
+                if fd == self._notices.fileno():
+                    self._accept()
+                elif fd == self._agent.fileno():
+                    data, fds, _, _ = socket.recv_fds(self._agent, 1, 1)
+                    if not data:
+                        return
+                    self._steps = Steps(fds[0])
+                    os.close(fds[0])
+                else:
+                    with self._lock:
+                        self._forget(fd)
+
+    def _sleep(self) -> None:
+        while True:
+            self._epoll.poll()
+            with self._lock:
+                self._stepped()
+
+    def _stepped(self) -> None:
+        """Tells of each step that the kernel program saw, then of what is left, whose actor nobody saw."""
+        pid, comm = _UNKNOWN, b""
+        for attempt in range(3):
+            t_ns, offset, err = read_offset()
+            tai = _tai_real_ns()
+            for _, step_t, tai_mono, step_err, pid, comm in self._steps.new() if self._steps else ():
+                if tai_mono != _UNKNOWN:
+                    self._tell(step_t, tai_mono - tai, step_err, pid, comm)
+                    pid, comm = _UNKNOWN, b""
+            if abs(offset - self._offset) <= _NOISE_NS or pid != _UNKNOWN:
+                break
+            if attempt < 2:  # read between the step and its waker: the kernel program is about to tell
+                time.sleep(50e-6)
+        self._tell(t_ns, offset, err, pid, comm)
+
+    def _tell(self, t_ns: int, offset: int, err: int, pid: int, comm: bytes) -> None:
+        before, before_err = self._offset, self._err
+        if abs(offset - before) <= _NOISE_NS:
+            return
+        self._offset, self._err = offset, err
+        actor = {"pid": pid, "comm": comm.rstrip(b"\0").decode(errors="replace")} if pid > 0 else None
+        notice = {
+            "v": 1, "kind": "step", "size_ns": offset - before, "err_ns": err + before_err, "t_ns": t_ns,
+            "real_mono_before_ns": before, "real_mono_after_ns": offset, "actor": actor,
+        }  # fmt: skip
+        line = json.dumps(notice, separators=(",", ":")).encode() + b"\n"
+        for fd, subscriber in list(self._subscribers.items()):
+            try:
+                sent = subscriber.send(line)
+            except OSError:
+                sent = -1
+            if sent != len(line):
+                self._dropped += 1
+                self._forget(fd)
+        message = MESSAGE.pack(t_ns, before, offset, err + before_err, pid if pid > 0 else _UNKNOWN, self._dropped)
+        with contextlib.suppress(BlockingIOError):  # the agent compares offsets itself; this only wakes it and dates the step
+            self._agent.send(message)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # gone again before it was accepted
+            subscriber, _ = self._notices.accept()
+            with self._lock:
+                if len(self._subscribers) >= SUBSCRIBERS:
+                    self._dropped += 1
+                    subscriber.close()
+                    return
+                subscriber.setblocking(False)
+                self._subscribers[subscriber.fileno()] = subscriber
+                self._poll.register(subscriber.fileno(), 0)  # hang-ups are always reported
+
+    def _forget(self, fd: int) -> None:
+        subscriber = self._subscribers.pop(fd, None)
+        if subscriber is not None:
+            self._poll.unregister(fd)
+            subscriber.close()
+
+
+class WatchProcess:
+    """The agent's side of a running watch. ``describe`` gives what the clock source knows, for ``state``."""
+
+    def __init__(self, sock: socket.socket, pid: int) -> None:
+        self.sock, self.pid = sock, pid
+        self.alive = True
+        self.describe: Callable[[], dict[str, object]] = dict
+
+    def use_steps(self, clock_last_fd: int) -> None:
+        """Hands over the map of the kernel program's last steps, so that notices name their actor. Raises OSError."""
+        socket.send_fds(self.sock, [b"s"], [clock_last_fd])
+
+    def messages(self) -> list[tuple[int, int, int, int, int, int]]:
+        """What it told since the last call, as ``MESSAGE`` has it."""
+        out: list[tuple[int, int, int, int, int, int]] = []
+        while self.alive:
+            try:
+                data = self.sock.recv(MESSAGE.size)
+            except BlockingIOError:
+                break
+            except ConnectionResetError:
+                data = b""
+            if len(data) != MESSAGE.size:
+                self.alive = False
+                break
+            fields = MESSAGE.unpack(data)
+            out.append((fields[0], fields[1], fields[2], fields[3], fields[4], fields[5]))
+        return out
+
+    def state(self) -> dict[str, object]:
+        return {**self.describe(), "watch": "running" if self.alive else "gone: steps are found by comparing, without notices; restart tickscope"}
+
+    def close(self) -> None:
+        """Ends the watch and waits for it."""
+        self.sock.close()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+def start(path: Path | str, uid: int, gid: int) -> WatchProcess:
+    """Forks the watch as that user, with its notice socket at ``path``. Call early, from a small single-threaded process.
+
+    Raises OSError where the socket cannot be made.
+    """
+    notices = listen(str(path))
+    os.chown(path, uid, gid)
+    os.chmod(path, 0o666)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent, pid = os.getpid(), os.fork()
+    if pid == 0:
+        try:
+            ours.close()
+            privilege.drop(uid, gid)
+            privilege.die_with_parent(parent)
+            privilege.set_name("tickscope-clock")
+            run_watch(theirs, notices)
+        finally:
+            os._exit(1)
+    theirs.close()
+    notices.close()
+    ours.setblocking(False)
+    return WatchProcess(ours, pid)
+
+
+def run_watch(agent: socket.socket, notices: socket.socket) -> None:
+    """Watches until the agent is gone, then exits. SIGINT is left to the agent. Raises OSError."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    agent.setblocking(False)
+    Watch(agent, notices).run()
+    os._exit(0)

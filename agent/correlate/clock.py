@@ -1,0 +1,142 @@
+"""Clock jumps: who moved the wall clock, how far, and which decisions fell into the time that happened twice or never.
+
+Decisions and steps are both on CLOCK_BOOTTIME. A step of D at t0 makes the wall interval of length D at the step occur twice
+(backward) or never (forward). Under one of the two offsets, the wall time of exactly the decisions whose interval
+[t_ns - duration_ns, t_ns] meets [t0 - D, t0 + D] lies in it: BOOTTIME to wall time is one constant on each side, so the
+constants cancel. Decisions further away, but within one window of their limiter, straddle the step: their window was
+stretched or cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from agent.correlate.config import SECOND, CorrelatorConfig
+from agent.correlate.rows import DTYPES, Ring, groups, known
+from agent.correlate.words import text
+from agent.tables import TABLES
+
+_CHANGE = TABLES["clock_change"]
+_CAUSES = {_CHANGE.code("kind", "step"): "clock_step", _CHANGE.code("kind", "leap"): "leap", _CHANGE.code("kind", "slew"): "clock_slew"}
+_REFUSED = (TABLES["limiter_decision"].code("result", "refused"), TABLES["limiter_decision"].code("result", "error"))
+
+
+@dataclass
+class Affected:
+    """Decisions of one limiter of one process near a jump, as seen so far."""
+
+    limiter: str
+    library: str
+    pid: int | None
+    comm: str
+    immune: bool | None
+    inside_allowed: int = 0
+    inside_refused: int = 0
+    straddling: int = 0
+
+    @property
+    def inside(self) -> int:
+        return self.inside_allowed + self.inside_refused
+
+
+@dataclass
+class Jump:
+    """One clock change that is a finding. size_ns < 0: backward. until_ns: from then on no decision is affected."""
+
+    cause: str
+    t_ns: int
+    size_ns: int
+    err_ns: int | None
+    pid: int | None
+    comm: str
+    via: str
+    until_ns: int
+    wall_before_ns: int | None = None
+    wall_after_ns: int | None = None
+    complete: bool = True
+    affected: dict[tuple[bytes, int, int], Affected] = field(default_factory=dict)
+
+    @property
+    def backward(self) -> bool:
+        return self.size_ns < 0
+
+
+class ClockWatch:
+    """Takes clock changes and decisions in time order and keeps the jumps whose effects are still counted."""
+
+    def __init__(self, config: CorrelatorConfig) -> None:
+        self._config = config
+        self.decisions = Ring(DTYPES["limiter_decision"], config.keep_decisions, config.keep_ns)
+        self.counting: list[Jump] = []
+
+    def feed(self, changes: np.ndarray | None, decisions: np.ndarray | None, until_ns: int) -> list[Jump]:
+        """Takes what lies before ``until_ns``; returns new jumps. Jumps past their time leave ``counting``."""
+        if decisions is not None:
+            for jump in self.counting:
+                self._count(jump, decisions)
+            self.decisions.add(decisions)
+        new = [] if changes is None else [made for row in changes if (made := self._jump(row)) is not None]
+        for jump in new:
+            reach = min(self._config.keep_ns, self._config.clock_cap_ns + abs(jump.size_ns))
+            oldest = self.decisions.from_ns
+            jump.complete = abs(jump.size_ns) <= self._config.clock_cap_ns and (not self.decisions.dropped or oldest is None or oldest <= jump.t_ns - min(abs(jump.size_ns), reach))
+            self._count(jump, self.decisions.between(jump.t_ns - reach, until_ns))
+        self.counting = [jump for jump in self.counting + new if jump.until_ns > until_ns]
+        return new
+
+    def _jump(self, row: np.void) -> Jump | None:
+        cause = _CAUSES.get(int(row["kind"]))
+        before, after = (_int(row[f"real_mono_{side}_ns"]) for side in ("before", "after"))
+        size = _int(row["size_ns"])
+        if size is None and before is not None and after is not None:
+            size = after - before
+        least = self._config.slew_min_ns if cause == "clock_slew" else self._config.clock_min_ns
+        ret = _int(row["ret"])
+        if cause is None or not size or abs(size) < least or (ret is not None and ret < 0):
+            return None
+        t = int(row["t_ns"])
+        via = text(row["via"])
+        return Jump(cause, t, size, _int(row["err_ns"]), _int(row["pid"]) or None, text(row["comm"]), "" if via == "none" else via,
+                    t + min(abs(size), self._config.clock_cap_ns) + self._config.clock_settle_ns, before, after)
+
+    def _count(self, jump: Jump, rows: np.ndarray) -> None:
+        size = abs(jump.size_ns)
+        end, duration = rows["t_ns"], np.where(known(rows["duration_ns"]), rows["duration_ns"], 0)
+        counted = end <= jump.until_ns
+        inside = counted & (end >= jump.t_ns - size) & (end - duration <= jump.t_ns + size)
+        window = np.minimum(_window_ns(rows), self._config.clock_cap_ns)
+        near = counted & ~inside & (end >= jump.t_ns - window) & (end - duration <= jump.t_ns + window)
+        chosen = np.flatnonzero(inside | near)
+        if not len(chosen):
+            return
+        rows, inside = rows[chosen], inside[chosen]
+        refused = np.isin(rows["result"], _REFUSED)
+        first, group = groups([rows["limiter_id"], rows["pid"], rows["proc_start_ns"]])
+        counts = [np.bincount(group, mask, len(first)).astype(np.int64) for mask in (inside & ~refused, inside & refused, ~inside)]
+        for i, at in enumerate(first):
+            row = rows[at]
+            key = bytes(row["limiter_id"]), int(row["pid"]), int(row["proc_start_ns"])
+            entry = jump.affected.get(key)
+            if entry is None:
+                if len(jump.affected) >= self._config.subjects:
+                    jump.complete = False
+                    continue
+                immune = {0: False, 1: True}.get(int(row["step_immune"]))
+                entry = jump.affected[key] = Affected(text(row["limiter_id"]), text(row["library"]), _int(row["pid"]), text(row["comm"]), immune)
+            entry.inside_allowed += int(counts[0][i])
+            entry.inside_refused += int(counts[1][i])
+            entry.straddling += int(counts[2][i])
+
+
+def _window_ns(rows: np.ndarray) -> np.ndarray:
+    """A limiter's window: as told, else the time that a full burst takes to come back, else 0."""
+    refill = np.divide(rows["burst"], rows["limit_per_s"], out=np.zeros(len(rows)), where=rows["limit_per_s"] > 0)
+    refill = np.nan_to_num(np.minimum(refill, 3600.0) * SECOND).astype(np.int64)
+    return np.where(rows["window_ns"] > 0, rows["window_ns"], refill)
+
+
+def _int(value: np.integer) -> int | None:
+    number = int(value)
+    return None if number == -(2**63) else number

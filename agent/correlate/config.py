@@ -1,0 +1,46 @@
+"""What the correlator is told: thresholds, persistence and bounds. Times in the units their names carry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SECOND = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class CorrelatorConfig:
+    """Thresholds of the correlator.
+
+    Every symptom needs an absolute effect *and* one relative to the subject's own baseline, so that neither noise nor a
+    slow but steady service is reported.
+    """
+
+    clock_min_ns: int = 0  #: smallest step that is reported
+    slew_min_ns: int = 128_000_000  #: smallest slew that is reported (the step threshold of RFC 5905)
+    clock_settle_ns: int = 2 * SECOND  #: how long after |size| a step's effects are still counted
+    clock_cap_ns: int = 10 * SECOND  #: and never longer than this
+
+    stall_ns: int = 250_000_000  #: a single decision this slow, far outside its baseline, is a symptom at once
+    poll_stall_ns: int = 500_000_000  #: a broker that took this long to answer one poll
+    stall_ratio: float = 20.0  #: ... and this many times its usual time
+    latency_rise_ns: int = 20_000_000  #: smallest lasting rise of the median decision time
+    refusal_rise: float = 0.2  #: smallest lasting rise of the refused share
+    refusals_min: int = 10  #: refusals in the persistence window below which nothing is said
+    age_rise_s: float = 3.0  #: smallest lasting rise of the oldest undelivered message's age
+    pending_rise_s: float = 10.0  #: smallest lasting rise of the oldest unacknowledged message's age
+    lag_rise: float = 100.0  #: smallest lasting rise of the lag in messages, where its age is unknown
+
+    persist_s: int = 5  #: seconds that a lasting rise must last
+    warm_s: int = 10  #: seconds of baseline that a lasting rise is judged against, at least
+    quiet_s: int = 5  #: a finding closes after this many seconds without its symptom
+    adopt_s: int = 600  #: a symptom that lasts this long is the new normal
+    merge_ns: int = 5 * SECOND  #: symptoms of one cause this near in time are one finding
+    repeat_s: int = 10  #: an open finding that only grew is emitted again this often
+
+    keep_ns: int = 120 * SECOND  #: how far back rows are kept as evidence
+    keep_rows: int = 4096  #: per table
+    keep_decisions: int = 8192
+    pending_rows: int = 50_000  #: per table, waiting for the watermark
+    subjects: int = 256  #: limiters, queues, brokers and listeners watched, of each kind
+    max_findings: int = 64  #: open at once
+    evidence_floor_ns: int = 5_000_000  #: calls and handshakes shorter than this are no evidence of anything

@@ -1,0 +1,169 @@
+"""The correlator: batches in, findings out. It does no I/O and reads no clock; the same rows give the same findings."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agent.batch import Batch
+from agent.correlate.causes import rank
+from agent.correlate.clock import ClockWatch, Jump
+from agent.correlate.config import SECOND, CorrelatorConfig
+from agent.correlate.episode import Episode, Verdict
+from agent.correlate.finding import Finding
+from agent.correlate.limiters import LimiterWatch
+from agent.correlate.queues import AcceptWatch, BrokerWatch, QueueWatch
+from agent.correlate.rows import KEPT, Inbox, compact
+from agent.correlate.view import View
+
+_UNKNOWN = Verdict("unknown", 0.0, "", "")
+
+
+class Correlator:
+    """Makes findings of batches.
+
+    ``feed`` takes batches of any table in any order; ``advance`` processes what happened up to a watermark. Symptoms are
+    judged once a whole second, clock changes at once. Memory is bounded; what did not fit is counted in ``losses``.
+    """
+
+    def __init__(self, config: CorrelatorConfig | None = None) -> None:
+        self._config = config or CorrelatorConfig()
+        self._inbox = Inbox(self._config.pending_rows)
+        self._view = View(self._config)
+        self._clock = ClockWatch(self._config)
+        self._watches = (LimiterWatch(self._config), QueueWatch(self._config), BrokerWatch(self._config), AcceptWatch(self._config))
+        self._second: int | None = None
+        self._gathered: dict[str, list[np.ndarray]] = {}
+        self._findings: list[Finding] = []
+        self._mark_ns = -1
+        self._late = 0
+        self._forced = 0
+
+    def feed(self, batch: Batch) -> None:
+        """Takes a batch of any table; rows of tables that play no part are ignored. ``batch.rows`` is not kept."""
+        if batch.table in KEPT and len(batch.rows):
+            self._inbox.add(batch.table, compact(batch.table, batch.rows))
+
+    def losses(self) -> dict[str, int]:
+        """Rows that could not be taken into account, by reason.
+
+        pending: dropped before the watermark came; late: came after their second was judged (still used as evidence);
+        evidence: no longer kept; subjects: not watched, too many; findings: closed early, too many.
+        """
+        rings = sum(ring.dropped for ring in self._view.rings.values()) + self._view.decisions.dropped
+        return {"pending": self._inbox.dropped, "late": self._late, "evidence": rings,
+                "subjects": sum(w.series.dropped for w in self._watches), "findings": self._forced}
+
+    def advance(self, watermark_ns: int) -> list[Batch]:
+        """Processes rows with ``t_ns <= watermark_ns`` in time order; returns findings that are new, changed or closed.
+
+        A watermark that does not grow does nothing. Rows of one call come out in order of their start and id.
+        """
+        if watermark_ns <= self._mark_ns:
+            return []
+        taken = self._inbox.take(watermark_ns)
+        if self._second is None:
+            first = [int(rows["t_ns"][0]) for rows in taken.values()]
+            self._second = min([watermark_ns, *first]) // SECOND
+        out: list[Batch] = []
+        end = watermark_ns // SECOND
+        while self._second < end:
+            if not self._gathered and not self._findings:
+                ahead = min([int(rows["t_ns"][0]) // SECOND for rows in taken.values() if len(rows)], default=end)
+                self._second = max(self._second, min(ahead, end))
+                if self._second == end:
+                    break
+            self._take(taken, (self._second + 1) * SECOND - 1)
+            self._judge(self._second)
+            self._second += 1
+            out += self._emit(min(watermark_ns, self._second * SECOND))
+        self._take(taken, watermark_ns)
+        self._mark_ns = watermark_ns
+        return out + self._emit(watermark_ns)
+
+    def _take(self, taken: dict[str, np.ndarray], until_ns: int) -> None:
+        """Moves rows up to ``until_ns`` into the rings and the second that is being gathered."""
+        part: dict[str, np.ndarray] = {}
+        assert self._second is not None
+        for table, rows in taken.items():
+            n = int(np.searchsorted(rows["t_ns"], until_ns, "right"))
+            if not n:
+                continue
+            part[table], taken[table] = rows[:n], rows[n:]
+            late = int(np.searchsorted(rows["t_ns"][:n], self._second * SECOND, "left"))
+            self._late += late
+            if late < n:
+                self._gathered.setdefault(table, []).append(rows[late:n])
+        if part:
+            self._view.add(part)
+        for jump in self._clock.feed(part.get("clock_change"), part.get("limiter_decision"), until_ns):
+            self._begin_jump(jump)
+
+    def _begin_jump(self, jump: Jump) -> None:
+        self._view.jumps = [*self._view.jumps[-63:], jump]
+        found = Finding(jump.t_ns, jump.t_ns, jump.t_ns // SECOND, jump=jump)
+        found.name(jump.cause, f"{jump.size_ns}|{jump.pid}")
+        self._findings.append(found)
+
+    def _judge(self, second: int) -> None:
+        rows = {table: parts[0] if len(parts) == 1 else np.concatenate(parts) for table, parts in self._gathered.items()}
+        self._gathered = {}
+        opened = [e for watch in self._watches for e in watch.step(second, rows)]
+        for found in self._findings:
+            self._follow(found, second)
+        for episode in sorted(opened, key=lambda e: e.order):
+            self._place(episode, rank(episode, self._view), second)
+        for found in self._findings:
+            if not found.finding_id:
+                found.name(found.cause.cause, found.main.subject)
+            self._close(found, second)
+        if (over := sum(not f.closed for f in self._findings) - self._config.max_findings) > 0:
+            for found in [f for f in self._findings if not f.closed][:over]:
+                found.closed = True
+                self._forced += 1
+
+    def _place(self, episode: Episode, verdicts: list[Verdict], second: int) -> None:
+        best = verdicts[0] if verdicts and verdicts[0].score > 0 else _UNKNOWN
+        home = next((f for f in self._findings if f.takes(best, episode, self._config.merge_ns)), None)
+        if home is None:
+            home = Finding(episode.start_ns, episode.end_ns, episode.last_bad)
+            self._findings.append(home)
+        elif not home.finding_id:
+            home.start_ns = min(home.start_ns, episode.start_ns)
+        home.closed = False
+        home.episodes.append(episode)
+        home.verdicts[id(episode)] = verdicts
+        home.end_ns, home.last_bad = max(home.end_ns, episode.end_ns), max(home.last_bad, second)
+
+    def _follow(self, found: Finding, second: int) -> None:
+        """Symptoms that go on, and what is known of their causes by now."""
+        for episode in found.episodes:
+            found.end_ns = max(found.end_ns, episode.end_ns)
+            found.last_bad = max(found.last_bad, episode.last_bad)
+            if not found.closed and second - episode.start_ns // SECOND <= 60:
+                found.verdicts[id(episode)] = rank(episode, self._view)
+
+    def _close(self, found: Finding, second: int) -> None:
+        jump = found.jump
+        if jump is not None and not found.closed:
+            found.end_ns = max(found.end_ns, min(jump.until_ns - self._config.clock_settle_ns, (second + 1) * SECOND))
+        counting = jump is not None and jump.until_ns > (second + 1) * SECOND
+        lasting = any((e.symptom, e.slot) in w.active and w.active[e.symptom, e.slot] is e for e in found.episodes for w in self._watches)
+        quiet = not found.episodes or second - found.last_bad >= self._config.quiet_s
+        found.closed = found.closed or (not counting and not lasting and quiet)
+
+    def _emit(self, t_ns: int) -> list[Batch]:
+        """Findings that changed since they were last emitted; closed ones are forgotten when nothing can join them any more."""
+        out = []
+        for found in sorted(self._findings, key=lambda f: (f.start_ns, f.finding_id)):
+            if not found.finding_id:
+                continue
+            state, second = found.state(), t_ns // SECOND
+            fresh = state[:3] != found.said[:3]
+            older = second - found.said_second
+            if fresh or (state != found.said and older >= 1) or (not found.closed and found.episodes and older >= self._config.repeat_s):
+                out.append(found.row(t_ns))
+                found.said, found.said_second = state, second
+        keep = self._config.merge_ns + self._config.quiet_s * SECOND
+        self._findings = [f for f in self._findings
+                          if not f.closed or f.end_ns + (max(keep, self._config.keep_ns) if f.jump else keep) > t_ns]
+        return out

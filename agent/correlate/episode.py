@@ -1,0 +1,67 @@
+"""The correlator's own records: an episode of a symptom, a verdict on a cause. Plain data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+#: Symptoms in the order in which the first of several names a finding.
+SYMPTOMS = ("clock_jump", "decision_latency", "refusals", "queue_lag", "accept_overflow", "broker_down", "broker_stall")
+
+
+@dataclass
+class Episode:
+    """One symptom of one subject, from its first to its last bad second. Values are in ``unit``, times CLOCK_BOOTTIME ns.
+
+    slot: the subject's row in its series. base: what was usual; value: the worst seen; bar: what a bad second exceeds.
+    scope: what episodes of one local cause share (the process, or the queue).
+    """
+
+    symptom: str
+    key: tuple[object, ...]
+    slot: int
+    subject: str
+    scope: str
+    start_ns: int
+    end_ns: int
+    metric: str
+    unit: str
+    base: float
+    value: float
+    bar: float
+    last_bad: int
+    pid: int | None = None
+    start_tick: int | None = None
+    comm: str = ""
+    words: str = ""
+    count: int = 0
+    facts: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def order(self) -> tuple[int, int, str]:
+        return SYMPTOMS.index(self.symptom), self.start_ns, self.subject
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one rule says of one episode.
+
+    score: 0 (looked at, does not explain it) to 1. scope: what it is about, for example the peer; empty matches any.
+    words: completes "... because" (or says what was looked at, where the score is 0). evidence: rows of JSON members.
+    """
+
+    cause: str
+    score: float
+    scope: str
+    words: str
+    evidence: tuple[dict[str, object], ...] = ()
+
+
+def item(table: str, what: str, value: float | str | None, unit: str = "", **more: object) -> dict[str, object]:
+    """An entry of a finding's evidence; unknown members are left out, floats rounded to what was measured."""
+    entry: dict[str, object] = {"table": table, "what": what, "value": value, "unit": unit, **more}
+    return {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in entry.items() if v not in (None, "") and not _nan(v)}
+
+
+def _nan(value: object) -> bool:
+    return isinstance(value, float) and math.isnan(value)

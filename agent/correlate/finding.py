@@ -1,0 +1,175 @@
+"""A finding: one cause at one time, with all the symptoms that it explains, and its row and sentence."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+from agent.batch import Batch, make
+from agent.correlate.causes import usual_and_now
+from agent.correlate.clock import Affected, Jump
+from agent.correlate.episode import Episode, Verdict, item
+from agent.correlate.words import fit, fit_json, instant, listing, number, percent, plural, process, span
+from agent.tables import TABLES
+
+_FINDING = TABLES["finding"]
+_NO_CAUSE = Verdict("unknown", 0.0, "", "no cause was seen")
+_BROKER = ("broker_slow", "broker_down")
+
+
+@dataclass
+class Finding:
+    """verdicts: of each episode, best first, as last ranked. last_bad: the last second with a symptom."""
+
+    start_ns: int
+    end_ns: int
+    last_bad: int
+    finding_id: str = ""
+    episodes: list[Episode] = field(default_factory=list)
+    verdicts: dict[int, list[Verdict]] = field(default_factory=dict)
+    jump: Jump | None = None
+    closed: bool = False
+    said: tuple[object, ...] = ()
+    said_second: int = 0
+
+    def name(self, cause: str, subject: str) -> None:
+        """The id: the same whenever the same rows are read."""
+        self.finding_id = hashlib.blake2b(f"{cause}|{subject}|{self.start_ns}".encode(), digest_size=8).hexdigest()
+
+    def ranked(self) -> list[Verdict]:
+        """The best verdict of each cause over all episodes, best first."""
+        best: dict[str, Verdict] = {}
+        for episode in self.episodes:
+            for v in self.verdicts[id(episode)]:
+                held = best.get(v.cause)
+                if held is None or v.score > held.score:
+                    best[v.cause] = Verdict(v.cause, v.score, v.scope or (held.scope if held else ""), v.words, v.evidence)
+        return sorted(best.values(), key=lambda v: -v.score)
+
+    @property
+    def cause(self) -> Verdict:
+        if self.jump is not None:
+            return Verdict(self.jump.cause, _jump_confidence(self.jump), str(self.jump.t_ns), "")
+        top = self.ranked()[:1]
+        return top[0] if top and top[0].score > 0 else _NO_CAUSE
+
+    @property
+    def main(self) -> Episode:
+        return min(self.episodes, key=lambda e: e.order)
+
+    def takes(self, cause: Verdict, episode: Episode, merge_ns: int) -> bool:
+        """Whether an episode with this best cause belongs here."""
+        mine = self.cause
+        if self.jump is not None:
+            return cause.cause == mine.cause and cause.scope == mine.scope
+        near = episode.start_ns <= self.end_ns + merge_ns and episode.end_ns >= self.start_ns - merge_ns
+        same = cause.cause == mine.cause or {cause.cause, mine.cause} <= set(_BROKER)
+        if cause.cause == "unknown":
+            return near and same and any(e.scope == episode.scope for e in self.episodes)
+        return near and same and (cause.scope == mine.scope or "" in (cause.scope, mine.scope))
+
+    def state(self) -> tuple[object, ...]:
+        """What makes a new row worth emitting at once."""
+        counts = tuple((a.inside_allowed, a.inside_refused, a.straddling) for a in self.jump.affected.values()) if self.jump else ()
+        return self.closed, self.cause.cause, len(self.episodes), counts
+
+    def row(self, t_ns: int) -> Batch:
+        """The finding as one row of its table; t_ns is the watermark at which this was known."""
+        cause, ranked = self.cause, self.ranked()
+        held = [v for v in ranked if v.score > 0]
+        first = self.main if self.episodes else None
+        symptom, subject = ("clock_jump", "wall clock") if self.jump is not None else (first.symptom, first.subject) if first else ("", "")
+        causes = [{"cause": v.cause, "confidence": round(v.score, 2), "words": v.words} for v in ([cause] if self.jump else []) + held]
+        ruled_out = [{"cause": v.cause, "words": v.words} for v in ranked if v.score == 0]
+        return make("finding", 1, t_ns=t_ns, finding_id=self.finding_id.encode(), state=_FINDING.code("state", "closed" if self.closed else "open"),
+                    start_ns=self.start_ns, end_ns=self.end_ns, symptom=symptom.encode(), subject=fit(subject, 128), cause=cause.cause.encode(),
+                    confidence=round(cause.score, 2) if cause.cause != "unknown" else 0.3, sentence=fit(self.sentence(), 480),
+                    causes=fit_json(causes, 2048), evidence=fit_json(self.evidence(held), 6144), ruled_out=fit_json(ruled_out, 2048))
+
+    def evidence(self, held: list[Verdict]) -> list[dict[str, object]]:
+        entries: list[dict[str, object]] = []
+        if self.jump is not None:
+            j = self.jump
+            entries.append(item("clock_change", j.cause, j.size_ns, "ns", t_ns=j.t_ns, pid=j.pid, comm=j.comm, via=j.via, err_ns=j.err_ns,
+                                real_mono_before_ns=j.wall_before_ns, real_mono_after_ns=j.wall_after_ns))
+            entries += [item("limiter_decision", "not affected: ignores the wall clock" if a.immune else "decisions in the interval", a.inside, "decisions",
+                             limiter=a.limiter, library=a.library, pid=a.pid, comm=a.comm, allowed=a.inside_allowed, refused=a.inside_refused,
+                             straddling=a.straddling, at_least=None if j.complete else "true") for a in _sorted(j)]
+        for v in held[:1]:
+            entries += v.evidence
+        for e in sorted(self.episodes, key=lambda e: e.order):
+            entries.append(item(_TABLE[e.symptom], e.symptom, e.value, e.unit, baseline=e.base, t_ns=e.start_ns, end_ns=e.end_ns, subject=e.subject, pid=e.pid))
+        for v in held[1:]:
+            entries += v.evidence
+        return entries
+
+    def sentence(self) -> str:
+        if self.jump is not None:
+            return _jump_sentence(self.jump) + (f" After it, {_lower(_clause(self.main))}." if self.episodes else "")
+        cause = self.cause
+        if cause.cause == "unknown":
+            looked = sorted({v.cause.replace("_", " ") for v in self.ranked()})
+            why = f"; no cause was seen ({'looked at: ' + ', '.join(looked) if looked else 'nothing else was recorded'})"
+        else:
+            why = f"{' because' if cause.score >= 0.7 else ', probably because'} {cause.words}"
+        others = [e.subject for e in sorted(self.episodes, key=lambda e: e.order) if e is not self.main]
+        also = f" Also affected: {listing(sorted(set(others) - {self.main.subject}))}." if set(others) - {self.main.subject} else ""
+        return f"{_clause(self.main)}{why}.{also}"
+
+
+_TABLE = {"decision_latency": "limiter_decision", "refusals": "limiter_decision", "queue_lag": "queue_lag", "accept_overflow": "socket_queue",
+          "broker_down": "queue_lag", "broker_stall": "queue_lag"}
+
+
+def _lower(clause: str) -> str:
+    return clause[0].lower() + clause[1:]
+
+
+def _clause(e: Episode) -> str:
+    """What was wrong with what, how much, and when."""
+    value, base = usual_and_now(e)
+    when = f"from {instant(e.start_ns)} to {instant(e.end_ns)}"
+    if e.symptom == "decision_latency":
+        return f"Decisions of {e.subject} took {'up to ' if e.count > 1 else ''}{value} instead of {base} {when}"
+    if e.symptom == "refusals":
+        failed = e.facts.get("errors", 0) > e.facts.get("refused", 0)
+        return f"{e.subject[0].upper()}{e.subject[1:]} {'failed' if failed else 'refused'} up to {percent(e.value)} of decisions instead of {percent(e.base)} {when}"
+    if e.symptom == "queue_lag":
+        what = {"age_s": "its oldest undelivered message was", "pending_s": "its oldest unacknowledged message was", "lag": "its lag was"}[e.metric]
+        unit = " messages" if e.metric == "lag" else " old"
+        return f"{e.subject[0].upper()}{e.subject[1:]} fell behind: {what} {value}{unit} instead of {base} {when}"
+    if e.symptom == "accept_overflow":
+        return f"The {e.subject} held {number(e.value)} of {number(e.facts.get('limit', 0))} connections {when}"
+    if e.symptom == "broker_down":
+        return f"{e.subject[0].upper()}{e.subject[1:]} was down {when}"
+    return f"{e.subject[0].upper()}{e.subject[1:]} took {value} instead of {base} to answer {when}"
+
+
+def _sorted(jump: Jump) -> list[Affected]:
+    return sorted(jump.affected.values(), key=lambda a: (bool(a.immune), -a.inside, -a.straddling, a.limiter, a.pid or 0))
+
+
+def _jump_confidence(jump: Jump) -> float:
+    certain = 1.0 if jump.err_ns is None or 2 * jump.err_ns < abs(jump.size_ns) else 0.6
+    return certain * (0.99 if jump.pid or jump.cause == "leap" else 0.9)
+
+
+def _jump_sentence(jump: Jump) -> str:
+    size = span(abs(jump.size_ns))
+    by = f": {process(jump.comm, jump.pid)}{f' called {jump.via}' if jump.via else ' did it'}" if jump.pid else "" if jump.cause == "leap" else ", by whom was not seen"
+    verb = {"leap": "made a leap second", "clock_slew": "is being slewed"}.get(jump.cause, "jumped")
+    head = f"The wall clock {verb} {'back' if jump.backward else 'forward'} by {size} at {instant(jump.t_ns)}{by}."
+    hit = [a for a in _sorted(jump) if not a.immune]
+    inside, near = [a for a in hit if a.inside], [a for a in hit if not a.inside]
+    least = "" if jump.complete else "at least "
+    told = [f"limiter {a.limiter} ({process(a.comm, a.pid)}; {least}{a.inside_allowed} allowed, {a.inside_refused} refused)" for a in inside]
+    if inside:
+        many = sum(a.inside for a in inside)
+        what = f"the {size} that happened twice" if jump.backward else f"{size} around the time that was skipped"
+        head += f" {least.capitalize()}{plural(many, 'decision')} fell into {what}: {listing(told)}."
+    if near:
+        head += f" Windows of {listing([f'limiter {a.limiter}' for a in near])} straddle it."
+    immune = [a.limiter for a in _sorted(jump) if a.immune]
+    if immune:
+        head += f" Not affected, since it ignores the wall clock: {listing([f'limiter {name}' for name in immune])}."
+    return head if hit or immune else f"{head} No limiter decision was seen near it."

@@ -1,0 +1,119 @@
+"""Values of each subject per second, and the robust baseline that a second is judged against."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+SECONDS = 128
+_SIGMA = 1.4826  # a normal distribution's standard deviation in units of its median absolute deviation
+
+
+class Baseline(NamedTuple):
+    """What was usual; one value a subject, NaN where nothing was seen.
+
+    median; spread: 1.4826 times the median absolute deviation; high: the 90th percentile; top: the largest; seen: seconds.
+    """
+
+    median: np.ndarray
+    spread: np.ndarray
+    high: np.ndarray
+    top: np.ndarray
+    seen: np.ndarray
+
+
+def quantile(values: np.ndarray, q: float) -> np.ndarray:
+    """The q-quantile (nearest rank, rounded down) of each row of an (n, m) array, over what is not NaN."""
+    ordered = np.sort(values, axis=1)  # NaN sorts last
+    count = np.count_nonzero(~np.isnan(values), axis=1)
+    at = np.clip(((count - 1) * q).astype(np.int64), 0, None)
+    return np.asarray(np.take_along_axis(ordered, at[:, None], axis=1)[:, 0])
+
+
+class Series:
+    """Metrics of subjects by second, the last ``SECONDS`` of them; a subject is any hashable key.
+
+    Seconds that were part of a symptom are not part of the baseline. At most ``limit`` subjects: one unseen for ``SECONDS``
+    gives way to a new one; a new one that finds no room is not watched, and counted in ``dropped``.
+    """
+
+    def __init__(self, metrics: tuple[str, ...], limit: int) -> None:
+        self._limit = limit
+        self._slot: dict[tuple[object, ...], int] = {}
+        self._seen = np.empty(0, np.int64)
+        self._values = {m: np.empty((0, SECONDS), np.float32) for m in metrics}
+        self._usual = np.empty((0, SECONDS), np.bool_)
+        self._second: int | None = None
+        self.dropped = 0
+
+    def begin(self, second: int) -> None:
+        """Open a second: what it held one turn of the ring ago is forgotten."""
+        first = second if self._second is None else max(self._second + 1, second - SECONDS + 1)
+        stale = np.arange(first, second + 1) % SECONDS
+        for values in self._values.values():
+            values[:, stale] = np.nan
+        self._usual[:, stale] = True
+        self._second = second
+
+    def slot(self, key: tuple[object, ...], second: int) -> int:
+        """The subject's row, or -1 where there is no room for it."""
+        slot = self._slot.get(key, -1)
+        if slot < 0:
+            slot = self._place(second)
+            if slot < 0:
+                self.dropped += 1
+                return -1
+            self._slot[key] = slot
+            for values in self._values.values():
+                values[slot] = np.nan
+            self._usual[slot] = True
+        self._seen[slot] = second
+        return slot
+
+    def _place(self, second: int) -> int:
+        if len(self._slot) < len(self._seen):
+            return next(iter(set(range(len(self._seen))) - set(self._slot.values())))
+        if len(self._seen) < self._limit:
+            grown = min(self._limit, max(8, 2 * len(self._seen)))
+            more = grown - len(self._seen)
+            self._seen = np.append(self._seen, np.zeros(more, np.int64))
+            self._values = {m: np.concatenate([v, np.full((more, SECONDS), np.nan, np.float32)]) for m, v in self._values.items()}
+            self._usual = np.concatenate([self._usual, np.ones((more, SECONDS), np.bool_)])
+            return len(self._slot)
+        key, slot = min(self._slot.items(), key=lambda item: (self._seen[item[1]], item[1]))
+        if self._seen[slot] > second - SECONDS:
+            return -1
+        del self._slot[key]
+        return slot
+
+    def put(self, second: int, slots: np.ndarray, **values: np.ndarray) -> None:
+        """Values of one second; ``slots`` and every value have shape (n,)."""
+        for metric, value in values.items():
+            self._values[metric][slots, second % SECONDS] = value
+
+    def carry(self, second: int, slots: np.ndarray, reach: int) -> np.ndarray:
+        """Subjects other than ``slots`` seen within ``reach`` seconds keep their last values for this second; returns all of them."""
+        held = np.fromiter((s for s in self._slot.values() if self._seen[s] >= second - reach), np.int64)
+        held = np.setdiff1d(held, slots)
+        for values in self._values.values():
+            values[held, second % SECONDS] = values[held, (second - 1) % SECONDS]
+        return np.union1d(slots, held).astype(np.int64)
+
+    def unusual(self, slot: int, seconds: range) -> None:
+        """Keep these seconds out of the subject's baseline."""
+        self._usual[slot, np.array(seconds, np.int64) % SECONDS] = False
+
+    def recent(self, metric: str, slots: np.ndarray, second: int, n: int) -> np.ndarray:
+        """Values of the last n seconds, oldest first; shape (len(slots), n)."""
+        columns = np.arange(second - n + 1, second + 1) % SECONDS
+        return np.asarray(self._values[metric][np.ix_(slots, columns)], np.float64)
+
+    def baseline(self, metric: str, slots: np.ndarray, second: int, skip: int) -> Baseline:
+        """What was usual before the last ``skip`` seconds."""
+        columns = np.arange(second - SECONDS + 1, second - skip + 1) % SECONDS
+        grid = np.ix_(slots, columns)
+        values = np.where(self._usual[grid], self._values[metric][grid].astype(np.float64), np.nan)
+        median = quantile(values, 0.5)
+        spread = _SIGMA * quantile(np.abs(values - median[:, None]), 0.5)
+        return Baseline(median, spread, quantile(values, 0.9), quantile(values, 1.0), np.count_nonzero(~np.isnan(values), axis=1))

@@ -1,0 +1,139 @@
+"""What the rules about causes look at: recent rows, by process, peer and time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from agent.correlate.clock import Jump
+from agent.correlate.config import SECOND, CorrelatorConfig
+from agent.correlate.episode import Episode
+from agent.correlate.limiters import took
+from agent.correlate.rows import DTYPES, Ring, groups, known, start_ticks
+from agent.correlate.words import text
+from agent.tables import TABLES
+
+_BLOCKED = TABLES["syscall_latency"].code("basis", "blocked")
+_WAITING = TABLES["syscall_latency"].code("kind", "waiting")
+NO_PEER = np.zeros(1, "V18")
+_SERVER = TABLES["tcp_rtt"].code("role", "server")
+_ACCEPT = TABLES["socket_queue"].code("kind", "accept")
+_SLOW_DECISION_NS = 10_000_000
+_LEAD_NS = 200_000_000
+_TABLES = ("tcp_rtt", "tcp_connect", "tcp_retransmit", "tcp_reset", "tls_handshake", "slow_syscall", "syscall_latency")
+
+
+class View:
+    """Evidence of the last ``keep_ns``, thinned to what can be evidence."""
+
+    def __init__(self, config: CorrelatorConfig) -> None:
+        self.config = config
+        self.rings = {t: Ring(DTYPES[t], config.keep_rows, config.keep_ns) for t in _TABLES}
+        self.decisions = Ring(DTYPES["limiter_decision"], config.keep_rows, config.keep_ns)
+        self.jumps: list[Jump] = []
+        self._servers: dict[int, tuple[str, int]] = {}
+
+    def add(self, rows: Mapping[str, np.ndarray]) -> None:
+        floor = self.config.evidence_floor_ns
+        for table in _TABLES:
+            kept = rows.get(table)
+            if kept is None:
+                continue
+            if table in ("slow_syscall", "tls_handshake"):
+                kept = kept[kept["duration_ns"] >= floor]
+            elif table == "syscall_latency":
+                waited = (kept["kind"] == _WAITING) & (kept["peer"] != NO_PEER) & (kept["max_ns"] >= floor)
+                kept = kept[(kept["basis"] == _BLOCKED) & (waited | (kept["run_queue_ns"] >= floor))]
+            elif table == "tcp_rtt":
+                self._learn_servers(kept[(kept["role"] == _SERVER) & (kept["sport"] > 0)])
+                kept = merge_rtt(kept)
+            self.rings[table].add(kept)
+        listening = rows.get("socket_queue")
+        if listening is not None:
+            self._learn_servers(listening[(listening["kind"] == _ACCEPT) & (listening["pid"] > 0)])
+        decisions = rows.get("limiter_decision")
+        if decisions is not None:
+            with np.errstate(invalid="ignore"):
+                self.decisions.add(decisions[took(decisions) >= _SLOW_DECISION_NS])
+
+    def _learn_servers(self, rows: np.ndarray) -> None:
+        if not len(rows):
+            return
+        ports, first = np.unique(rows["sport"], return_index=True)
+        for port, i in zip(ports, first, strict=True):
+            if rows["pid"][i] > 0 and len(self._servers) < 4096:
+                self._servers[int(port)] = text(rows["comm"][i]), int(rows["pid"][i])
+
+    def server(self, peer: str) -> tuple[str, int] | None:
+        """(comm, pid) of the process of this host that serves a loopback peer's port, where one was seen."""
+        host, _, port = peer.rpartition(":")
+        return self._servers.get(int(port)) if host.startswith("127.") or host == "[::1]" else None
+
+    def during(self, table: str, episode: Episode, lead_ns: int = _LEAD_NS) -> np.ndarray:
+        """Rows of the episode's time; a little earlier and later, since an effect shows after its cause."""
+        return self.rings[table].between(episode.start_ns - lead_ns, episode.end_ns + lead_ns)
+
+    def own(self, rows: np.ndarray, episode: Episode) -> np.ndarray:
+        """Those of the episode's process; none where that is unknown."""
+        if episode.pid is None:
+            return rows[:0]
+        return np.asarray(rows[(rows["pid"] == episode.pid) & (start_ticks(rows) == episode.start_tick)])
+
+    def rtt_us(self, peer: bytes, episode: Episode) -> tuple[float | None, float | None]:
+        """(usual, worst while it lasted) smoothed RTT towards a peer, us; the last one known before stands in for none during."""
+        rows = self.rings["tcp_rtt"].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND)
+        rows = rows[rows["peer"] == np.frombuffer(peer, "V18")[0]]
+        mean = rows["rtt_sum_us"] / np.maximum(rows["samples"], 1)
+        before = rows["t_ns"] <= episode.start_ns
+        usual = float(np.median(mean[before])) if before.any() else None
+        worst = float(rows["rtt_max_us"][~before].max()) if not before.all() else None
+        return usual, worst if worst is not None else (float(mean[-1]) if len(mean) else None)
+
+    def unusual_waits(self, episode: Episode) -> dict[bytes, float]:
+        """Longest wait of the episode's process on each peer while it lasted, ns, where that is twice any wait before it.
+
+        From the sums per process and peer: they tell not which thread waited, so a connection that idles for as long as
+        always must not count.
+        """
+        rows = self.own(self.rings["syscall_latency"].between(episode.start_ns - 60 * SECOND, episode.end_ns + 2 * SECOND), episode)
+        rows = rows[(rows["kind"] == _WAITING) & (rows["peer"] != NO_PEER)]
+        waits: dict[bytes, float] = {}
+        for i in groups([rows["peer"]])[0] if len(rows) else ():
+            mine = rows[rows["peer"] == rows["peer"][i]]
+            later = mine["t_ns"] >= episode.start_ns
+            now, before = mine["max_ns"][later].max(initial=0), mine["max_ns"][~later].max(initial=0)
+            if now > 2 * before:
+                waits[rows["peer"][i].tobytes()] = float(now)
+        return waits
+
+    def peers(self, episode: Episode) -> list[bytes]:
+        """Peers that the episode's process had client connections to in the last minute."""
+        rows = self.own(self.rings["tcp_rtt"].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND), episode)
+        rows = rows[(rows["role"] != _SERVER) & (rows["peer"] != NO_PEER)]
+        return [rows["peer"][i].tobytes() for i in groups([rows["peer"]])[0]] if len(rows) else []
+
+
+def merge_rtt(rows: np.ndarray) -> np.ndarray:
+    """One row a process, peer and time, connections summed; clients of a server are told apart by address only."""
+    rows = rows.copy()
+    samples = np.where(known(rows["samples"]) & known(rows["rtt_sum_us"]), rows["samples"], 0)
+    single = (samples == 0) & known(rows["srtt_us"])
+    rows["rtt_sum_us"] = np.where(single, rows["srtt_us"], np.where(samples > 0, rows["rtt_sum_us"], 0))
+    rows["rtt_max_us"] = np.where(known(rows["rtt_max_us"]), rows["rtt_max_us"], rows["srtt_us"])
+    rows["samples"] = np.where(single, 1, samples)
+    rows = rows[rows["samples"] > 0]
+    if not len(rows):
+        return rows
+    raw = np.ascontiguousarray(rows["peer"]).view(np.uint8).reshape(len(rows), 18)
+    raw[rows["role"] == _SERVER, 16:] = 0
+    rows["peer"] = raw.reshape(-1).view("V18")
+    rows["sport"] = np.where(rows["role"] == _SERVER, rows["sport"], 0)
+    first, group = groups([rows["t_ns"], rows["pid"], rows["proc_start_ns"], rows["role"], rows["sport"], rows["peer"]])
+    merged = rows[first]
+    merged["samples"] = np.bincount(group, rows["samples"])
+    merged["rtt_sum_us"] = np.bincount(group, rows["rtt_sum_us"])
+    worst = np.zeros(len(first), np.int64)
+    np.maximum.at(worst, group, rows["rtt_max_us"])
+    merged["rtt_max_us"] = worst
+    return np.asarray(merged[np.argsort(merged["t_ns"], kind="stable")])

@@ -1,0 +1,102 @@
+"""What every symptom's watcher does alike: judge seconds against baselines, open episodes, follow and end them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from agent.correlate.config import SECOND, CorrelatorConfig
+from agent.correlate.episode import Episode
+from agent.correlate.series import Series
+
+
+@dataclass(frozen=True)
+class Rise:
+    """A lasting rise of a metric: bad seconds exceed the baseline by ``least``, by 6 spreads and by ``ratio``, and its 90th percentile."""
+
+    symptom: str
+    metric: str
+    unit: str
+    least: float
+    ratio: float
+
+
+class Watch:
+    """Watches one kind of subject. Subclasses fill ``series`` and say how an episode is described."""
+
+    metrics: tuple[str, ...] = ()
+
+    def __init__(self, config: CorrelatorConfig) -> None:
+        self.config = config
+        self.series = Series(self.metrics, config.subjects)
+        self.active: dict[tuple[str, int], Episode] = {}
+        self._active_slots = np.empty(0, np.int64)
+
+    def step(self, second: int, rows: Mapping[str, np.ndarray]) -> list[Episode]:
+        """Takes one whole second's rows; returns the episodes that it opened. ``active`` holds those that go on."""
+        self.series.begin(second)
+        slots = self.fill(second, rows)
+        opened: list[Episode] = []
+        if len(slots):
+            opened = self.judge(second, slots, rows)
+        self._end(second)
+        return opened
+
+    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Puts the second's values into ``series``; returns the slots that have any."""
+        raise NotImplementedError
+
+    def judge(self, second: int, slots: np.ndarray, rows: Mapping[str, np.ndarray]) -> list[Episode]:
+        """Opens and extends episodes."""
+        raise NotImplementedError
+
+    def describe(self, symptom: str, slot: int) -> Episode:
+        """An episode of this subject with its names filled in; the numbers follow."""
+        raise NotImplementedError
+
+    def rises(self, rise: Rise, second: int, slots: np.ndarray, allowed: np.ndarray) -> list[Episode]:
+        """Opens an episode where the rise has lasted, extends the one that is active; ``allowed`` masks slots for opening."""
+        n = self.config.persist_s
+        recent = self.series.recent(rise.metric, slots, second, n)
+        usual = self.series.baseline(rise.metric, slots, second, n)
+        bar = np.maximum(usual.median + np.maximum(rise.least, 6 * usual.spread), np.maximum(usual.median * rise.ratio, usual.high))
+        lasting = np.all(recent > bar[:, None], axis=1) & (usual.seen >= self.config.warm_s) & allowed
+        opened = []
+        for i in np.flatnonzero(lasting | np.isin(slots, self._active_slots)):
+            slot = int(slots[i])
+            episode = self.active.get((rise.symptom, slot))
+            if episode is not None and episode.metric == rise.metric:
+                if recent[i, -1] > episode.bar:
+                    self.extend(episode, second, float(recent[i, -1]))
+            elif lasting[i] and episode is None:
+                episode = self.describe(rise.symptom, slot)
+                episode.metric, episode.unit = rise.metric, rise.unit
+                episode.base, episode.bar = float(usual.median[i]), float(bar[i])
+                episode.start_ns = (second - n + 1) * SECOND
+                self.open(episode, second, float(recent[i].max()), n)
+                opened.append(episode)
+        return opened
+
+    def open(self, episode: Episode, second: int, value: float, bad_seconds: int) -> None:
+        episode.value = value
+        episode.end_ns = max(episode.end_ns, (second + 1) * SECOND) if not episode.end_ns else episode.end_ns
+        episode.last_bad = second
+        self.series.unusual(episode.slot, range(second - bad_seconds + 1, second + 1))
+        self.active[episode.symptom, episode.slot] = episode
+        self._active_slots = np.array(sorted({slot for _, slot in self.active}), np.int64)
+
+    def extend(self, episode: Episode, second: int, value: float, end_ns: int | None = None) -> None:
+        episode.value = max(episode.value, value)
+        episode.end_ns = (second + 1) * SECOND if end_ns is None else max(episode.end_ns, end_ns)
+        episode.last_bad = second
+        self.series.unusual(episode.slot, range(second, second + 1))
+
+    def _end(self, second: int) -> None:
+        quiet, adopt = self.config.quiet_s, self.config.adopt_s
+        ended = [k for k, e in self.active.items() if second - e.last_bad >= quiet or second - e.start_ns // SECOND >= adopt]
+        for key in ended:
+            del self.active[key]
+        if ended:
+            self._active_slots = np.array(sorted({slot for _, slot in self.active}), np.int64)

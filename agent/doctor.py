@@ -1,0 +1,166 @@
+"""What this host can and cannot do, each with its remedy. Reads only; every check is one function."""
+
+from __future__ import annotations
+
+import ctypes as ct
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from agent import privilege
+from agent.kernel.load import SYSTEM_PYTHON
+
+
+class Check(NamedTuple):
+    """id; state ok, warn or fail; what was found; what to do about it."""
+
+    id: str
+    state: str
+    found: str
+    remedy: str = ""
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def root() -> Check:
+    missing = [
+        name
+        for name, bit in (("CAP_SYS_ADMIN", 21), ("CAP_SYS_PTRACE", 19), ("CAP_PERFMON", 38), ("CAP_BPF", 39), ("CAP_SETUID", 7))
+        if not privilege.effective_capabilities() >> bit & 1
+    ]
+    if os.geteuid() != 0:
+        return Check("root", "fail", f"uid {os.geteuid()}", "run as root: sudo tickscope run (privileges are dropped after the start)")
+    if missing:
+        return Check("root", "fail", f"root without {', '.join(missing)}", "run outside of the container, or give it --privileged")
+    return Check("root", "ok", "uid 0 with the capabilities to load and attach")
+
+
+def kernel() -> Check:
+    release = os.uname().release
+    version = tuple(int(n) for n in re.findall(r"\d+", release)[:2])
+    if version < (5, 8):
+        return Check("kernel", "fail", release, "BPF ring buffers need Linux 5.8 or newer")
+    if version < (6, 0):
+        return Check("kernel", "warn", f"{release}: reading maps without privilege needs 6.0", "upgrade the kernel")
+    return Check("kernel", "ok", release)
+
+
+def btf() -> Check:
+    size = os.path.getsize("/sys/kernel/btf/vmlinux") if os.path.exists("/sys/kernel/btf/vmlinux") else 0
+    if not size:
+        return Check("btf", "fail", "no /sys/kernel/btf/vmlinux", "use a kernel built with CONFIG_DEBUG_INFO_BTF=y (Debian's are)")
+    return Check("btf", "ok", f"/sys/kernel/btf/vmlinux, {size / 2**20:.1f} MiB")
+
+
+def bcc() -> Check:
+    code = "import bcc; print(getattr(bcc, 'BPF', None) is not None, getattr(bcc, '__version__', '?'))"
+    try:
+        done = subprocess.run([SYSTEM_PYTHON, "-I", "-c", code], capture_output=True, text=True, timeout=30)
+    except OSError as error:
+        return Check("bcc", "fail", f"{SYSTEM_PYTHON}: {error.strerror}", "apt install python3 python3-bpfcc")
+    if done.returncode:
+        return Check("bcc", "fail", f"{SYSTEM_PYTHON} cannot import bcc", "apt install python3-bpfcc")
+    right, version = done.stdout.split()
+    if right != "True":
+        return Check("bcc", "fail", "the system's `bcc` is PyPI's unrelated package", f"{SYSTEM_PYTHON} -m pip uninstall bcc; apt install python3-bpfcc")
+    return Check("bcc", "ok", f"BCC {version}")
+
+
+def wrong_bcc() -> Check:
+    """PyPI's package of the same name in our own environment does no harm, but shows a misunderstanding."""
+    from importlib import metadata
+
+    try:
+        found = metadata.version("bcc")
+    except metadata.PackageNotFoundError:
+        return Check("pypi-bcc", "ok", "not installed")
+    return Check("pypi-bcc", "warn", f"PyPI's unrelated `bcc` {found} is installed here", "pip uninstall bcc")
+
+
+def lockdown() -> Check:
+    mode = re.search(r"\[(\w+)\]", _read("/sys/kernel/security/lockdown"))
+    if mode and mode.group(1) == "confidentiality":
+        return Check("lockdown", "fail", "kernel lockdown: confidentiality", "boot with lockdown=integrity or none: BPF may not read kernel memory")
+    return Check("lockdown", "ok", mode.group(1) if mode else "not in force")
+
+
+def paranoid() -> Check:
+    value = _read("/proc/sys/kernel/perf_event_paranoid") or "?"
+    return Check("perf", "ok", f"kernel.perf_event_paranoid = {value} (the helper holds the capability)")
+
+
+def uprobes() -> Check:
+    if os.path.exists("/sys/bus/event_source/devices/uprobe/type"):
+        return Check("uprobes", "ok", "TLS and Go limiters can be seen")
+    return Check("uprobes", "warn", "no uprobe PMU", "kernel with CONFIG_UPROBE_EVENTS=y; TLS and Go limiters stay unseen")
+
+
+def cgroup() -> Check:
+    with open("/proc/mounts") as mounts:
+        v2 = [line.split()[1] for line in mounts if " cgroup2 " in line]
+    if not v2:
+        return Check("cgroup", "warn", "no cgroup v2 tree", "mount cgroup2; cgroup_id stays unknown")
+    return Check("cgroup", "ok", v2[0])
+
+
+def clock() -> Check:
+    """STA_UNSYNC of adjtimex(2)."""
+    buffer = ct.create_string_buffer(256)
+    state = ct.CDLL(None, use_errno=True).adjtimex(buffer)
+    status = int.from_bytes(buffer.raw[40:44], "little")
+    error_us = int.from_bytes(buffer.raw[24:32], "little", signed=True)
+    if state < 0:
+        return Check("clock", "warn", "adjtimex failed", "see adjtimex(2)")
+    if state == 5 or status & 0x40:
+        return Check("clock", "warn", f"not synchronised (maxerror {error_us / 1e6:.3g} s)", "start chrony or systemd-timesyncd")
+    return Check("clock", "ok", f"synchronised within {error_us / 1e3:.3g} ms")
+
+
+def store(path: str) -> Check:
+    existing = path if os.path.isdir(path) else os.path.dirname(path.rstrip("/")) or "/"
+    try:
+        free = shutil.disk_usage(existing).free
+    except OSError as error:
+        return Check("store", "fail", f"{existing}: {error.strerror}", "choose another directory with --store")
+    if free < 256 << 20:
+        return Check("store", "warn", f"{free / 2**20:.0f} MiB free below {existing}", "free space, or lower max_bytes in the configuration")
+    return Check("store", "ok", f"{path}, {free / 2**30:.1f} GiB free")
+
+
+def install() -> Check:
+    """The agent's children import this package as the service's own user."""
+    closed = closed_to_others()
+    if closed:
+        return Check("install", "fail", f"{closed} is closed to other users", "install with ./run.sh (into /opt), or chmod o+x it")
+    return Check("install", "ok", str(Path(__file__).parents[1]))
+
+
+def closed_to_others() -> str:
+    """The first directory above this package or Python's own library that others cannot enter, or empty.
+
+    The agent's processes import after they have become their own user.
+    """
+    above = [p for path in (Path(__file__), Path(os.__file__)) for p in reversed(path.resolve().parents)]
+    return next((str(p) for p in above if not p.stat().st_mode & 0o001), "")
+
+
+def examine(store_dir: str) -> list[Check]:
+    """Every check. One that breaks is itself reported as failed."""
+    checks: list[Callable[[], Check]] = [root, kernel, btf, bcc, wrong_bcc, lockdown, paranoid, uprobes, cgroup, clock,
+                                         lambda: store(store_dir), install]  # fmt: skip
+    out = []
+    for check in checks:
+        try:
+            out.append(check())
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            out.append(Check(getattr(check, "__name__", "check"), "fail", str(error), "report this"))
+    return out

@@ -1,0 +1,63 @@
+"""The build information that Go puts into its binaries: the toolchain's version and those of the modules.
+
+Layout (debug/buildinfo, cmd/link/internal/ld.buildinfo): 14 bytes of magic, pointer size, flags; since Go 1.18 (flag 2) two
+length-prefixed strings follow at +32, before that two pointers to Go strings stand at +16. Pure: bytes in, values out.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+MAGIC = b"\xff Go buildinf:"
+HEADER_SIZE = 32
+INLINE = 2
+#: Bytes that are read of the strings: a binary with 1,000 modules has 80 KB.
+MAX_TEXT = 1 << 20
+_FRAME = 16
+
+
+@dataclass(frozen=True)
+class BuildInfo:
+    """go_version as ``go1.26.8``, possibly with experiments behind it; modules: path -> version, empty where not recorded."""
+
+    go_version: str
+    modules: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def minor(self) -> int | None:
+        """17 for go1.17.13; None for a version that does not say."""
+        match = re.search(r"\bgo1\.(\d+)", self.go_version)
+        return int(match[1]) if match else None
+
+
+def inline_strings(data: bytes) -> tuple[bytes, bytes]:
+    """(version, module text) of the bytes behind the header of the inline format; empty where they are cut off."""
+    texts = []
+    at = 0
+    for _ in range(2):
+        length = shift = 0
+        while at < len(data) and shift < 35:
+            byte = data[at]
+            at, length, shift = at + 1, length | (byte & 0x7F) << shift, shift + 7
+            if byte < 0x80:
+                break
+        whole = at + length <= len(data)
+        texts.append(data[at : at + length] if whole else b"")
+        at += length
+    return texts[0], texts[1]
+
+
+def parse(version: bytes, text: bytes) -> BuildInfo:
+    """Reads the module text: lines of ``mod``, ``dep`` or ``=>`` (a replacement of the line before), path and version, by tabs."""
+    modules: dict[str, str] = {}
+    if len(text) > 2 * _FRAME and text[-_FRAME - 1 : -_FRAME] == b"\n":
+        last = ""
+        for line in text[_FRAME:-_FRAME].decode("utf-8", "replace").split("\n"):
+            kind, *fields = line.split("\t")
+            if kind in ("mod", "dep") and len(fields) >= 2:
+                last = fields[0]
+                modules[last] = fields[1]
+            elif kind == "=>" and len(fields) >= 2 and last:
+                modules[last] = fields[1]
+    return BuildInfo(version.decode("utf-8", "replace"), modules)

@@ -1,0 +1,230 @@
+"""Bringing the agent up: the privileged moment, then the processes, then the loop.
+
+Order matters. The helper and the clock watch are forked while this process is still small. The loader runs and ends. Only then
+does the agent become its own user without capabilities, and only after that does it read its first event.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agent import control, host, privilege
+from agent.config import Config
+from agent.errors import INTERRUPTED, PRIVILEGE, AgentError
+from agent.kernel import helper as helper_room
+
+if TYPE_CHECKING:
+    from agent.batch import Sink, Source
+    from agent.kernel.load import Loaded
+    from agent.kernel.source import KernelSource
+    from agent.loop import Loop
+    from agent.status import Status
+
+
+def _require_readable() -> None:
+    """Raises AgentError where the agent could not import its own code once it is its own user."""
+    from agent.doctor import closed_to_others
+
+    closed = closed_to_others()
+    if closed:
+        raise AgentError(
+            f"{closed} is closed to other users", why="tickscope's code or its Python lies below it, and the agent gives up root",
+            remedy="install with ./run.sh (into /opt), or chmod o+x it", exit_code=PRIVILEGE,
+        )  # fmt: skip
+
+
+def _directories(config: Config, uid: int, gid: int) -> int:
+    """Makes the store and the run directory, owned by the service's user; returns the store's descriptor.
+
+    The descriptor outlives the change of user, so the directories above it need not be searchable for the agent.
+    """
+    for path, mode in ((config.store, 0o750), (config.run_dir, 0o755)):
+        try:
+            os.makedirs(path, exist_ok=True)
+            os.chown(path, uid, gid)
+            os.chmod(path, mode)
+        except OSError as error:
+            raise AgentError(f"cannot use {path}", why=str(error.strerror), remedy="choose another with --store or TICKSCOPE_RUN_DIR") from error
+    fd = os.open(config.store, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for entry in os.scandir(fd):
+        os.chown(entry.name, uid, gid, dir_fd=fd, follow_symlinks=False)
+    return fd
+
+
+def _families(config: Config) -> list[Any]:
+    from agent.probes import discover
+
+    off = set(config.off) | ({"syscalls"} if config.syscalls == "off" else set())
+    return [probe for name, probe in sorted(discover().items()) if name not in off]
+
+
+def _kernel_sources(config: Config, loaded: Loaded, helper: helper_room.Helper, extra: dict[str, Any]) -> tuple[KernelSource, list[Source]]:
+    """The kernel source and what the families add to it. A family whose set-up fails is unavailable; the others run."""
+    from agent.kernel.source import KernelSource
+    from agent.kernel.targets import Targets
+
+    kernel = KernelSource(loaded)
+    targets = Targets(helper, kernel)
+    sources: list[Any] = [kernel, targets]
+    settings = {"syscalls": config.syscalls, "syscalls_window_ns": int(config.syscalls_window_ms * 1e6), **extra}
+    for family in loaded.families.values():
+        if family.probe.setup is None or family.state == "unavailable":
+            continue
+        try:
+            sources += family.probe.setup(family, kernel, helper, targets, settings)
+        except Exception as error:  # noqa: BLE001 - one family's fault must not stop the others
+            family.state, family.reason = "degraded", f"{type(error).__name__}: {error}"
+    targets.start()
+    return kernel, sources
+
+
+def run(config: Config) -> int:
+    """The agent, until a signal or ``duration_s``. Returns the exit status. Raises AgentError before it is ready."""
+    started = time.monotonic()
+    privilege.require_root()
+    _require_readable()
+    uid, gid = privilege.service_user()
+    from agent.clock.process import start as start_watch
+    from agent.limiters.intake import IntakeSocket
+
+    store_fd = _directories(config, uid, gid)
+    run_dir = Path(config.run_dir)
+    control_socket = control.bind(run_dir / "control.sock", gid)
+    intake_socket = IntakeSocket.create(run_dir / "intake.sock")
+    helper = helper_room.start(uid, gid)
+    watch = start_watch(run_dir / "notices.sock", uid, gid)
+
+    from agent.kernel.load import load
+
+    options = {"SYSCALLS_SLOW_NS": int(config.slow_syscall_ms * 1e6)}
+    loaded = load(_families(config), options)
+    clock = loaded.families.get("clock")
+    watch.begin(clock.maps.get("clock_last", -1) if clock else -1)
+    os.chown(run_dir / "intake.sock", uid, gid)
+    privilege.set_name("tickscope")
+    privilege.drop(uid, gid)
+
+    loop, status = _assemble(config, store_fd, loaded, helper, watch, intake_socket, control_socket)
+    stop_signals: list[int] = []
+
+    def stop(number: int, _: object) -> None:
+        stop_signals.append(number)
+        loop.stopping = True
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+    status.ready_s = time.monotonic() - started
+    attached, degraded = status.counts()
+    print(f"ready attached={attached} degraded={degraded} pid={os.getpid()}", file=sys.stderr, flush=True)
+    from agent.loop import boot_ns
+
+    loop.run(boot_ns() + int(config.duration_s * 1e9) if config.duration_s else 0)
+    loop.finish()
+    helper.close()
+    watch.close()
+    for name in ("control.sock", "intake.sock", "notices.sock"):
+        _unlink(run_dir / name)
+    status.farewell()
+    return INTERRUPTED if signal.SIGINT in stop_signals else 0
+
+
+def _unlink(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        print(f"tickscope: cannot remove {path}: {error.strerror}", file=sys.stderr)
+
+
+def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: helper_room.Helper, watch: Any, intake_socket: Any,
+              control_socket: Any) -> tuple[Loop, Status]:  # fmt: skip
+    """Everything unprivileged: sources, store, correlator, sinks, the control socket and the live view."""
+    from agent.clock.history import History
+    from agent.correlate.correlator import Correlator
+    from agent.limiters.intake import Intake
+    from agent.limiters.waits import Watched
+    from agent.loop import Loop
+    from agent.status import Status
+    from agent.store.hot import HotStore
+    from agent.store.spawn import Limits
+
+    boot = host.boot_id()
+    limits = Limits(max_bytes=config.max_bytes, max_age_s=config.max_age_days * 86400)
+    store = HotStore(store_fd, boot, host.name(), limits=limits)
+    history = History()
+    kernel, sources = _kernel_sources(config, loaded, helper, {"watch": watch, "history": history})
+    sources += [Intake(intake_socket, config.intake_keys), *_queues(config)]
+    sinks, missing = _sinks(config, boot, history)
+    loop = Loop(sources, store, Correlator(), [s for s in sinks if hasattr(s, "offer")])
+    loop.closing += [s for s in sinks if not hasattr(s, "offer")]
+    loop.failures.update(missing)
+    if "syscalls" in loaded.families:
+        loop.filter = Watched(loaded.families["syscalls"])
+    status = Status(config, loop, loaded, helper, watch, history)
+    server = control.Control(control_socket, {"status": status.document})
+    loop.on_readable(server.sock, server.serve)
+    if config.live:
+        from agent.live import Live
+
+        loop.each_second.append(Live(loop, status).show)
+    return loop, status
+
+
+def _queues(config: Config) -> list[Any]:
+    from agent.queues.poller import QueuePoller
+    from agent.queues.sockets import SocketQueues
+
+    queues: list[Any] = [SocketQueues()]
+    if config.redis:
+        from agent.queues.redis_streams import sources
+
+        queues += sources(config.redis)
+    return [QueuePoller(queues, config.poll_s)]
+
+
+def _sinks(config: Config, boot: str, history: Any) -> tuple[list[Sink], dict[str, str]]:
+    """OTLP and the Prometheus page, and why one is missing; neither is imported unless it is configured."""
+    from exporters.config import resolve
+
+    otlp = resolve(config.otlp, os.environ, {})
+    if not otlp.enabled and not config.prometheus:
+        return [], {}
+    from exporters.aggregate import MetricStore
+    from exporters.resource import describe
+
+    metrics, resource, missing = MetricStore(), describe(boot, os.environ), {}
+    sinks: list[Any] = [metrics]
+    if otlp.enabled:
+        from exporters.otlp import OtlpExporter
+
+        sinks.append(OtlpExporter(otlp, resource, lambda t_ns: history.to_wall(t_ns).value, metrics))
+    if config.prometheus:
+        from exporters.prometheus import PrometheusEndpoint
+
+        address, _, port = config.prometheus.rpartition(":")
+        try:
+            sinks.append(PrometheusEndpoint((address.strip("[]"), int(port)), metrics, resource))
+        except AgentError as error:
+            missing["prometheus"] = f"{error.what}: {error.why}"
+            print(f"tickscope: {error}", file=sys.stderr)
+    return sinks, missing
+
+
+def main() -> None:
+    """``python -m agent.main FD``: the configuration as JSON on a descriptor. The CLI becomes this by exec."""
+    with os.fdopen(int(sys.argv[1])) as pipe:
+        config = Config.from_json(json.load(pipe))
+    try:
+        sys.exit(run(config))
+    except AgentError as error:
+        print(f"tickscope: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""What moves a clock, and who; see bpf/clock.bpf.c. Its records are joined to rows in agent/clock/join.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from agent.probes import Probe, Program, Ring
+
+if TYPE_CHECKING:
+    from agent.kernel.load import Family
+    from agent.kernel.source import KernelSource
+    from agent.kernel.targets import Attacher, Targets
+
+_LIBC = "who adjusts a frequency or an offset, on kernels before 6.14"
+
+
+def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: dict[str, Any]) -> Iterable[object]:
+    """The clock source, fed by this family. config: ``watch`` (agent.clock.watch.WatchProcess) and ``history``."""
+    from agent.clock.libc import Libraries
+    from agent.clock.source import ClockSource
+
+    source = ClockSource(config["watch"], config["history"])
+    kernel.listen("clock_events", source.on_events)
+    config["watch"].use_steps(family.maps["clock_last"])
+    kernel.control["watch_tid"] = config["watch"].pid
+    if "clock_out" in family.programs:
+        Libraries(family, helper, targets)
+    return (source,)
+
+
+PROBE = Probe(
+    name="clock",
+    programs=(
+        Program("clock_woke", target="sched_waking", loses="who steps a clock by a system call of its own, without the C library"),
+        Program("clock_ask", target="cap_capable", loses="adjustments by programs without the C library, who tries and may not"),
+        Program("clock_in_settime", "uprobe", loses=_LIBC),
+        Program("clock_in_settimeofday", "uprobe", loses=_LIBC),
+        Program("clock_in_adjtime", "uprobe", loses=_LIBC),
+        Program("clock_in_adjtimex", "uprobe", loses=_LIBC),
+        Program("clock_in_clock_adjtime", "uprobe", loses=_LIBC),
+        Program("clock_out", "uretprobe", loses=_LIBC),
+    ),
+    rings=(Ring("clock_events", "clock_event", decode=lambda records: ()),),
+    maps=("clock_last",),
+    setup=setup,
+)

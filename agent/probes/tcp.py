@@ -1,0 +1,65 @@
+"""TCP: RTT, connects, retransmits, resets and connection ends; see bpf/tcp.bpf.c.
+
+Rows name the socket's user: who connected, or last sent, received or closed; before an accepted socket's first use, the only
+process that listens on its port. A failure that sends no SYN and opens no socket state (no route) is not a connect here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from agent.batch import Batch
+from agent.kernel.wire import decode
+from agent.probes import Aggregate, Probe, Program, Ring
+
+#: Names of the kernel's TCP states by number (include/net/tcp_states.h) as in OpenTelemetry's network.connection.state.
+STATES = np.array(
+    ["", "established", "syn_sent", "syn_received", "fin_wait_1", "fin_wait_2", "time_wait", "closed", "close_wait", "last_ack",
+     "listen", "closing", "syn_received", "bound_inactive"],
+    "S16",
+)  # fmt: skip
+
+
+def _plain(table: str) -> Ring:
+    return Ring(f"{table}s", f"{table}_event", lambda records: (decode(records, table),))
+
+
+def _retransmits(records: np.ndarray) -> Iterator[Batch]:
+    batch = decode(records, "tcp_retransmit")
+    batch.rows["state"] = STATES[np.minimum(records["tcp_state"], len(STATES) - 1)]
+    yield batch
+
+
+def _rtt(_: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> Iterator[Batch]:
+    batch = decode(values, "tcp_rtt")
+    buckets = values["buckets"]
+    batch.rows["hist"][:, : buckets.shape[1]] = buckets
+    batch.rows["interval_ns"], batch.rows["t_ns"] = interval_ns, t_ns
+    yield batch
+
+
+PROBE = Probe(
+    name="tcp",
+    programs=(
+        Program("on_tcp_state", target="inet_sock_set_state", loses="connects, connection ends, owners"),
+        Program("on_tcp_state_softirq", target="inet_sock_set_state", loses="connects, connection ends, accepted sockets"),
+        Program("on_tcp_destroy", target="tcp_destroy_sock", loses="room: closed sockets stay in the table"),
+        Program("on_tcp_probe", target="tcp_probe", loses="round-trip times"),
+        Program("on_tcp_receive", target="tcp_rcv_space_adjust", loses="owners of sockets that only receive"),
+        Program("on_tcp_send", target="sock_send_length", loses="owners of accepted sockets that only send (kernel 6.3)"),
+        Program("on_tcp_retransmit", target="tcp_retransmit_skb", loses="retransmitted data and SYNs"),
+        Program("on_tcp_retransmit_synack", target="tcp_retransmit_synack", loses="retransmitted SYN-ACKs"),
+        Program("on_tcp_send_reset", target="tcp_send_reset", loses="resets sent"),
+        Program("on_tcp_receive_reset", target="tcp_receive_reset", loses="resets received"),
+    ),
+    rings=(
+        _plain("tcp_connect"),
+        Ring("tcp_retransmits", "tcp_retransmit_event", _retransmits),
+        _plain("tcp_reset"),
+        _plain("tcp_close"),
+    ),
+    aggregates=(Aggregate(("tcp_rtt_a", "tcp_rtt_b"), "tcp_rtt_key", "tcp_rtt_value", _rtt),),
+    options={"TCP_RTT_GATE_NS": 10_000_000, "TCP_SOCKETS": 32768, "TCP_RTT_SOCKETS": 8192},
+)

@@ -1,0 +1,68 @@
+"""TLS handshakes of OpenSSL, shared or built in; see bpf/tls.bpf.c."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from agent.batch import Batch
+from agent.kernel.wire import decode
+from agent.probes import Probe, Program, Ring
+
+if TYPE_CHECKING:
+    from agent.kernel.load import Family
+    from agent.kernel.source import KernelSource
+    from agent.kernel.targets import Attacher, Targets
+
+#: RFC 8446 4.2.1, RFC 9147 5.3
+_PROTOCOLS = {0x0300: b"ssl3", 0x0301: b"1.0", 0x0302: b"1.1", 0x0303: b"1.2", 0x0304: b"1.3",
+              0xFEFF: b"dtls1.0", 0xFEFD: b"dtls1.2", 0xFEFC: b"dtls1.3"}  # fmt: skip
+#: openssl/x509_vfy.h, shortened
+_VERIFY = {2: b"no issuer certificate", 7: b"bad signature", 9: b"not yet valid", 10: b"expired", 18: b"self-signed",
+           19: b"self-signed in chain", 20: b"unknown issuer", 21: b"unverified first certificate", 23: b"revoked",
+           24: b"invalid CA", 26: b"unfit purpose", 62: b"wrong host name", 64: b"wrong address", 66: b"key too small"}  # fmt: skip
+_CAUSES = {0: b"", 1: b"handshake failed", 2: b"connection closed"}
+
+
+def _texts(codes: np.ndarray, names: dict[int, bytes], other: bytes = b"") -> np.ndarray:
+    """Names of codes, looked up once a distinct code; ``other`` may hold %d."""
+    distinct, inverse = np.unique(codes, return_inverse=True)
+    return np.array([names.get(code, other % code if other else b"") for code in distinct.tolist()], "S64")[inverse]
+
+
+def decode_handshakes(records: np.ndarray) -> Iterator[Batch]:
+    """Records of ``struct tls_event`` -> one batch of tls_handshake."""
+    batch = decode(records, "tls_handshake")
+    batch.rows["tls_version"] = _texts(records["protocol"], _PROTOCOLS)
+    verify = np.char.add(b"certificate: ", _texts(records["verify_result"], _VERIFY, b"error %d"))
+    batch.rows["error"] = np.where(records["verify_result"] != 0, verify, _texts(records["cause"], _CAUSES))
+    yield batch
+
+
+def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: object) -> Iterable[object]:
+    """Attaches to every OpenSSL that ``targets`` finds, now and later."""
+    from agent.kernel.tls import Handshakes
+
+    del config
+    return [Handshakes(family, kernel, helper, targets)]
+
+
+PROBE = Probe(
+    name="tls",
+    programs=(
+        Program("tls_client", "uprobe", loses="handshakes"),
+        Program("tls_server", "uprobe", loses="handshakes"),
+        Program("tls_either", "uprobe", loses="handshakes of libraries that are not quite OpenSSL"),
+        Program("tls_return", "uretprobe", loses="handshakes"),
+        Program("tls_free", "uprobe", loses="abandoned handshakes"),
+        Program("tls_exit", target="sched_process_exit", loses="handshakes cut off by the end of their process"),
+    ),
+    rings=(
+        Ring("tls_events", "tls_event", decode_handshakes),
+        Ring("tls_exits", "tls_exit_event", decode=lambda records: ()),
+    ),
+    maps=("tls_sites", "tls_layouts", "tls_opened"),
+    setup=setup,
+)

@@ -1,0 +1,38 @@
+"""The kernel's queues at this moment, asked by pyroute2: for the command line, where its import costs nobody memory.
+
+The agent's own reading (netlink.py, sockets.py) is many times cheaper and is compared with pyroute2's by tests.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+from agent.queues.netlink import LISTEN, STATES, TC_H_ROOT
+
+
+def kernel_queues(threshold_bytes: int = 65536) -> Iterator[dict[str, Any]]:
+    """Listening sockets, connections with at least ``threshold_bytes`` waiting, devices; keys as in agent/cli/queues.py."""
+    from pyroute2 import DiagSocket, IPRoute
+
+    with DiagSocket() as diag:
+        diag.bind()
+        for family in (socket.AF_INET, socket.AF_INET6):
+            for s in diag.get_sock_stats(family=family, states=STATES):
+                local = _text(s["idiag_src"], s["idiag_sport"])
+                if s["idiag_state"] == LISTEN:
+                    yield {"system": "accept", "queue": local, "length": s["idiag_rqueue"], "limit": s["idiag_wqueue"]}
+                elif max(s["idiag_rqueue"], s["idiag_wqueue"]) >= threshold_bytes:
+                    peer = _text(s["idiag_dst"], s["idiag_dport"])
+                    yield {"system": "connection", "queue": f"{local} {peer}", "length": max(s["idiag_rqueue"], s["idiag_wqueue"]), "peer": peer}
+    with IPRoute() as route:
+        names = {link["index"]: link.get_attr("IFLA_IFNAME") for link in route.get_links()}
+        for q in route.get_qdiscs():
+            if q["parent"] == TC_H_ROOT and (stats := q.get_attr("TCA_STATS2")) is not None:
+                counters = stats.get_attr("TCA_STATS_QUEUE")
+                yield {"system": "qdisc", "queue": names.get(q["index"], str(q["index"])), "length": counters["qlen"], "drops": counters["drops"]}
+
+
+def _text(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

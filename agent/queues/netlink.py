@@ -1,0 +1,152 @@
+"""Netlink dumps as numpy arrays: TCP sockets by sock_diag and queueing disciplines by rtnetlink; no privilege needed.
+
+The socket is the standard library's and not pyroute2's: importing pyroute2 0.9 costs 16 MB of resident memory (asyncio, ssl,
+all of its families), its DiagSocket 33 us a socket; this costs nothing and about 2 us. The layouts are those of
+include/uapi/linux/inet_diag.h and pkt_sched.h; tests compare them with pyroute2's declarations and its answers.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+NETLINK_SOCK_DIAG = 4
+SOCK_DIAG_BY_FAMILY, RTM_GETQDISC = 20, 38
+NLMSG_ERROR, NLMSG_DONE = 2, 3
+_REQUEST_DUMP = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
+ESTABLISHED, LISTEN = 1, 10
+#: States whose queues hold a program's data: ESTABLISHED FIN_WAIT1 CLOSE_WAIT LAST_ACK LISTEN CLOSING.
+STATES = 1 << ESTABLISHED | 1 << 4 | 1 << 8 | 1 << 9 | 1 << LISTEN | 1 << 11
+_CGROUP_ID = 21  # INET_DIAG_CGROUP_ID, since 5.9
+_TCA_KIND, _TCA_STATS2, _TCA_STATS_QUEUE = 1, 7, 3
+TC_H_ROOT = 0xFFFFFFFF
+
+#: struct inet_diag_msg.
+INET_DIAG_MSG = np.dtype(
+    [
+        ("family", "u1"),
+        ("state", "u1"),
+        ("timer", "u1"),
+        ("retrans", "u1"),
+        ("sport", ">u2"),
+        ("dport", ">u2"),
+        ("src", "u1", 16),
+        ("dst", "u1", 16),
+        ("if", "<u4"),
+        ("cookie", "<u8"),
+        ("expires", "<u4"),
+        ("rqueue", "<u4"),
+        ("wqueue", "<u4"),
+        ("uid", "<u4"),
+        ("inode", "<u4"),
+    ]
+)
+
+
+class Qdisc(NamedTuple):
+    """A queueing discipline's counters (struct gnet_stats_queue)."""
+
+    ifindex: int
+    parent: int
+    kind: str
+    packets: int
+    backlog_bytes: int
+    drops: int
+
+
+def tcp_sockets(timeout_s: float = 1.0) -> tuple[np.ndarray, npt.NDArray[np.int64]]:
+    """All TCP sockets of this network namespace in STATES, with their cgroup ids (-1 where the kernel does not say).
+
+    Shapes (n,), (n,); the first of dtype INET_DIAG_MSG. Raises OSError.
+    """
+    found, cgroups = [np.empty(0, INET_DIAG_MSG)], [np.empty(0, np.int64)]
+    for family in (socket.AF_INET, socket.AF_INET6):
+        request = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 0, 0, STATES) + bytes(48)
+        for chunk in _dump(NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, request, timeout_s):
+            starts = _starts(chunk)
+            data = np.frombuffer(chunk, np.uint8)
+            found.append(data[starts[:, None] + np.arange(16, 16 + INET_DIAG_MSG.itemsize)].view(INET_DIAG_MSG)[:, 0])
+            cgroups.append(_cgroup_ids(chunk, data, starts))
+    return np.concatenate(found), np.concatenate(cgroups)
+
+
+def qdiscs(timeout_s: float = 1.0) -> list[Qdisc]:
+    """The queueing disciplines of all devices of this network namespace. Raises OSError."""
+    found = []
+    for chunk in _dump(socket.NETLINK_ROUTE, RTM_GETQDISC, bytes(20), timeout_s):
+        for start in _starts(chunk).tolist():
+            (length,) = struct.unpack_from("=I", chunk, start)
+            ifindex, _, parent = struct.unpack_from("=iII", chunk, start + 20)
+            attributes = dict(_attributes(chunk, start + 36, start + length))
+            stats = attributes.get(_TCA_STATS2)
+            if stats is None or _TCA_KIND not in attributes:
+                continue
+            queue = dict(_attributes(chunk, *stats)).get(_TCA_STATS_QUEUE)
+            if queue is not None:
+                packets, backlog, drops = struct.unpack_from("=III", chunk, queue[0])
+                first, last = attributes[_TCA_KIND]
+                found.append(Qdisc(ifindex, parent, chunk[first:last].rstrip(b"\0").decode(), packets, backlog, drops))
+    return found
+
+
+def _dump(protocol: int, message: int, request: bytes, timeout_s: float) -> Iterator[bytes]:
+    """Each datagram of a dump's answer, without the messages that end it."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol) as netlink:
+        netlink.settimeout(timeout_s)
+        netlink.send(struct.pack("=IHHII", 16 + len(request), message, _REQUEST_DUMP, 1, 0) + request)
+        while True:
+            chunk = netlink.recv(1 << 17)
+            _, kind = struct.unpack_from("=IH", chunk)
+            if kind == NLMSG_DONE:
+                return
+            if kind == NLMSG_ERROR:
+                code = -struct.unpack_from("=i", chunk, 16)[0]
+                raise OSError(code, f"netlink dump {message} refused")
+            yield chunk
+
+
+def _starts(chunk: bytes) -> npt.NDArray[np.int64]:
+    """Where the messages of a datagram start; at once where all have one length, as within a family they mostly have."""
+    words = np.frombuffer(chunk, "<u4", len(chunk) // 4)
+    step = (int(words[0]) + 3) & ~3
+    if len(chunk) % step == 0 and (words[:: step // 4] == words[0]).all() and (words[1 :: step // 4] & 0xFFFF != NLMSG_DONE).all():
+        return np.arange(0, len(chunk), step)
+    starts, at = [], 0
+    while at + 16 <= len(chunk):
+        length, kind = struct.unpack_from("=IH", chunk, at)
+        if kind == NLMSG_DONE or length < 16:
+            break
+        starts.append(at)
+        at += (length + 3) & ~3
+    return np.array(starts, np.int64)
+
+
+def _cgroup_ids(chunk: bytes, data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The cgroup id attribute: its place is looked up for each message length, not for each message."""
+    ids = np.full(len(starts), -1, np.int64)
+    lengths = data[starts[:, None] + np.arange(4)].view("<u4")[:, 0]
+    for length in np.unique(lengths).tolist():
+        chosen = np.flatnonzero(lengths == length)
+        first = int(starts[chosen[0]])
+        place = dict(_attributes(chunk, first + 16 + INET_DIAG_MSG.itemsize, first + length)).get(_CGROUP_ID)
+        if place is not None and place[1] - place[0] == 8:
+            offset = place[0] - first
+            values = data[starts[chosen][:, None] + np.arange(offset, offset + 8)].view("<i8")[:, 0]
+            headers = data[starts[chosen][:, None] + np.arange(offset - 2, offset)].view("<u2")[:, 0]
+            ids[chosen] = np.where(headers == _CGROUP_ID, values, -1)
+    return ids
+
+
+def _attributes(chunk: bytes, at: int, end: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Type and (start, end) of the payload of each attribute."""
+    while at + 4 <= end:
+        length, kind = struct.unpack_from("=HH", chunk, at)
+        if length < 4:
+            return
+        yield kind & 0x3FFF, (at + 4, at + length)
+        at += (length + 3) & ~3

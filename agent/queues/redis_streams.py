@@ -1,0 +1,278 @@
+"""Lag of the consumer groups of a Redis server's streams (Redis 5 and later, Valkey).
+
+What the server counts itself (`XINFO GROUPS` lag, since 7.0) is not taken on trust:
+  - it is NULL after an XDEL ahead of the group, and for a group that was set to an arbitrary id;
+  - after a trimming of undelivered entries it counts what is gone, and stays wrong when the group has read on
+    (redis/redis#13957, valkey-io/valkey#1951).
+The ids tell more: a group at or behind the last entry has no lag, one before the first has XLEN; only between these is the
+counter asked, and then bounded by what the stream holds. Where it may be wrong the row says so, with the reason.
+
+Ages are taken from entry ids (their first part is the server's clock in ms) against the server's own TIME: a clock that
+differs between here and there, or here and now, changes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from math import isnan, nan
+from typing import Any
+
+import hiredis
+import numpy as np
+
+from agent.batch import Batch, make
+from agent.columns import NULL_I64
+from agent.queues.address import peer_bytes
+from agent.queues.resp import RedisDown, RedisUrl, RespClient
+from agent.queues.status import Progress, Sample
+from agent.tables import TABLES
+
+MAX_STREAMS = 64
+MAX_GROUPS = 256
+PENDING_SAMPLE = 100  #: pending entries looked at for redeliveries: ``redelivered`` is a lower bound beyond that
+SCAN_STEPS, SCAN_COUNT = 4, 500  #: of the keyspace at most 2,000 keys a poll are looked through for streams
+REDISCOVER_NS = 15_000_000_000
+LOGIN_RETRY_NS = 10_000_000_000  #: a refused login is not repeated each poll: servers log and count these
+_EARLIEST_MS, _AHEAD_MS = 1_000_000_000_000, 60_000  # ids before 2001 or a minute ahead of the server are not times
+
+Id = tuple[int, int]
+
+
+@dataclass
+class _Group:
+    """One group as this poll saw it, and what is remembered of it between polls."""
+
+    stream: bytes
+    name: bytes
+    info: dict[str, Any] = field(default_factory=dict)
+    progress: Progress = field(default_factory=Progress)
+    counter_wrong: bool = False
+    lag: int | None = None
+    reason: str = ""
+    next_id: Id | None = None
+    oldest_pending: Id | None = None
+    idle_ms: int | None = None
+    redelivered: int = 0
+
+
+def sources(urls: Iterable[str], timeout_s: float = 0.5) -> list[RedisStreams]:
+    """One queue for ``QueuePoller`` for each URL. Raises AgentError for what is no Redis URL."""
+    return [RedisStreams(RedisUrl.parse(url), timeout_s) for url in urls]
+
+
+class RedisStreams:
+    """One Redis server; ``poll`` gives one queue_lag row a consumer group, or ``down`` rows when it does not answer."""
+
+    def __init__(self, url: RedisUrl, timeout_s: float = 0.5) -> None:
+        self.name = f"redis {url.server}"
+        self._client = RespClient(url, timeout_s)
+        self._wanted = url.streams
+        self._streams: list[bytes] = [s.encode() for s in url.streams if not _is_pattern(s)]
+        self._scan = _Scan(url.streams) if not url.streams or any(map(_is_pattern, url.streams)) else None
+        self._groups: dict[tuple[bytes, bytes], _Group] = {}
+        self._not_before_ns, self._refusal = 0, ""
+
+    def poll(self) -> list[Batch]:
+        """Two round trips to the server. Never raises for what the server does."""
+        started_ns = _boottime_ns()
+        try:
+            if started_ns < self._not_before_ns:
+                raise RedisDown(self._refusal)
+            rows = self._ask(started_ns)
+        except RedisDown as error:
+            if error.refused_login:
+                self._not_before_ns, self._refusal = started_ns + LOGIN_RETRY_NS, str(error)
+            rows = self._down(str(error))
+        now_ns = _boottime_ns()
+        rows["t_ns"], rows["poll_ns"] = now_ns, now_ns - started_ns
+        if self._client.peer is not None:
+            rows["peer"] = np.void(peer_bytes(*self._client.peer))
+        return [Batch("queue_lag", rows)]
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _ask(self, now_ns: int) -> Any:
+        if self._scan is not None:
+            self._streams = self._scan.step(self._client, now_ns)
+        states: list[tuple[bytes, dict[str, Any]]] = []
+        trouble: list[tuple[bytes, str]] = []
+        seen: dict[tuple[bytes, bytes], _Group] = {}
+        replies = self._client.pipeline([(c, sub, s) for s in self._streams for c, sub in (("XINFO", "STREAM"), ("XINFO", "GROUPS"))])
+        for stream, about, groups in zip(self._streams, replies[::2], replies[1::2], strict=True):
+            failed = next((r for r in (about, groups) if isinstance(r, hiredis.ReplyError)), None)
+            if failed is not None:
+                trouble.append((stream, str(failed)))
+                continue
+            state = _fields(about)
+            states.append((stream, state))
+            if not groups:
+                trouble.append((stream, "no consumer group"))
+            for info in map(_fields, groups):
+                key = (stream, info["name"])
+                if len(seen) < MAX_GROUPS:
+                    group = seen[key] = self._groups.get(key) or _Group(*key)
+                    group.info = info
+                    _count(group, state)
+        self._groups = seen
+        server_ms, t_ns = self._details()
+        state_of = dict(states)
+        for group in seen.values():
+            _progress(group, state_of[group.stream], t_ns)
+        return _rows(list(seen.values()), trouble, server_ms)
+
+    def _details(self) -> tuple[int, int]:
+        """Second round trip: oldest entries, and TIME last. Returns the server's time in ms and ours of the reply."""
+        commands: list[tuple[bytes | str | int, ...]] = []
+        takers: list[tuple[_Group, str]] = []
+        for g in self._groups.values():
+            if g.next_id is None and g.lag != 0:
+                ms, seq = _id(g.info["last-delivered-id"])
+                commands.append(("XRANGE", g.stream, f"{ms}-{seq + 1}", "+", "COUNT", 1))
+                takers.append((g, "next"))
+            if g.info["pending"]:
+                commands.append(("XPENDING", g.stream, g.name, "-", "+", PENDING_SAMPLE))
+                takers.append((g, "pending"))
+        replies = self._client.pipeline([*commands, ("TIME",)])
+        now_ns = _boottime_ns()
+        for (g, what), reply in zip(takers, replies, strict=False):
+            if isinstance(reply, hiredis.ReplyError) or not reply:
+                continue
+            if what == "next":
+                g.next_id = _id(reply[0][0])
+            else:
+                g.oldest_pending, g.idle_ms = _id(reply[0][0]), max(r[2] for r in reply)
+                g.redelivered = sum(r[3] > 1 for r in reply)
+        clock = replies[-1]
+        return (0 if isinstance(clock, hiredis.ReplyError) else int(clock[0]) * 1000 + int(clock[1]) // 1000), now_ns
+
+    def _down(self, reason: str) -> Any:
+        """A row for each group known so far, so that its history goes on; else one for the server."""
+        known = list(self._groups.values())
+        for g in known:
+            g.progress = Progress()
+        rows = make("queue_lag", max(len(known), 1), system="redis", status="down", reason=f"{self.name}: {reason}"[:128]).rows
+        if known:
+            rows["destination"] = [g.stream for g in known]
+            rows["consumer_group"] = [g.name for g in known]
+        return rows
+
+
+class _Scan:
+    """Finds streams by SCAN, a bounded step a poll; what was found counts until the next full pass."""
+
+    def __init__(self, wanted: Sequence[str]) -> None:
+        self._wanted = wanted
+        self._cursor: bytes = b"0"
+        self._found: set[bytes] = set()
+        self._streams: list[bytes] = []
+        self._again_ns = 0
+
+    def step(self, client: RespClient, now_ns: int) -> list[bytes]:
+        """The streams known now, at most MAX_STREAMS. Raises RedisDown."""
+        if now_ns < self._again_ns:
+            return self._streams
+        for _ in range(SCAN_STEPS):
+            (reply,) = client.pipeline([("SCAN", self._cursor, "COUNT", SCAN_COUNT, "TYPE", "stream")])
+            if isinstance(reply, hiredis.ReplyError):
+                raise RedisDown(f"cannot list streams: {reply}; name them in the URL with ?streams=")
+            self._cursor, keys = reply
+            self._found.update(k for k in keys if not self._wanted or any(fnmatchcase(k.decode("utf-8", "replace"), w) for w in self._wanted))
+            self._streams = sorted({*self._streams, *self._found})[:MAX_STREAMS]
+            if self._cursor == b"0":
+                self._streams = sorted(self._found)[:MAX_STREAMS]
+                self._found, self._again_ns = set(), now_ns + REDISCOVER_NS
+                break
+        return self._streams
+
+
+def _count(g: _Group, state: dict[str, Any]) -> None:
+    """Sets lag, reason and, where the ids tell it, the next entry: see the module's text. Pure."""
+    length, raw = int(state["length"]), g.info.get("lag")
+    read, added = g.info.get("entries-read"), state.get("entries-added")
+    delivered = _id(g.info["last-delivered-id"])
+    g.reason, g.next_id, g.oldest_pending, g.idle_ms, g.redelivered = "", None, None, None, 0
+    if length == 0 or delivered >= _id(state["last-entry"][0]):
+        g.lag, g.counter_wrong = 0, bool(raw)
+    elif delivered < (first := _id(state["first-entry"][0])):
+        removed = 0 if raw is None else raw - length
+        g.lag, g.next_id, g.counter_wrong = length, first, removed > 0
+        if removed > 0:
+            g.reason = f"trimmed: {removed} entries were removed undelivered"
+    elif raw is None:
+        behind = length - 1 if read is None or added is None else min(length - 1, max(1, added - read))
+        g.lag = behind
+        if added is None:
+            g.reason = "upper bound: servers before Redis 7 do not count"
+        elif read is None:
+            g.reason = "upper bound: the group was set to an id inside the stream"
+        else:
+            g.reason = "upper bound: entries were deleted ahead of the group"
+    else:
+        g.lag = min(max(1, raw), length - 1)
+        if g.counter_wrong or g.lag != raw:
+            g.reason = "the server's counter is off after a deletion (redis#13957)"
+
+
+def _progress(g: _Group, state: dict[str, Any], t_ns: int) -> None:
+    added, lag = state.get("entries-added"), g.lag
+    read = None if added is None or lag is None or g.reason.startswith("upper") else added - lag
+    pending, position = g.info["pending"], g.info["last-delivered-id"]
+    g.progress.add(Sample(t_ns, lag, pending, g.info["consumers"], position, None if read is None else read - pending, added))
+
+
+def _rows(groups: list[_Group], trouble: list[tuple[bytes, str]], server_ms: int) -> Any:
+    rows = TABLES["queue_lag"].empty(len(groups) + len(trouble))
+    rows["system"] = "redis"
+    for row, g in zip(rows, groups, strict=False):
+        status, why = g.progress.status()
+        undelivered = 0.0 if g.lag == 0 else _age_s(g.next_id, server_ms)
+        pending_s = _age_s(g.oldest_pending, server_ms)
+        for column, value in {
+            "destination": g.stream,
+            "consumer_group": g.name,
+            "lag_messages": NULL_I64 if g.lag is None else g.lag,
+            "lag_s": undelivered,
+            "exact": not g.reason,
+            "inexact_reason": g.reason,
+            "oldest_undelivered_s": nan if g.lag == 0 else undelivered,
+            "oldest_pending_s": g.idle_ms / 1000 if g.idle_ms is not None and isnan(pending_s) else pending_s,
+            "pending": g.info["pending"],
+            "redelivered": g.redelivered,
+            "consumers": g.info["consumers"],
+            "in_per_s": g.progress.per_second("added"),
+            "out_per_s": g.progress.per_second("acked"),
+            "status": status,
+            "reason": why,
+        }.items():
+            row[column] = value
+    for row, (stream, why) in zip(rows[len(groups) :], trouble, strict=True):
+        row["destination"], row["reason"] = stream, why
+    return rows
+
+
+def _age_s(entry: Id | None, server_ms: int) -> float:
+    """Age of an entry by its id, never negative; NaN where there is none or its id is no time."""
+    if entry is None or not _EARLIEST_MS <= entry[0] <= server_ms + _AHEAD_MS:
+        return nan
+    return max(0, server_ms - entry[0]) / 1000
+
+
+def _id(text: bytes) -> Id:
+    ms, _, seq = text.partition(b"-")
+    return int(ms), int(seq)
+
+
+def _fields(flat: list[Any]) -> dict[str, Any]:
+    return {k.decode(): v for k, v in zip(flat[::2], flat[1::2], strict=True)}
+
+
+def _is_pattern(name: str) -> bool:
+    return any(c in name for c in "*?[")
+
+
+def _boottime_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

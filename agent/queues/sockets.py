@@ -1,0 +1,131 @@
+"""The kernel's own queues: accept queues, connections with much unread or unsent data, devices' queueing disciplines.
+
+Seen without privilege, and for the agent's own network namespace only: entering another one (setns) needs CAP_SYS_ADMIN,
+which the agent does not have. Driven by ``QueuePoller``.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from agent.batch import Batch
+from agent.columns import NULL_I64
+from agent.queues.address import V4_MAPPED
+from agent.queues.netlink import LISTEN, TC_H_ROOT, qdiscs, tcp_sockets
+from agent.tables import TABLES
+
+TABLE = TABLES["socket_queue"]
+
+
+class SocketQueues:
+    """``poll`` gives one socket_queue row for each listening socket, backed-up connection and device.
+
+    accept      queue, limit: connections that wait for accept(), and the backlog (the kernel lets one more in). overflows and
+                drops are TcpExt ListenOverflows and ListenDrops: the kernel counts them for the whole namespace.
+    connection  only those with at least ``threshold_bytes`` unread or unsent, the ``top`` largest: queue is the larger of
+                recv_q_bytes (unread by the program) and send_q_bytes (not acknowledged by the peer).
+    qdisc       a device's root discipline: queue in packets, send_q_bytes its backlog, drops.
+
+    max_listeners bounds the accept rows; those with connections waiting come first.
+    """
+
+    name = "socket queues"
+
+    def __init__(self, threshold_bytes: int = 65536, top: int = 32, max_listeners: int = 256) -> None:
+        self._threshold_bytes, self._top, self._max_listeners = threshold_bytes, top, max_listeners
+        self._netns = os.stat("/proc/self/ns/net").st_ino
+
+    def poll(self) -> list[Batch]:
+        """Raises OSError where the kernel refuses the question."""
+        sockets, cgroups = tcp_sockets()
+        t_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        listening = sockets["state"] == LISTEN
+        accept = np.flatnonzero(listening)
+        accept = accept[np.argsort(sockets["rqueue"][accept], kind="stable")[::-1][: self._max_listeners]]
+        backlog = np.where(listening, 0, np.maximum(sockets["rqueue"], sockets["wqueue"]))
+        backed_up = np.flatnonzero((backlog >= self._threshold_bytes) & ~listening)
+        backed_up = backed_up[np.argsort(backlog[backed_up])[::-1][: self._top]]
+        batches = [self._accept(sockets[accept], cgroups[accept]), self._connections(sockets, cgroups, backed_up, listening), _devices()]
+        for rows in batches:
+            rows["t_ns"], rows["netns"] = t_ns, self._netns
+        return [Batch(TABLE.name, np.concatenate(batches))]
+
+    def close(self) -> None:
+        """Nothing is kept open between polls."""
+
+    def _accept(self, sockets: np.ndarray, cgroups: npt.NDArray[np.int64]) -> np.ndarray:
+        rows = _rows("accept", sockets, cgroups)
+        rows["queue"], rows["limit"] = sockets["rqueue"], sockets["wqueue"]
+        rows["overflows"], rows["drops"] = _listen_counters(Path("/proc/self/net/netstat").read_text())
+        rows["role"] = TABLE.code("role", "server")
+        return rows
+
+    def _connections(
+        self, sockets: np.ndarray, cgroups: npt.NDArray[np.int64], chosen: npt.NDArray[np.int64], listening: npt.NDArray[np.bool_]
+    ) -> np.ndarray:
+        connections = sockets[chosen]
+        rows = _rows("connection", connections, cgroups[chosen])
+        rows["recv_q_bytes"], rows["send_q_bytes"] = connections["rqueue"], connections["wqueue"]
+        rows["queue"] = np.maximum(connections["rqueue"], connections["wqueue"])
+        rows["dport"], daddr = connections["dport"], _addresses(connections, "dst")
+        rows["daddr"] = _void(daddr, "V16")
+        rows["peer"] = _void(np.hstack([daddr, connections["dport"].astype("<u2")[:, None].view(np.uint8)]), "V18")
+        server = np.isin(connections["sport"], sockets["sport"][listening])
+        rows["role"] = np.where(server, TABLE.code("role", "server"), TABLE.code("role", "client"))
+        return rows
+
+
+def _rows(kind: str, sockets: np.ndarray, cgroups: npt.NDArray[np.int64]) -> np.ndarray:
+    rows = TABLE.empty(len(sockets))
+    rows["kind"] = TABLE.code("kind", kind)
+    rows["sock_id"], rows["sport"] = sockets["cookie"], sockets["sport"]
+    rows["cgroup_id"] = np.where(cgroups < 0, NULL_I64, cgroups)
+    rows["family"] = np.where(sockets["family"] == socket.AF_INET, TABLE.code("family", "ipv4"), TABLE.code("family", "ipv6"))
+    rows["saddr"] = _void(_addresses(sockets, "src"), "V16")
+    return rows
+
+
+def _addresses(sockets: np.ndarray, field: str) -> npt.NDArray[np.uint8]:
+    """Shape (n, 16); the kernel gives IPv4 in the first 4 bytes."""
+    addresses = np.ascontiguousarray(sockets[field])
+    v4 = sockets["family"] == socket.AF_INET
+    addresses[v4] = np.hstack([np.broadcast_to(np.frombuffer(V4_MAPPED, np.uint8), (int(v4.sum()), 12)), addresses[v4, :4]])
+    return addresses
+
+
+def _void(data: npt.NDArray[np.uint8], dtype: str) -> np.ndarray:
+    return np.ascontiguousarray(data).view(dtype)[:, 0] if len(data) else np.empty(0, dtype)
+
+
+def _devices() -> np.ndarray:
+    roots = [q for q in qdiscs() if q.parent == TC_H_ROOT]
+    rows = TABLE.empty(len(roots))
+    rows["kind"] = TABLE.code("kind", "qdisc")
+    for column, values in {
+        "queue": [q.packets for q in roots],
+        "send_q_bytes": [q.backlog_bytes for q in roots],
+        "drops": [q.drops for q in roots],
+        "device": [_device(q.ifindex) for q in roots],
+    }.items():
+        rows[column] = values
+    return rows
+
+
+def _device(ifindex: int) -> bytes:
+    try:
+        return socket.if_indextoname(ifindex).encode()
+    except OSError:  # removed since the dump
+        return str(ifindex).encode()
+
+
+def _listen_counters(netstat: str) -> tuple[int, int]:
+    """ListenOverflows and ListenDrops from /proc/net/netstat's text."""
+    names, values = (line.split() for line in netstat.splitlines() if line.startswith("TcpExt:"))
+    counters = dict(zip(names, values, strict=True))
+    return int(counters["ListenOverflows"]), int(counters["ListenDrops"])

@@ -1,0 +1,115 @@
+"""What the agent says about itself: the document of ``tickscope status`` and the totals at its end."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from agent.batch import Batch, make
+from agent.kernel import bpf
+from agent.tables import TABLES
+
+if TYPE_CHECKING:
+    from agent.clock.history import History
+    from agent.config import Config
+    from agent.kernel.helper import Helper
+    from agent.kernel.load import Loaded
+    from agent.loop import Loop
+
+
+class Status:
+    """Facts of the running agent. ``ready_s``: from start to all attached."""
+
+    ready_s = 0.0
+
+    def __init__(self, config: Config, loop: Loop, loaded: Loaded, helper: Helper, watch: Any, history: History) -> None:
+        self._config, self._loop, self._loaded = config, loop, loaded
+        self._helper, self._watch, self._history = helper, watch, history
+        self._started = time.monotonic()
+        self._told: dict[str, str] = {}
+
+    def counts(self) -> tuple[int, int]:
+        """(families attached whole, families degraded or unavailable)."""
+        states = [family.state for family in self._loaded.families.values()]
+        return states.count("attached"), len(states) - states.count("attached")
+
+    def probes(self) -> list[dict[str, Any]]:
+        out = []
+        for name, family in self._loaded.families.items():
+            hits, run_ns = self._stats(family.programs)
+            out.append({"probe": name, "state": family.state, "reason": family.reason or None, "remedy": family.remedy or None,
+                        "hits": hits, "run_ns": run_ns, "programs": len(family.plan)})  # fmt: skip
+        if self._config.syscalls == "off":
+            out.append({"probe": "syscalls", "state": "off", "reason": "turned off", "remedy": "--syscalls sampled", "hits": None,
+                        "run_ns": None, "programs": 0})  # fmt: skip
+        return out
+
+    @staticmethod
+    def _stats(programs: dict[str, int]) -> tuple[int | None, int | None]:
+        """(hits, run_ns) where the kernel counts them (kernel.bpf_stats_enabled), else unknown."""
+        run_ns = hits = 0
+        for fd in programs.values():
+            ns, count = bpf.program_stats(fd)
+            run_ns, hits = run_ns + ns, hits + count
+        return (hits, run_ns) if hits else (None, None)
+
+    def processes(self) -> list[dict[str, Any]]:
+        """pid and role; uid, capabilities and memory are for the asker to read from /proc."""
+        out = [{"pid": os.getpid(), "role": "agent"}, {"pid": self._watch.pid, "role": "clock watch"}]
+        if self._helper.alive:
+            out.append({"pid": self._helper.pid, "role": "helper"})
+        for sink in self._loop.sinks:
+            out += [{"pid": pid, "role": f"{sink.name} sender"} for pid in getattr(sink, "pids", list)()]
+        return out
+
+    def losses(self) -> list[dict[str, Any]]:
+        return [{"stage": stage, "source": source, "count": n} for (stage, source), n in sorted(self._loop.lost.items())]
+
+    def clock(self) -> dict[str, Any]:
+        """The clock source's own words; empty where the clock family is off."""
+        return next((dict(s.state()) for s in self._loop.sources if s.name == "clock" and hasattr(s, "state")), {})
+
+    def export(self) -> dict[str, Any]:
+        states = {s.name: s.state() for s in self._loop.sinks if hasattr(s, "state")}
+        return {"otlp": {"state": "off", "remedy": "set OTEL_EXPORTER_OTLP_ENDPOINT"}, **states}
+
+    def document(self) -> dict[str, Any]:
+        """The JSON of ``tickscope status``, without what only the asker can read."""
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        uptime = time.monotonic() - self._started
+        return {
+            "pid": os.getpid(), "uptime_s": round(uptime, 3), "ready_s": round(self.ready_s, 3),
+            "cpu_s": round(usage.ru_utime + usage.ru_stime, 3), "processes": self.processes(), "probes": self.probes(),
+            "sources": [{"source": n, "failure": why} for n, why in self._loop.failures.items()], "rows": dict(self._loop.totals),
+            "loss": self.losses(), "clock": self.clock(), "store": {"dir": self._config.store, **self._loop.store.state()},
+            "export": self.export(), "helper": "running" if self._helper.alive else "gone: no new uprobes; restart tickscope",
+        }  # fmt: skip
+
+    def changes(self, now_ns: int) -> Iterator[Batch]:
+        """``probe_status`` rows of the families whose state differs from what was last said."""
+        table = TABLES["probe_status"]
+        for probe in self.probes():
+            said = f"{probe['state']} {probe['reason']}"
+            if self._told.get(probe["probe"]) == said:
+                continue
+            self._told[probe["probe"]] = said
+            batch = make("probe_status", 1, t_ns=now_ns, probe=probe["probe"].encode(), state=table.code("state", probe["state"]),
+                         reason=(probe["reason"] or "").encode(), remedy=(probe["remedy"] or "").encode())  # fmt: skip
+            for column in ("hits", "run_ns"):
+                if probe[column] is not None:
+                    batch.rows[column] = np.int64(probe[column])
+            yield batch
+
+    def farewell(self) -> None:
+        """Totals and losses on stderr."""
+        rows = ", ".join(f"{n} {name}" for name, n in sorted(self._loop.totals.items()) if name not in ("loss", "finding"))
+        found = self._loop.totals["finding"]
+        lost = ", ".join(f"{x['count']} of {x['source']} ({x['stage']})" for x in self.losses()) or "nothing"
+        print(f"stopped after {time.monotonic() - self._started:.1f} s: {rows or 'no rows'}; {found} finding updates; lost: {lost}",
+              file=sys.stderr)  # fmt: skip

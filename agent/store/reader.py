@@ -1,0 +1,94 @@
+"""What a store holds at one moment, read while an agent and a sealer work on it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from agent.errors import UNREACHABLE, AgentError
+from agent.store import segments
+from agent.store.frames import Decoder, Head, Kind
+
+_TRIES = 20
+
+
+class HotRows(NamedTuple):
+    boot_id: str
+    host: str
+    rows: np.ndarray
+
+
+class Sealed(NamedTuple):
+    """One sealed segment; tables: per table its rows, min_t_ns and max_t_ns."""
+
+    name: str
+    head: Head
+    tables: dict[str, dict[str, int]]
+
+
+@dataclass
+class Snapshot:
+    """hot: rows by table, in segment order. boots: boot ids, oldest first. notes: what could not be read, in words."""
+
+    hot: dict[str, list[HotRows]] = field(default_factory=dict)
+    sealed: list[Sealed] = field(default_factory=list)
+    boots: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def snapshot(path: str | Path, tables: frozenset[str]) -> Snapshot:
+    """Rows of the given tables in the hot segments, and the sealed ones by name; each row once, whatever happens meanwhile.
+
+    Raises AgentError (exit 4) where the store does not exist or cannot be read.
+    """
+    dir_fd = segments.open_dir(path)
+    try:
+        for _ in range(_TRIES):
+            try:
+                return _take(dir_fd, tables)
+            except FileNotFoundError:
+                continue  # A segment was sealed or removed between listing and reading.
+    except OSError as error:
+        raise AgentError(f"cannot read the store at {path}: {error.strerror}",
+                         remedy="run as root or as a member of the group tickscope", exit_code=UNREACHABLE) from error
+    finally:
+        os.close(dir_fd)
+    raise AgentError(f"the store at {path} changes faster than it can be read", exit_code=UNREACHABLE)
+
+
+def _take(dir_fd: int, tables: frozenset[str]) -> Snapshot:
+    listed = segments.listing(dir_fd)
+    taken = Snapshot()
+    heads: list[tuple[int, Head]] = []
+    for seq in listed.hot:
+        decoder = Decoder(tables)
+        for frame in decoder.feed(segments.read_bytes(dir_fd, segments.hot_name(seq))):
+            if frame.kind == Kind.ROWS and decoder.head is not None:
+                taken.hot.setdefault(frame.table, []).append(HotRows(decoder.head.boot_id, decoder.head.host, frame.rows))
+        if decoder.head is not None:
+            heads.append((seq, decoder.head))
+        if decoder.corrupt is not None:
+            taken.notes.append(f"{segments.hot_name(seq)} is damaged at byte {decoder.offset}: {decoder.corrupt}; "
+                               f"{decoder.pending} bytes are not shown")
+    for seq in listed.sealed:
+        doc = json.loads(segments.read_bytes(dir_fd, f"{segments.sealed_name(seq)}/{segments.HEAD}"))
+        head = Head(*(doc[name] for name in Head._fields))
+        taken.sealed.append(Sealed(segments.sealed_name(seq), head, doc["tables"]))
+        heads.append((seq, head))
+    taken.boots = list(dict.fromkeys(head.boot_id for _, head in sorted(heads, key=lambda h: h[0])))
+    return taken
+
+
+def merged(parts: list[HotRows]) -> Iterator[HotRows]:
+    """The same rows with one array for each run of parts of one boot and host."""
+    start = 0
+    for at in range(1, len(parts) + 1):
+        if at == len(parts) or parts[at][:2] != parts[start][:2]:
+            yield HotRows(*parts[start][:2], np.concatenate([p.rows for p in parts[start:at]]))
+            start = at

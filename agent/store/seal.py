@@ -1,0 +1,176 @@
+"""The sealer: turns closed hot segments into Parquet and removes what is beyond the store's size and age.
+
+Run as ``python -m agent.store.seal --dir-fd N --below SEQ``, niced, a process of its own that ends when done. It may be
+killed at any moment: a segment is published by one rename, and its hot file is removed only after that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from agent.batch import make
+from agent.columns import NULL_I64
+from agent.store import segments
+from agent.store.frames import Decoder, Kind
+from agent.tables import TABLES
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
+_CHUNK_BYTES = 8 << 20
+
+
+class _Writers:
+    """One Parquet file a table in the current directory's ``folder``; rows are written in groups of about 8 MB."""
+
+    def __init__(self, folder: str, boot_id: str, host: str) -> None:
+        self._folder, self._boot_id, self._host = folder, boot_id, host
+        self._files: dict[str, pq.ParquetWriter] = {}
+        self._waiting: dict[str, list[np.ndarray]] = {}
+        self._bytes = 0
+        self.tables: dict[str, dict[str, int]] = {}
+
+    def add(self, table: str, rows: np.ndarray) -> None:
+        self._waiting.setdefault(table, []).append(rows)
+        self._bytes += rows.nbytes
+        low, high = int(rows["t_ns"].min()), int(rows["t_ns"].max())
+        seen = self.tables.setdefault(table, {"rows": 0, "min_t_ns": low, "max_t_ns": high})
+        seen.update(rows=seen["rows"] + len(rows), min_t_ns=min(seen["min_t_ns"], low), max_t_ns=max(seen["max_t_ns"], high))
+        if self._bytes >= _CHUNK_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        import pyarrow.parquet as pq
+
+        from agent.store.arrow import schema, to_arrow
+
+        for table, parts in self._waiting.items():
+            if table not in self._files:
+                self._files[table] = pq.ParquetWriter(f"{self._folder}/{table}.parquet", schema(table), compression="zstd")
+            self._files[table].write_table(to_arrow(table, np.concatenate(parts), self._boot_id, self._host))
+        self._waiting, self._bytes = {}, 0
+
+    def close(self) -> None:
+        self.flush()
+        for file in self._files.values():
+            file.close()
+
+
+def seal(seq: int) -> None:
+    """Seal ``hot-SEQ.tsl`` of the current directory. Raises ValueError where its head cannot be read, OSError."""
+    name, folder = segments.hot_name(seq), segments.sealing_name(seq)
+    if not os.path.isdir(segments.sealed_name(seq)):
+        os.mkdir(folder, 0o750)
+        _convert(name, folder)
+        _sync(folder)
+        os.rename(folder, segments.sealed_name(seq))
+        _sync(".")
+    os.unlink(name)
+
+
+def _convert(name: str, folder: str) -> None:
+    decoder = Decoder()
+    writers: _Writers | None = None
+    last = NULL_I64
+    with open(name, "rb") as file:
+        while data := file.read(1 << 20):
+            for frame in decoder.feed(data):
+                if frame.kind == Kind.ROWS and decoder.head is not None:
+                    writers = writers or _Writers(folder, decoder.head.boot_id, decoder.head.host)
+                    writers.add(frame.table, frame.rows)
+                    last = max(last, int(frame.rows["t_ns"].max()))
+    head = decoder.head
+    if head is None:
+        raise ValueError(f"{name}: {decoder.corrupt or 'no head'}")
+    writers = writers or _Writers(folder, head.boot_id, head.host)
+    if decoder.corrupt is not None:
+        stage = TABLES["loss"].code("stage", "store")
+        writers.add("loss", make("loss", 1, t_ns=max(last, head.created_ns), stage=stage, source="segment", from_ns=last).rows)
+    writers.close()
+    with open(f"{folder}/{segments.HEAD}", "w", encoding="utf-8") as out:
+        json.dump({**head._asdict(), "tables": writers.tables, "torn_bytes": decoder.pending}, out)
+
+
+def _sync(folder: str) -> None:
+    """Put a directory and the files in it on disk."""
+    for name in os.listdir(folder) if folder != "." else ():
+        _fsync(f"{folder}/{name}", os.O_RDONLY)
+    _fsync(folder, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _fsync(path: str, flags: int) -> None:
+    fd = os.open(path, flags)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def retain(max_bytes: int, max_age_s: float) -> None:
+    """Remove the oldest sealed segments of the current directory, beyond these limits."""
+    fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        listed = segments.listing(fd)
+        sizes = {seq: segments.tree_bytes(fd, segments.sealed_name(seq)) for seq in listed.sealed}
+        total = sum(sizes.values()) + sum(os.stat(segments.hot_name(s)).st_size for s in segments.hot_files(fd))
+    finally:
+        os.close(fd)
+    for seq in listed.sealed:
+        name = segments.sealed_name(seq)
+        if total <= max_bytes and time.time() - os.stat(name).st_mtime <= max_age_s:
+            break
+        shutil.rmtree(name)
+        total -= sizes[seq]
+
+
+def seal_all(below: int, max_bytes: int, max_age_s: float) -> list[str]:
+    """Seal every hot segment of the current directory below a sequence number, oldest first; what could not be read."""
+    fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for name in filter(segments.SEALING.fullmatch, os.listdir(fd)):
+            shutil.rmtree(name)
+        waiting = [seq for seq in segments.hot_files(fd) if seq < below]
+    finally:
+        os.close(fd)
+    retain(max_bytes, max_age_s)
+    unreadable = []
+    for seq in waiting:
+        try:
+            seal(seq)
+        except ValueError as error:
+            shutil.rmtree(segments.sealing_name(seq))
+            unreadable.append(str(error))
+        retain(max_bytes, max_age_s)
+    return unreadable
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="agent.store.seal", description="seal closed hot segments")
+    parser.add_argument("--dir-fd", type=int, help="descriptor of the store's directory (default: the current directory)")
+    parser.add_argument("--below", type=int, required=True, help="seal segments with a smaller sequence number")
+    parser.add_argument("--max-bytes", type=int, required=True)
+    parser.add_argument("--max-age-s", type=float, required=True)
+    args = parser.parse_args()
+    os.nice(10)
+    os.umask(0o027)
+    if args.dir_fd is not None:
+        os.fchdir(args.dir_fd)
+    with open("seal.lock", "w", encoding="utf-8") as lock:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            sys.exit("; ".join(seal_all(args.below, args.max_bytes, args.max_age_s)) or 0)
+        sys.exit("another sealer is at work")
+
+
+if __name__ == "__main__":
+    main()

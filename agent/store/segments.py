@@ -1,0 +1,104 @@
+"""Names in a store's directory, and how to list and read them while a writer and a sealer work there.
+
+``hot-SEQ.tsl`` is a segment in the frame format, ``sealed-SEQ/`` holds the same rows as one Parquet file a table plus
+``head.json``, ``seal-SEQ.tmp/`` is a sealing that has not finished. Everything is opened relative to a directory
+descriptor, since an unprivileged agent may not be able to walk the path to its own store.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from agent.errors import UNREACHABLE, AgentError
+
+_HOT = re.compile(r"hot-(\d{8,})\.tsl")
+_SEALED = re.compile(r"sealed-(\d{8,})")
+SEALING = re.compile(r"seal-\d{8,}\.tmp")
+HEAD = "head.json"
+LOCK = "lock"
+
+
+class Segments(NamedTuple):
+    """Sequence numbers in order: hot ones that are not sealed, and sealed ones."""
+
+    hot: list[int]
+    sealed: list[int]
+
+
+def hot_name(seq: int) -> str:
+    return f"hot-{seq:08d}.tsl"
+
+
+def sealed_name(seq: int) -> str:
+    return f"sealed-{seq:08d}"
+
+
+def sealing_name(seq: int) -> str:
+    return f"seal-{seq:08d}.tmp"
+
+
+def open_dir(path: str | Path) -> int:
+    """A descriptor of the store's directory. Raises AgentError (exit 4) when there is none or it may not be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise AgentError(f"no store at {path}", why="no agent has written there yet",
+                         remedy="start one (sudo tickscope run), or name another place: --store DIR", exit_code=UNREACHABLE) from error
+    except OSError as error:
+        raise AgentError(f"cannot open the store at {path}: {error.strerror}",
+                         remedy="run as root or as a member of the group tickscope, or name another place: --store DIR",
+                         exit_code=UNREACHABLE) from error
+    return fd
+
+
+def listing(dir_fd: int) -> Segments:
+    """Hot and sealed segments. Two listings, hot first: the sealer publishes a sealed segment before it removes the hot
+    one, so whatever the first misses the second has, and what both have counts as sealed."""
+    hot = _matching(dir_fd, _HOT)
+    sealed = _matching(dir_fd, _SEALED)
+    return Segments(sorted(hot - sealed), sorted(sealed))
+
+
+def hot_files(dir_fd: int) -> list[int]:
+    """Hot segments in order, sealed or not."""
+    return sorted(_matching(dir_fd, _HOT))
+
+
+def _matching(dir_fd: int, pattern: re.Pattern[str]) -> set[int]:
+    return {int(m[1]) for m in map(pattern.fullmatch, os.listdir(dir_fd)) if m}
+
+
+def open_at(dir_fd: int, name: str, flags: int = os.O_RDONLY, mode: int = 0o640) -> int:
+    return os.open(name, flags | os.O_CLOEXEC, mode, dir_fd=dir_fd)
+
+
+def read_bytes(dir_fd: int, name: str) -> bytes:
+    """A file's bytes. Raises OSError, FileNotFoundError where it vanished meanwhile."""
+    with open(open_at(dir_fd, name), "rb") as file:
+        return file.read()
+
+
+def tree_bytes(dir_fd: int, name: str) -> int:
+    """Bytes of the files in one sealed segment; what vanishes while looking counts as nothing."""
+    try:
+        fd = open_at(dir_fd, name, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return 0
+    try:
+        return sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(fd))
+    except FileNotFoundError:
+        return 0
+    finally:
+        os.close(fd)
+
+
+def writer(dir_fd: int) -> int | None:
+    """The pid of the agent that writes this store, None where none seems to: a hint for people, not a lock."""
+    try:
+        pid = read_bytes(dir_fd, LOCK).decode("ascii", "replace").strip()
+    except OSError:
+        return None
+    return int(pid) if pid.isdigit() and os.path.exists(f"/proc/{pid}") else None

@@ -1,0 +1,620 @@
+/* TCP: smoothed RTT per socket, connects, retransmits, resets, connection ends, and who uses a socket.
+ * Raw tracepoints only; kernel 5.8 (ring buffer). Driven by agent/probes/tcp.py.
+ *
+ * A socket is known from SYN_SENT (client), ESTABLISHED (server) or the first time it is seen (it is older than the probe) until
+ * tcp_destroy_sock: a reset is sent after CLOSE. Those events come before any other of a reused address, so the address is
+ * key enough. sock_lock.owned tells the context: set while a process, then current, holds the socket; clear in softirqs. */
+
+#define TCP_LAST_SOCK 1		/* for families after this one: tcp_last_sock exists */
+#define TCP_RTT_BUCKETS 32
+#define TCP_EADDRNOTAVAIL 99
+#define TCP_SOCK_DONE 2		/* 1 << SOCK_DONE of enum sock_flags: the peer's FIN was received */
+
+enum { TCP_ROLE_CLIENT, TCP_ROLE_SERVER };
+enum { TCP_CONNECT_OK, TCP_CONNECT_FAILED, TCP_CONNECT_ABORTED };
+enum { TCP_SENT_DATA, TCP_SENT_SYNACK, TCP_SENT_SYN };
+enum { TCP_RESET_SENT, TCP_RESET_RECEIVED };
+enum { TCP_ESTABLISHED = 1, TCP_SYN_SENT, TCP_SYN_RECV, TCP_FIN_WAIT1, TCP_FIN_WAIT2, TCP_TIME_WAIT, TCP_CLOSE, TCP_CLOSE_WAIT,
+       TCP_LAST_ACK, TCP_LISTEN, TCP_CLOSING, TCP_NEW_SYN_RECV };
+
+struct tcp_connect_event {
+	u64 t_ns;
+	struct proc proc;
+	struct sock_ref sock;
+	u64 duration_ns;
+	u32 errno;
+	u8 result;
+	u8 pad2[3];
+};
+
+struct tcp_retransmit_event {
+	u64 t_ns;
+	struct proc proc;
+	struct sock_ref sock;
+	u32 count;
+	u8 kind;
+	u8 tcp_state;
+	u8 pad2[2];
+};
+
+struct tcp_reset_event {
+	u64 t_ns;
+	struct proc proc;
+	struct sock_ref sock;
+	u8 direction;
+	u8 pad2[7];
+};
+
+struct tcp_close_event {
+	u64 t_ns;
+	struct proc proc;
+	struct sock_ref sock;
+	u64 duration_ns;
+	u64 bytes_in;
+	u64 bytes_out;
+	u32 retransmits;
+	u32 srtt_us;
+};
+
+struct tcp_rtt_key {
+	u64 id;
+};
+
+struct tcp_rtt_value {
+	u64 rtt_sum_us;
+	u32 samples, rtt_min_us, rtt_max_us, srtt_us;
+	struct proc proc;
+	struct sock_ref sock;
+	u32 buckets[32];	/* TCP_RTT_BUCKETS: a u32 of eighths of a microsecond needs 29 */
+};
+
+struct tcp_socket {
+	u64 born_ns;
+	u64 established_ns;	/* 0: not yet; UNKNOWN64: before it was first seen */
+	u64 sampled_ns;		/* last RTT sample */
+	u64 user;		/* tgid and tid that last used it; 0: proc is the listener's, or not known */
+	struct proc proc;
+	struct sock_ref sock;
+};
+
+struct tcp_port {
+	u32 netns;
+	u16 port;
+	u16 pad;
+};
+
+BPF_RINGBUF_OUTPUT(tcp_connects, 64);
+BPF_RINGBUF_OUTPUT(tcp_retransmits, 32);
+BPF_RINGBUF_OUTPUT(tcp_resets, 32);
+BPF_RINGBUF_OUTPUT(tcp_closes, 64);
+BPF_TABLE("hash", struct tcp_rtt_key, struct tcp_rtt_value, tcp_rtt_a, TCP_RTT_SOCKETS);
+BPF_TABLE("hash", struct tcp_rtt_key, struct tcp_rtt_value, tcp_rtt_b, TCP_RTT_SOCKETS);
+BPF_TABLE("array", u32, struct tcp_rtt_value, tcp_rtt_zero, 1);	/* never written: too large for the stack */
+BPF_TABLE("hash", u64, struct tcp_socket, tcp_sockets, TCP_SOCKETS);
+BPF_TABLE("lru_hash", struct tcp_port, struct proc, tcp_listeners, 1024);	/* pid UNKNOWN32: several processes listen */
+/* The socket that a thread (tid) last sent or received on, kept while any thread is inside a TLS handshake. */
+BPF_TABLE("lru_hash", u32, struct sock_ref, tcp_last_sock, 4096);
+
+static __always_inline u32 tcp_netns(void *net)
+{
+	u32 inum = UNKNOWN32;
+	if (net)
+		GET(inum, ADDR(net, net, ns), ns_common, inum);
+	return inum;
+}
+
+static __always_inline u8 tcp_state_of(void *sk)
+{
+	u8 state = 0;
+	GET(state, sk, sock_common, skc_state);
+	return state;
+}
+
+static __always_inline bool tcp_owned(void *sk)
+{
+	u32 owned = 0;
+	GET(owned, sk, sock, owned);
+	return owned;
+}
+
+static __always_inline void tcp_mapped(u8 *to, const void *ipv4)
+{
+	__builtin_memset(to, 0, 10);
+	to[10] = to[11] = 0xff;
+	bpf_probe_read_kernel(to + 12, 4, ipv4);
+}
+
+/* Both ends and the namespace of anything that starts with a sock_common: a socket, a request, a TIME_WAIT. */
+static __always_inline void tcp_tuple(struct sock_ref *r, void *sk)
+{
+	u16 family = 0, dport = 0, sport = 0;
+	u8 state = tcp_state_of(sk);
+	GET(family, sk, sock_common, skc_family);
+	GET(dport, sk, sock_common, skc_dport);
+	GET(sport, sk, sock_common, skc_num);
+	if (!sport && state != TCP_TIME_WAIT && state != TCP_NEW_SYN_RECV) {
+		GET(sport, sk, inet_sock, inet_sport);	/* CLOSE gives the port back before it is traced */
+		sport = __builtin_bswap16(sport);
+	}
+	r->netns = tcp_netns(PTR(sk, sock_common, skc_net));
+	r->sport = sport;
+	r->dport = __builtin_bswap16(dport);
+	r->family = 0;
+#if HAS_sock_common__skc_v6_daddr
+	if (family == 10) {
+		u64 high = 1;
+		u32 low = 0;
+		GET(r->saddr, sk, sock_common, skc_v6_rcv_saddr);
+		GET(r->daddr, sk, sock_common, skc_v6_daddr);
+		GET(high, sk, sock_common, skc_v6_daddr);
+		bpf_probe_read_kernel(&low, 4, ADDR(sk, sock_common, skc_v6_daddr) + 8);
+		r->family = high || low != 0xffff0000;	/* v4-mapped is IPv4 on the wire */
+		return;
+	}
+#endif
+	tcp_mapped(r->saddr, ADDR(sk, sock_common, skc_rcv_saddr));
+	tcp_mapped(r->daddr, ADDR(sk, sock_common, skc_daddr));
+}
+
+/* Both ends as the receiver of a segment sees them. */
+static __always_inline void tcp_tuple_of_segment(struct sock_ref *r, void *skb)
+{
+	u16 network = 0, transport = 0, ports[2] = {};
+	u8 version = 0;
+	char *head = PTR(skb, sk_buff, head);
+	void *dev = PTR(skb, sk_buff, dev);
+	GET(network, skb, sk_buff, network_header);
+	GET(transport, skb, sk_buff, transport_header);
+	bpf_probe_read_kernel(&version, 1, head + network);
+	bpf_probe_read_kernel(ports, 4, head + transport);
+	r->dport = __builtin_bswap16(ports[0]);
+	r->sport = __builtin_bswap16(ports[1]);
+	r->family = version >> 4 == 6;
+	if (r->family) {
+		bpf_probe_read_kernel(r->daddr, 16, head + network + 8);
+		bpf_probe_read_kernel(r->saddr, 16, head + network + 24);
+	} else {
+		tcp_mapped(r->daddr, head + network + 12);
+		tcp_mapped(r->saddr, head + network + 16);
+	}
+	if (dev)
+		r->netns = tcp_netns(PTR(dev, net_device, nd_net));
+}
+
+static __always_inline u64 tcp_cookie(void *sk, u64 otherwise)
+{
+	u64 cookie = 0;
+	GET(cookie, sk, sock_common, skc_cookie);
+	return cookie ? cookie : otherwise;
+}
+
+struct tcp_sent {
+	u64 acked;		/* bytes_acked without the FIN; with the SYN where this end connected */
+	u8 role;
+};
+
+/* The kernel counts the SYN of a client and the FIN as acknowledged bytes, but not as sent ones: which tells the role. */
+static __always_inline void tcp_account(struct tcp_sent *a, void *sk, u8 state)
+{
+	u64 sent = 0, again = 0;
+	u32 una = 0, next = 0, end = 0;
+	bool fin = state == TCP_FIN_WAIT1 || state == TCP_FIN_WAIT2 || state == TCP_CLOSING || state == TCP_LAST_ACK;
+	GET(a->acked, sk, tcp_sock, bytes_acked);
+	GET(sent, sk, tcp_sock, bytes_sent);
+	GET(again, sk, tcp_sock, bytes_retrans);
+	GET(una, sk, tcp_sock, snd_una);
+	GET(next, sk, tcp_sock, snd_nxt);
+	GET(end, sk, tcp_sock, write_seq);
+	if (fin && una == end)
+		a->acked--;
+	u32 flying = next - una - (fin && una != end && next == end);
+	u64 syn = a->acked - (sent - again - flying);
+	a->role = syn == 1 ? TCP_ROLE_CLIENT : syn == 0 ? TCP_ROLE_SERVER : UNKNOWN8;
+}
+
+static __always_inline bool tcp_same(const struct proc *a, const struct proc *b)
+{
+	return a->pid == b->pid && a->proc_start_ns == b->proc_start_ns;
+}
+
+/* Who listens on a port. Several processes: nobody, rather than the wrong one. */
+static __always_inline void tcp_learn(const struct sock_ref *r, const struct proc *p)
+{
+	struct tcp_port key = {.netns = r->netns, .port = r->sport};
+	struct proc *known = tcp_listeners.lookup(&key);
+	if (!known)
+		tcp_listeners.update(&key, (struct proc *)p);
+	else if (!tcp_same(known, p))
+		known->pid = UNKNOWN32;
+}
+
+static __always_inline void tcp_listener_of(struct proc *p, const struct sock_ref *r)
+{
+	struct tcp_port key = {.netns = r->netns, .port = r->sport};
+	struct proc *known = tcp_listeners.lookup(&key);
+	if (known && known->pid != UNKNOWN32)
+		*p = *known;
+	else
+		no_proc(p);
+}
+
+static __always_inline struct tcp_socket *tcp_keep(void *sk, struct tcp_socket *s)
+{
+	u64 key = (u64)sk;
+	if (tcp_sockets.update(&key, s)) {
+		lose(LOST_tcp_rtt_a);
+		return 0;
+	}
+	return tcp_sockets.lookup(&key);
+}
+
+static __always_inline void tcp_born(struct tcp_socket *s, void *sk, u64 now, u8 role)
+{
+	tcp_tuple(&s->sock, sk);
+	s->born_ns = now;
+	s->sock.role = role;
+	/* One CPU takes longer than 256 ns from one socket to the next. */
+	s->sock.sock_id = tcp_cookie(sk, (now & ~255ull) | (bpf_get_smp_processor_id() & 255));
+	if (role == TCP_ROLE_SERVER)
+		tcp_listener_of(&s->proc, &s->sock);
+	else
+		no_proc(&s->proc);
+}
+
+/* A connection that is older than the probe. */
+static __always_inline struct tcp_socket *tcp_adopt(void *sk, u64 now)
+{
+	struct tcp_socket s = {};
+	struct tcp_sent a = {};
+	u16 protocol = 0;
+	u8 state = tcp_state_of(sk);
+	GET(protocol, sk, sock, sk_protocol);
+	if (protocol != 6 || (state != TCP_ESTABLISHED && state != TCP_CLOSE_WAIT))
+		return 0;
+	tcp_account(&a, sk, state);
+	tcp_born(&s, sk, now, a.role);
+	s.established_ns = UNKNOWN64;
+	return tcp_keep(sk, &s);
+}
+
+static __always_inline struct tcp_rtt_value *tcp_rtt_of(struct tcp_rtt_key *key)
+{
+	struct control *c = get_control();
+	return c && c->slot ? tcp_rtt_b.lookup(key) : tcp_rtt_a.lookup(key);
+}
+
+/* Current uses this socket. */
+static __always_inline void tcp_used(struct tcp_socket *s, u64 user)
+{
+	void *task = (void *)bpf_get_current_task();
+	struct tcp_rtt_key key = {.id = s->sock.sock_id};
+	struct tcp_rtt_value *v;
+	u32 flags = 0;
+	GET(flags, task, task_struct, flags);
+	if (flags & PF_KTHREAD)
+		return;
+	fill_proc(&s->proc, task);
+	if (!s->user && s->sock.role == TCP_ROLE_SERVER)
+		tcp_learn(&s->sock, &s->proc);
+	s->user = user;
+	v = s->sampled_ns ? tcp_rtt_of(&key) : 0;
+	if (v)
+		v->proc = s->proc;
+}
+
+/* What is known of a socket for a record; r->role and the like stay as they are where nothing is. */
+static __always_inline void tcp_describe(struct proc *p, struct sock_ref *r, void *sk, struct tcp_socket *s)
+{
+	if (s) {
+		*p = s->proc;
+		*r = s->sock;
+		if (!r->sport)
+			tcp_tuple(r, sk);
+		return;
+	}
+	tcp_tuple(r, sk);
+	r->sock_id = tcp_cookie(sk, UNKNOWN64);
+	r->role = UNKNOWN8;
+	no_proc(p);
+}
+
+static __always_inline void tcp_connect_done(void *sk, struct tcp_socket *s, u64 now, u8 result, u32 err)
+{
+	struct tcp_connect_event *e = tcp_connects.ringbuf_reserve(sizeof(*e));
+	if (!e) {
+		lose(LOST_tcp_connects);
+		return;
+	}
+	__builtin_memset(e, 0, sizeof(*e));
+	tcp_describe(&e->proc, &e->sock, sk, s);
+	e->t_ns = now;
+	e->sock.role = TCP_ROLE_CLIENT;
+	e->duration_ns = s ? now - s->born_ns : UNKNOWN64;
+	e->errno = err;
+	e->result = result;
+	tcp_connects.ringbuf_submit(e, QUIET);
+}
+
+static __always_inline void tcp_connect_failed(void *sk, struct tcp_socket *s, u64 now)
+{
+	u32 err = 0, sent = 0;
+	u16 port = 0;
+	GET(err, sk, sock, sk_err);
+	GET(sent, sk, tcp_sock, segs_out);
+	GET(port, sk, inet_sock, inet_sport);
+	if (err)
+		tcp_connect_done(sk, s, now, TCP_CONNECT_FAILED, err);
+	else if (sent)
+		tcp_connect_done(sk, s, now, TCP_CONNECT_ABORTED, UNKNOWN32);
+	else	/* no SYN left the host; without a port there was none to be had */
+		tcp_connect_done(sk, s, now, TCP_CONNECT_FAILED, port ? UNKNOWN32 : TCP_EADDRNOTAVAIL);
+}
+
+static __always_inline void tcp_closed(void *sk, struct tcp_socket *s, u64 now, u8 old)
+{
+	u64 flags = 0;
+	struct tcp_sent a = {};
+	struct tcp_close_event *e = tcp_closes.ringbuf_reserve(sizeof(*e));
+	if (!e) {
+		lose(LOST_tcp_closes);
+		return;
+	}
+	__builtin_memset(e, 0, sizeof(*e));
+	tcp_describe(&e->proc, &e->sock, sk, s);
+	if (!s && tcp_owned(sk))
+		fill_proc(&e->proc, (void *)bpf_get_current_task());
+	tcp_account(&a, sk, old);
+	if (e->sock.role == UNKNOWN8)
+		e->sock.role = a.role;
+	e->t_ns = now;
+	e->duration_ns = s && s->established_ns != UNKNOWN64 ? now - s->established_ns : UNKNOWN64;
+	GET(flags, sk, sock_common, skc_flags);
+	GET(e->bytes_in, sk, tcp_sock, bytes_received);
+	if (flags & TCP_SOCK_DONE)
+		e->bytes_in--;
+	e->bytes_out = e->sock.role == UNKNOWN8 ? UNKNOWN64 : a.acked - (e->sock.role == TCP_ROLE_CLIENT);
+	GET(e->retransmits, sk, tcp_sock, total_retrans);
+	GET(e->srtt_us, sk, tcp_sock, srtt_us);
+	e->srtt_us >>= 3;
+	tcp_closes.ringbuf_submit(e, QUIET);
+}
+
+static __always_inline void tcp_established(void *sk, struct tcp_socket *s, u64 now, u8 old)
+{
+	if (old == TCP_SYN_SENT || (s && !s->established_ns && s->sock.role == TCP_ROLE_CLIENT)) {
+		if (s) {
+			s->established_ns = now;
+			tcp_tuple(&s->sock, sk);	/* at SYN_SENT there may be no source port yet */
+		}
+		tcp_connect_done(sk, s, now, TCP_CONNECT_OK, UNKNOWN32);
+		return;
+	}
+	struct tcp_socket accepted = {.established_ns = now};
+	tcp_born(&accepted, sk, now, TCP_ROLE_SERVER);
+	tcp_keep(sk, &accepted);
+}
+
+static __always_inline void tcp_change(void *sk, u8 old, u8 new)
+{
+	u64 key = (u64)sk, now = bpf_ktime_get_boot_ns();
+	u16 protocol = 0;
+	struct tcp_socket *s;
+	GET(protocol, sk, sock, sk_protocol);
+	if (protocol != 6)	/* MPTCP, SCTP and DCCP share the tracepoint */
+		return;
+	s = tcp_sockets.lookup(&key);
+	if (new == TCP_SYN_SENT || new == TCP_LISTEN) {
+		struct tcp_socket fresh = {.user = bpf_get_current_pid_tgid()};
+		tcp_born(&fresh, sk, now, TCP_ROLE_CLIENT);
+		fill_proc(&fresh.proc, (void *)bpf_get_current_task());
+		if (new == TCP_LISTEN)
+			tcp_learn(&fresh.sock, &fresh.proc);
+		else
+			tcp_keep(sk, &fresh);
+	} else if (new == TCP_ESTABLISHED) {
+		tcp_established(sk, s, now, old);
+	} else if (new == TCP_CLOSE && old == TCP_LISTEN) {
+		struct sock_ref r = {};
+		tcp_tuple(&r, sk);
+		struct tcp_port port = {.netns = r.netns, .port = r.sport};
+		tcp_listeners.delete(&port);
+	} else if (old != TCP_CLOSE && old != TCP_LISTEN) {
+		if (s && !s->user && tcp_owned(sk))
+			tcp_used(s, bpf_get_current_pid_tgid());
+		if (new != TCP_CLOSE)
+			return;
+		if (old == TCP_SYN_SENT || (s && !s->established_ns))
+			tcp_connect_failed(sk, s, now);
+		else if (old != TCP_SYN_RECV)
+			tcp_closed(sk, s, now, old);
+	}
+}
+
+/* Two programs on one tracepoint: the kernel does not run a program again on a CPU where it is running (since 6.2), and a
+ * softirq may interrupt the one that serves a process. */
+int on_tcp_state(struct bpf_raw_tracepoint_args *ctx)
+{
+	void *sk = (void *)ctx->args[0];
+	if (tcp_owned(sk))
+		tcp_change(sk, ctx->args[1], ctx->args[2]);
+	return 0;
+}
+
+int on_tcp_state_softirq(struct bpf_raw_tracepoint_args *ctx)
+{
+	void *sk = (void *)ctx->args[0];
+	if (!tcp_owned(sk))
+		tcp_change(sk, ctx->args[1], ctx->args[2]);
+	return 0;
+}
+
+int on_tcp_destroy(struct bpf_raw_tracepoint_args *ctx)
+{
+	u64 key = ctx->args[0];
+	tcp_sockets.delete(&key);
+	return 0;
+}
+
+static __always_inline struct tcp_rtt_value *tcp_rtt_new(struct tcp_rtt_key *key)
+{
+	u32 zero = 0;
+	struct control *c = get_control();
+	struct tcp_rtt_value *nothing = tcp_rtt_zero.lookup(&zero);
+	if (!c || !nothing)
+		return 0;
+	if (c->slot ? tcp_rtt_b.insert(key, nothing) : tcp_rtt_a.insert(key, nothing))
+		lose(c->slot ? LOST_tcp_rtt_b : LOST_tcp_rtt_a);
+	return tcp_rtt_of(key);
+}
+
+int on_tcp_probe(struct bpf_raw_tracepoint_args *ctx)
+{
+	void *sk = (void *)ctx->args[0];
+	u64 key = (u64)sk, now = bpf_ktime_get_boot_ns();
+	struct tcp_socket *s = tcp_sockets.lookup(&key);
+	struct tcp_rtt_value *v;
+	u32 rtt = 0;
+	if (!s)
+		s = tcp_adopt(sk, now);
+	if (!s || now - s->sampled_ns < TCP_RTT_GATE_NS)
+		return 0;
+	GET(rtt, sk, tcp_sock, srtt_us);
+	rtt >>= 3;
+	if (!rtt)
+		return 0;
+	s->sampled_ns = now;
+	struct tcp_rtt_key id = {.id = s->sock.sock_id};
+	v = tcp_rtt_of(&id);
+	if (!v)
+		v = tcp_rtt_new(&id);
+	if (!v)
+		return 0;
+	v->proc = s->proc;
+	if (!v->samples) {
+		v->sock = s->sock;
+		v->rtt_min_us = rtt;
+	}
+	v->samples++;
+	v->rtt_sum_us += rtt;
+	v->srtt_us = rtt;
+	if (rtt < v->rtt_min_us)
+		v->rtt_min_us = rtt;
+	if (rtt > v->rtt_max_us)
+		v->rtt_max_us = rtt;
+	v->buckets[log2_bucket(rtt) & (TCP_RTT_BUCKETS - 1)]++;
+	return 0;
+}
+
+static __always_inline int tcp_io(void *sk)
+{
+	u64 key = (u64)sk, user = bpf_get_current_pid_tgid();
+	struct tcp_socket *s = tcp_sockets.lookup(&key);
+	if (!s)
+		s = tcp_adopt(sk, bpf_ktime_get_boot_ns());
+	if (!s)
+		return 0;
+	if (s->user >> 32 != user >> 32) {
+		tcp_used(s, user);
+	} else if (s->user != user) {
+		s->user = user;
+		s->proc.tid = user;
+	}
+	struct control *c = get_control();
+	if (c && c->tls_depth) {
+		u32 tid = user;
+		tcp_last_sock.update(&tid, &s->sock);
+	}
+	return 0;
+}
+
+int on_tcp_receive(struct bpf_raw_tracepoint_args *ctx)
+{
+	void *sk = (void *)ctx->args[0];
+	return tcp_owned(sk) ? tcp_io(sk) : 0;	/* kernel TLS and the like read in softirqs */
+}
+
+int on_tcp_send(struct bpf_raw_tracepoint_args *ctx)
+{
+	return tcp_io((void *)ctx->args[0]);
+}
+
+static __always_inline void tcp_sent_again(void *common, void *sk, u8 kind, u32 count)
+{
+	u64 key = (u64)sk;
+	struct tcp_retransmit_event *e = tcp_retransmits.ringbuf_reserve(sizeof(*e));
+	if (!e) {
+		lose(LOST_tcp_retransmits);
+		return;
+	}
+	__builtin_memset(e, 0, sizeof(*e));
+	tcp_describe(&e->proc, &e->sock, common, tcp_sockets.lookup(&key));
+	if (kind == TCP_SENT_SYNACK) {
+		e->sock.role = TCP_ROLE_SERVER;
+		tcp_listener_of(&e->proc, &e->sock);
+	}
+	e->t_ns = bpf_ktime_get_boot_ns();
+	e->count = count;
+	e->kind = kind;
+	e->tcp_state = tcp_state_of(common);
+	tcp_retransmits.ringbuf_submit(e, QUIET);
+}
+
+int on_tcp_retransmit(struct bpf_raw_tracepoint_args *ctx)
+{
+	void *sk = (void *)ctx->args[0], *skb = (void *)ctx->args[1];
+	u16 segments = 0;
+#if TP_tcp_retransmit_skb >= 3
+	if ((int)ctx->args[2])	/* err: it was not sent */
+		return 0;
+#endif
+	GET(segments, ADDR(skb, sk_buff, cb), tcp_skb_cb, tcp_gso_segs);
+	tcp_sent_again(sk, sk, tcp_state_of(sk) == TCP_SYN_SENT ? TCP_SENT_SYN : TCP_SENT_DATA, segments ? segments : 1);
+	return 0;
+}
+
+int on_tcp_retransmit_synack(struct bpf_raw_tracepoint_args *ctx)
+{
+	tcp_sent_again((void *)ctx->args[1], 0, TCP_SENT_SYNACK, 1);
+	return 0;
+}
+
+static __always_inline void tcp_reset(void *sk, void *skb, u8 direction)
+{
+	u64 key = (u64)sk;
+	struct tcp_reset_event *e = tcp_resets.ringbuf_reserve(sizeof(*e));
+	if (!e) {
+		lose(LOST_tcp_resets);
+		return;
+	}
+	__builtin_memset(e, 0, sizeof(*e));
+	if (sk) {
+		tcp_describe(&e->proc, &e->sock, sk, tcp_sockets.lookup(&key));
+	} else {
+		no_proc(&e->proc);
+		e->sock.sock_id = UNKNOWN64;
+		e->sock.netns = UNKNOWN32;
+		e->sock.role = UNKNOWN8;
+	}
+	if (skb && (!sk || tcp_state_of(sk) == TCP_LISTEN)) {
+		tcp_tuple_of_segment(&e->sock, skb);
+		if (sk) {
+			e->sock.role = TCP_ROLE_SERVER;
+			tcp_listener_of(&e->proc, &e->sock);
+		}
+	}
+	e->t_ns = bpf_ktime_get_boot_ns();
+	e->direction = direction;
+	tcp_resets.ringbuf_submit(e, QUIET);
+}
+
+int on_tcp_send_reset(struct bpf_raw_tracepoint_args *ctx)
+{
+	tcp_reset((void *)ctx->args[0], (void *)ctx->args[1], TCP_RESET_SENT);	/* 6.10: a reason follows, sk may be NULL */
+	return 0;
+}
+
+int on_tcp_receive_reset(struct bpf_raw_tracepoint_args *ctx)
+{
+	tcp_reset((void *)ctx->args[0], 0, TCP_RESET_RECEIVED);
+	return 0;
+}

@@ -1,0 +1,245 @@
+"""Folds batches into metric series; one store serves OTLP and the Prometheus endpoint.
+
+``offer`` only keeps the batch: folding happens when somebody reads, or when enough has gathered, as one vectorised pass over
+all rows of a table. Python code runs once per series and fold, never per row.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from agent.batch import Batch
+from agent.columns import HIST_BUCKETS, NULL_I64
+from agent.tables import TABLES
+from exporters.metrics import BY_TABLE, MAX_SERIES, METRICS, Metric
+from exporters.values import Value, column_values
+
+#: Bytes of unfolded rows after which ``offer`` folds at once.
+FOLD_BYTES = 1 << 20
+#: A gauge is no longer shown when its last row is this much older than the newest row of its table.
+GAUGE_TTL_NS = 300 * 10**9
+#: A drift is the slope over at least this time: the offsets' noise is some ns, so that 10 s resolve 1 ppb.
+DRIFT_SPAN_NS = 10 * 10**9
+_DISTINCT_KEPT = 4096
+OVERFLOW: tuple[tuple[str, Value], ...] = (("otel.metric.overflow", True),)
+
+Attributes = tuple[tuple[str, Value], ...]
+
+
+@dataclass
+class Series:
+    """One series since it was first seen. Times are CLOCK_BOOTTIME ns; sum, min and max are in the metric's unit.
+
+    value: sum of a counter or histogram, or last value of a gauge.  buckets: 64 counts of a histogram, shape (64,) i64.
+    total: the last running total of an absolute counter.  slope_from: (t_ns, value) where a drift's slope begins.
+    ready: a drift has no value before its first slope.
+    """
+
+    attributes: Attributes
+    since_ns: int
+    seen_ns: int
+    value: float = 0
+    count: int = 0
+    low: float | None = None
+    high: float | None = None
+    buckets: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    total: int | None = None
+    slope_from: tuple[int, int] | None = None
+    ready: bool = True
+
+    def copy(self) -> Series:
+        return Series(self.attributes, self.since_ns, self.seen_ns, self.value, self.count, self.low, self.high, self.buckets.copy())
+
+
+class MetricStore:
+    """Implements agent.batch.Sink. ``offer`` belongs to the agent's thread, ``collect`` to any."""
+
+    name = "metrics"
+
+    def __init__(self, max_series: int = MAX_SERIES) -> None:
+        self._max_series = max_series
+        self._lock = threading.Lock()
+        self._waiting: deque[Batch] = deque()
+        self._waiting_bytes = 0
+        self._series: dict[str, dict[bytes, Series]] = {m.name: {} for m in METRICS}
+        self._distinct: dict[str, OrderedDict[bytes, None]] = {m.name: OrderedDict() for m in METRICS if m.distinct}
+        self._newest: dict[str, int] = {}
+
+    def offer(self, batch: Batch) -> None:
+        """Takes a batch; tables without a metric are ignored."""
+        if batch.table not in BY_TABLE or not len(batch.rows):
+            return
+        with self._lock:
+            self._waiting.append(batch)
+            self._waiting_bytes += batch.rows.nbytes
+            if self._waiting_bytes > FOLD_BYTES:
+                self._fold()
+
+    def collect(self) -> list[tuple[Metric, list[Series]]]:
+        """A copy of every metric that has series, with all that was offered before."""
+        with self._lock:
+            self._fold()
+            shown = ((m, [s.copy() for s in self._series[m.name].values() if self._is_live(m, s)]) for m in METRICS)
+            return [(m, s) for m, s in shown if s]
+
+    def losses(self) -> dict[str, int]:
+        """Nothing is ever dropped: series beyond the bound are folded into the overflow series."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def _is_live(self, metric: Metric, series: Series) -> bool:
+        return metric.instrument != "gauge" or (series.ready and self._newest[metric.table] - series.seen_ns < GAUGE_TTL_NS)
+
+    def _fold(self) -> None:
+        gathered: dict[str, list[np.ndarray]] = {}
+        while self._waiting:
+            batch = self._waiting.popleft()
+            gathered.setdefault(batch.table, []).append(batch.rows)
+        self._waiting_bytes = 0
+        for table, pieces in gathered.items():
+            rows = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+            self._newest[table] = max(self._newest.get(table, 0), int(rows["t_ns"].max()))
+            for metric in BY_TABLE[table]:
+                self._fold_metric(metric, rows)
+
+    def _fold_metric(self, metric: Metric, rows: np.ndarray) -> None:
+        rows = self._wanted(metric, rows)
+        if not len(rows):
+            return
+        keys, inverse = _group(metric, rows)
+        series = self._lookup(metric, keys, int(rows["t_ns"].min()))
+        ends = np.full(len(series), NULL_I64)
+        np.maximum.at(ends, inverse, rows["t_ns"])
+        for s, end in zip(series, ends.tolist(), strict=True):
+            s.seen_ns = max(s.seen_ns, end)
+        if metric.instrument == "histogram":
+            _add_histograms(metric, rows, inverse, series)
+        elif metric.instrument == "gauge":
+            _set_gauges(metric, rows, inverse, series)
+        elif metric.absolute:
+            _add_totals(metric, rows, inverse, series)
+        else:
+            weights = _numbers(rows, metric.value) if metric.value else np.ones(len(rows))
+            for s, total in zip(series, np.bincount(inverse, weights, len(series)).tolist(), strict=True):
+                s.value += total
+
+    def _wanted(self, metric: Metric, rows: np.ndarray) -> np.ndarray:
+        if metric.where:
+            column, names = metric.where
+            rows = rows[np.isin(rows[column], [TABLES[metric.table].code(column, n) for n in names])]
+        if metric.value and metric.value != "hist":
+            value = rows[metric.value]
+            rows = rows[~np.isnan(value) if value.dtype.kind == "f" else value != NULL_I64]
+        if metric.distinct and len(rows):
+            seen = self._distinct[metric.name]
+            ids, first = np.unique(rows[metric.distinct], return_index=True)
+            fresh = [at for i, at in zip(ids.tolist(), first.tolist(), strict=True) if i not in seen]
+            seen.update((i, None) for i in ids.tolist())
+            while len(seen) > _DISTINCT_KEPT:
+                seen.popitem(last=False)
+            rows = rows[sorted(fresh)]
+        return rows
+
+    def _lookup(self, metric: Metric, keys: np.ndarray, t_ns: int) -> list[Series]:
+        known = self._series[metric.name]
+        out = []
+        for at in range(len(keys)):
+            raw = keys[at : at + 1].tobytes()
+            series = known.get(raw)
+            if series is None:
+                full = bool(metric.columns) and len(known) >= self._max_series - 1
+                attributes = OVERFLOW if full else _attributes(metric, keys[at : at + 1])
+                series = known.setdefault(b"" if full else raw, Series(attributes, t_ns, t_ns))
+                if metric.instrument == "histogram" and not len(series.buckets):
+                    series.buckets = np.zeros(HIST_BUCKETS, np.int64)
+            out.append(series)
+        return out
+
+
+def _attributes(metric: Metric, key: np.ndarray) -> Attributes:
+    by_name = TABLES[metric.table].by_name
+    pairs = ((metric.attribute(c), column_values(by_name[c], key[c])[0]) for c in metric.columns)
+    return tuple((name, value) for name, value in pairs if value is not None)
+
+
+def _group(metric: Metric, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(the distinct keys, each row's index among them): rows grouped by the columns that become attributes."""
+    if not metric.columns:
+        return np.zeros(1, "V1"), np.zeros(len(rows), np.int64)
+    declared = TABLES[metric.table].by_name
+    key = np.zeros(len(rows), [(c, declared[c].dtype) for c in metric.columns])
+    for c in metric.columns:
+        key[c] = rows[c]
+    if metric.client_only:
+        key[metric.client_only][rows["role"] != declared["role"].code("client")] = np.void(bytes(16))
+    flat = key.view(np.dtype((np.void, key.dtype.itemsize)))
+    unique, inverse = np.unique(flat, return_inverse=True)
+    return unique.view(key.dtype), inverse.reshape(-1)
+
+
+def _numbers(rows: np.ndarray, column: str) -> np.ndarray:
+    """A column as f64, unknown as NaN."""
+    values = rows[column].astype(np.float64)
+    if rows[column].dtype.kind == "i":
+        values[rows[column] == NULL_I64] = np.nan
+    return values
+
+
+def _add_histograms(metric: Metric, rows: np.ndarray, inverse: np.ndarray, series: list[Series]) -> None:
+    n = len(series)
+    buckets = np.zeros((n, HIST_BUCKETS), np.int64)
+    if metric.hist:
+        np.add.at(buckets, inverse, rows["hist"])
+        total, low, high = (_numbers(rows, c) if c else np.full(len(rows), np.nan) for c in metric.hist)
+    else:
+        total = low = high = np.maximum(_numbers(rows, metric.value), 0)
+        # frexp gives the exponent e of [2^(e-1), 2^e) exactly, where log2 may round up to the next power.
+        exponent = np.frexp(np.maximum(total, 1))[1] - 1
+        np.add.at(buckets, (inverse, np.minimum(exponent, HIST_BUCKETS - 1)), 1)
+    sums = np.bincount(inverse, np.nan_to_num(total), n)
+    lows, highs = np.full(n, np.inf), np.full(n, -np.inf)
+    np.fmin.at(lows, inverse, low)
+    np.fmax.at(highs, inverse, high)
+    for i, s in enumerate(series):
+        s.buckets += buckets[i]
+        s.count += int(buckets[i].sum())
+        s.value += float(sums[i])
+        if np.isfinite(lows[i]):
+            s.low = float(lows[i]) if s.low is None else min(s.low, float(lows[i]))
+        if np.isfinite(highs[i]):
+            s.high = float(highs[i]) if s.high is None else max(s.high, float(highs[i]))
+
+
+def _latest(rows: np.ndarray, inverse: np.ndarray, n: int) -> np.ndarray:
+    """Index of each key's newest row."""
+    order = np.lexsort((rows["t_ns"], inverse))
+    last = np.searchsorted(inverse[order], np.arange(n), side="right") - 1
+    newest: np.ndarray = order[last]
+    return newest
+
+
+def _set_gauges(metric: Metric, rows: np.ndarray, inverse: np.ndarray, series: list[Series]) -> None:
+    for s, at in zip(series, _latest(rows, inverse, len(series)).tolist(), strict=True):
+        t_ns, value = int(rows["t_ns"][at]), rows[metric.value][at].item()
+        if not metric.drift:
+            s.value = value
+        elif s.slope_from is None:
+            s.slope_from, s.ready = (t_ns, value), False
+        elif t_ns - s.slope_from[0] >= DRIFT_SPAN_NS:
+            s.value = (value - s.slope_from[1]) * 1e9 / (t_ns - s.slope_from[0])
+            s.slope_from, s.ready = (t_ns, value), True
+
+
+def _add_totals(metric: Metric, rows: np.ndarray, inverse: np.ndarray, series: list[Series]) -> None:
+    for s, at in zip(series, _latest(rows, inverse, len(series)).tolist(), strict=True):
+        total = int(rows[metric.value][at])
+        # The first total is only the base. One that went back was reset (a probe attached anew): all of it is new.
+        if s.total is not None:
+            s.value += total - s.total if total >= s.total else total
+        s.total = total

@@ -1,0 +1,161 @@
+"""What to export and where: flags, then the standard OTEL_* environment, then the configuration file.
+
+https://opentelemetry.io/docs/specs/otel/protocol/exporter/ and .../configuration/sdk-environment-variables/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+from agent.errors import USAGE, AgentError
+
+PROTOCOLS = ("http/protobuf", "grpc")
+KEYS = ("endpoint", "protocol", "headers", "timeout_s", "compression", "certificate", "client_certificate", "client_key", "insecure",
+        "temporality", "interval_s", "decisions", "slow_s", "max_queue_bytes", "max_spans_per_s")
+_DECISIONS = ("all", "slow", "none")
+_PREFIX = "OTEL_EXPORTER_OTLP_"
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where one signal goes. endpoint: the full URL over HTTP, the base URL over gRPC."""
+
+    endpoint: str
+    headers: tuple[tuple[str, str], ...] = ()
+    timeout_s: float = 10.0
+    compression: str = "none"
+    certificate: str = ""
+    client_certificate: str = ""
+    client_key: str = ""
+    insecure: bool = True
+
+
+@dataclass(frozen=True)
+class OtlpConfig:
+    """The exporter's settings. Without a target nothing is exported and nothing is said.
+
+    temporality: ``cumulative`` or ``delta``.  interval_s: between two exports of metrics.
+    decisions: which limiter decisions become spans: all, slow (refused, in error, or at least slow_s long), or none.
+    max_queue_bytes: rows that wait to be sent; beyond it the oldest are dropped and counted.
+    max_spans_per_s: decisions beyond it are not exported as spans, plain ones first (metrics still count them all).
+    """
+
+    protocol: str = "http/protobuf"
+    traces: Target | None = None
+    metrics: Target | None = None
+    temporality: str = "cumulative"
+    interval_s: float = 10.0
+    decisions: str = "all"
+    slow_s: float = 0.01
+    max_queue_bytes: int = 8 << 20
+    max_spans_per_s: int = 500
+
+    @property
+    def enabled(self) -> bool:
+        return self.traces is not None or self.metrics is not None
+
+
+def resolve(file: Mapping[str, object], env: Mapping[str, str], flags: Mapping[str, object]) -> OtlpConfig:
+    """The settings of the three places. ``file`` is the section ``otlp`` of the configuration file; ``flags`` has the same
+    keys (``KEYS``), None where a flag was not given.
+
+    Times in the environment are milliseconds, as specified (the Python SDK reads OTEL_EXPORTER_OTLP_TIMEOUT as seconds).
+    Raises AgentError (usage) for an unknown key or a value that does not fit.
+    """
+    unknown = (set(file) | set(flags)) - set(KEYS)
+    if unknown:
+        raise AgentError(f"otlp: unknown setting {min(unknown)!r}", remedy=f"one of {' '.join(KEYS)}", exit_code=USAGE)
+    if env.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return OtlpConfig()
+    given, default = _Given(file, env, flags), OtlpConfig()
+    temporality = given.one_of("temporality", ("cumulative", "delta", "lowmemory"), default.temporality, f"{_PREFIX}METRICS_TEMPORALITY_PREFERENCE")
+    return OtlpConfig(
+        protocol=given.one_of("protocol", PROTOCOLS, default.protocol, f"{_PREFIX}PROTOCOL"),
+        traces=_target("traces", given),
+        metrics=_target("metrics", given),
+        # lowmemory is delta for counters and histograms, which is all that temporality applies to here.
+        temporality="cumulative" if temporality == "cumulative" else "delta",
+        interval_s=given.number("interval_s", default.interval_s, 0.1, "OTEL_METRIC_EXPORT_INTERVAL", 1000),
+        decisions=given.one_of("decisions", _DECISIONS, default.decisions),
+        slow_s=given.number("slow_s", default.slow_s, 0),
+        max_queue_bytes=int(given.number("max_queue_bytes", default.max_queue_bytes, 1 << 16)),
+        max_spans_per_s=int(given.number("max_spans_per_s", default.max_spans_per_s, 1)),
+    )
+
+
+def _target(signal: str, given: _Given) -> Target | None:
+    if given.env.get(f"OTEL_{signal.upper()}_EXPORTER", "otlp").strip().lower() == "none":
+        return None
+
+    def names(variable: str) -> tuple[str, str]:
+        return f"{_PREFIX}{signal.upper()}_{variable}", _PREFIX + variable
+
+    own = given.env.get(names("ENDPOINT")[0], "").strip()
+    base = given.text("endpoint", names("ENDPOINT")[1])
+    protocol = given.one_of("protocol", PROTOCOLS, PROTOCOLS[0], f"{_PREFIX}PROTOCOL")
+    is_own = bool(own) and given.flags.get("endpoint") is None
+    endpoint = own if is_own else base
+    if not endpoint:
+        return None
+    if "://" not in endpoint:
+        endpoint = f"http://{endpoint}"
+    url = urlsplit(endpoint)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise AgentError(f"otlp: {endpoint!r} is not an endpoint", remedy="for example http://127.0.0.1:4318", exit_code=USAGE)
+    if protocol == PROTOCOLS[0] and not is_own:
+        # Only the base URL gets the signal's path; a signal's own variable is used as it is (OTLP exporter specification).
+        endpoint = f"{endpoint.rstrip('/')}/v1/{signal}"
+    insecure = given.text("insecure", *names("INSECURE")).lower()
+    return Target(
+        endpoint=endpoint,
+        headers=given.headers(*names("HEADERS")),
+        timeout_s=given.number("timeout_s", Target.timeout_s, 0.05, names("TIMEOUT")[0], 1000, names("TIMEOUT")[1]),
+        compression=given.one_of("compression", ("none", "gzip"), "none", *names("COMPRESSION")),
+        certificate=given.text("certificate", *names("CERTIFICATE")),
+        client_certificate=given.text("client_certificate", *names("CLIENT_CERTIFICATE")),
+        client_key=given.text("client_key", *names("CLIENT_KEY")),
+        insecure=url.scheme == "http" and insecure != "false",
+    )
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A flag beats the environment, which beats the file."""
+
+    file: Mapping[str, object]
+    env: Mapping[str, str]
+    flags: Mapping[str, object]
+
+    def text(self, key: str, *variables: str) -> str:
+        if self.flags.get(key) is not None:
+            return str(self.flags[key])
+        found = next((self.env[v].strip() for v in variables if self.env.get(v, "").strip()), "")
+        return found or str(self.file.get(key) or "")
+
+    def one_of(self, key: str, allowed: tuple[str, ...], default: str, *variables: str) -> str:
+        value = self.text(key, *variables).lower() or default
+        if value not in allowed:
+            raise AgentError(f"otlp: {key} cannot be {value!r}", remedy=f"one of {' '.join(allowed)}", exit_code=USAGE)
+        return value
+
+    def number(self, key: str, default: float, least: float, variable: str = "", divisor: int = 1, general: str = "") -> float:
+        """A number; one from the environment is divided by ``divisor``."""
+        in_env = self.flags.get(key) is None and any(self.env.get(v, "").strip() for v in (variable, general) if v)
+        value = self.text(key, *(v for v in (variable, general) if v)) or str(default)
+        try:
+            number = float(value) / (divisor if in_env else 1)
+        except ValueError:
+            number = float("nan")
+        if not least <= number < float("inf"):
+            raise AgentError(f"otlp: {key} cannot be {value!r}", remedy=f"a number of at least {least:g}", exit_code=USAGE)
+        return number
+
+    def headers(self, *variables: str) -> tuple[tuple[str, str], ...]:
+        """``k=v,k=v`` with percent-encoded values, or a mapping in the file. Names in lower case, as gRPC demands."""
+        in_file = self.file.get("headers")
+        if isinstance(in_file, Mapping) and self.flags.get("headers") is None and not any(self.env.get(v) for v in variables):
+            return tuple((str(k).lower(), str(v)) for k, v in in_file.items())
+        pairs = (p.partition("=") for p in self.text("headers", *variables).split(",") if p.strip())
+        return tuple((k.strip().lower(), unquote(v.strip())) for k, _, v in pairs)

@@ -1,0 +1,124 @@
+"""The agent's end of the gRPC exporter: requests go to a process of its own, since importing grpc costs some 20 MB.
+
+The child (exporters/grpc_sender.py) is started at the first request and again, with the lane's growing pauses, if it dies. It
+ends when this end of the socket closes, hence also with the agent. Frames, both ways: a length (u32) and that many bytes. The
+first is the configuration as JSON; a request is a signal (1 byte) and the serialised message; an answer is an Outcome as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from exporters.config import Target
+from exporters.send import Outcome
+
+SIGNALS = ("traces", "metrics")
+_LENGTH = struct.Struct("!I")
+#: How much longer than the request itself may take its answer may be on the way; importing grpc takes about 1 s.
+_GRACE_S = 5.0
+
+
+class GrpcLink:
+    """One child for all signals; used by the exporter's worker thread only, but for ``abort``."""
+
+    def __init__(self, targets: Mapping[str, Target]) -> None:
+        self._targets = dict(targets)
+        self._child: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid if self._child else None
+
+    def send(self, signal: str, data: bytes) -> Outcome:
+        """Blocks for at most the target's timeout and some seconds."""
+        timeout_s = self._targets[signal].timeout_s + _GRACE_S
+        try:
+            link = self._socket or self._start()
+            link.settimeout(timeout_s)
+            send_frame(link, bytes((SIGNALS.index(signal),)) + data)
+            answer = receive_frame(link, time.monotonic() + timeout_s)
+        except OSError as error:
+            return Outcome("retry", message=f"the gRPC process: {self._ended(error)}")
+        return Outcome(**json.loads(answer))
+
+    def abort(self) -> None:
+        """Ends a request that is under way, and the child; callable from any thread."""
+        if self._child:
+            self._child.kill()
+
+    def close(self) -> None:
+        if self._socket:
+            self._socket.close()
+            self._socket = None
+        if self._child:
+            self._child.kill()
+            self._child.wait()
+            self._child = None
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._child = subprocess.Popen(  # noqa: S603 - our own module under our own interpreter
+                [sys.executable, "-m", "exporters.grpc_sender", str(theirs.fileno())], pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=Path(__file__).parent.parent,
+            )
+        ours.settimeout(_GRACE_S)
+        send_frame(ours, json.dumps({s: asdict(t) for s, t in self._targets.items()}).encode())
+        self._socket = ours
+        return ours
+
+    def _ended(self, error: OSError) -> str:
+        status = self._child.poll() if self._child else None
+        self.close()
+        return f"ended with status {status}" if status is not None else f"{type(error).__name__}: {error}"
+
+
+class GrpcSender:
+    """exporters.send.Sender for one signal over a shared link."""
+
+    def __init__(self, signal: str, link: GrpcLink) -> None:
+        self._signal, self._link = signal, link
+
+    def send(self, data: bytes) -> Outcome:
+        return self._link.send(self._signal, data)
+
+    def hurry(self) -> None:
+        """Each request is tried only once as it is."""
+
+    def abort(self) -> None:
+        self._link.abort()
+
+    def close(self) -> None:
+        self._link.close()
+
+
+def send_frame(link: socket.socket, data: bytes) -> None:
+    link.sendall(_LENGTH.pack(len(data)))
+    link.sendall(data)
+
+
+def receive_frame(link: socket.socket, deadline: float | None = None) -> bytes:
+    """One frame. Raises ConnectionError at the end of the stream, TimeoutError at the deadline (CLOCK_MONOTONIC)."""
+    (length,) = _LENGTH.unpack(_exactly(link, _LENGTH.size, deadline))
+    return _exactly(link, length, deadline)
+
+
+def _exactly(link: socket.socket, size: int, deadline: float | None) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        if deadline is not None:
+            link.settimeout(max(deadline - time.monotonic(), 0.001))
+        piece = link.recv(min(size - len(data), 1 << 20))
+        if not piece:
+            raise ConnectionResetError("the other end closed")
+        data += piece
+    return bytes(data)

@@ -1,0 +1,101 @@
+"""``python -m exporters.grpc_sender FD``: sends OTLP requests over gRPC for exporters.grpc_link, whose frames come by FD.
+
+Of the installed OTLP/gRPC exporter the stubs and the channel's options are used, not its class: that imports the SDK
+(6 MB), drops partial_success, and would decode and encode each request once more.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import grpc
+from opentelemetry.exporter.otlp.proto.grpc import _OTLP_GRPC_CHANNEL_OPTIONS
+
+from exporters.config import Target
+from exporters.grpc_link import SIGNALS, receive_frame, send_frame
+from exporters.send import Outcome, accepted
+
+#: https://opentelemetry.io/docs/specs/otlp/#failures; RESOURCE_EXHAUSTED only where the answer says when to try again.
+_RETRYABLE = frozenset({"CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"})
+_METHODS = {"traces": "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
+            "metrics": "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"}
+_POLL_S = 0.1
+
+
+class _Signal:
+    """One signal's channel; serialised requests pass through it as they are."""
+
+    def __init__(self, signal: str, target: Target) -> None:
+        url = urlsplit(target.endpoint)
+        options = [*_OTLP_GRPC_CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 2000)]
+        compression = grpc.Compression.Gzip if target.compression == "gzip" else grpc.Compression.NoCompression
+        address = f"{url.hostname}:{url.port or 4317}" if ":" not in (url.hostname or "") else f"[{url.hostname}]:{url.port or 4317}"
+        if target.insecure:
+            self._channel = grpc.insecure_channel(address, options=options, compression=compression)
+        else:
+            read = [Path(p).read_bytes() if p else None for p in (target.certificate, target.client_key, target.client_certificate)]
+            self._channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(*read), options=options, compression=compression)
+        self._call = self._channel.unary_unary(_METHODS[signal])
+        self._signal, self._target = signal, target
+
+    def export(self, data: bytes, link: socket.socket) -> Outcome:
+        """One try. Ends early, with the process, when the agent's end of the link closes."""
+        future = self._call.future(data, timeout=self._target.timeout_s, metadata=self._target.headers)
+        while not _finished(future):
+            if select.select([link], [], [], 0)[0]:
+                future.cancel()
+                raise ConnectionResetError("the agent has gone")
+        error = future.exception()
+        if error is None:
+            return accepted(self._signal, future.result())
+        code, asked = error.code().name, _retry_delay(error)
+        message = f"{code}: {error.details()}"[:200]
+        retry = code in _RETRYABLE or (code == "RESOURCE_EXHAUSTED" and asked > 0)
+        return Outcome("retry" if retry else "refused", message=message, retry_after_s=asked)
+
+
+def _finished(future: grpc.Future) -> bool:
+    try:
+        future.exception(timeout=_POLL_S)
+    except grpc.FutureTimeoutError:
+        return False
+    return True
+
+
+def _retry_delay(error: grpc.RpcError) -> float:
+    """The pause of a google.rpc.RetryInfo in the answer's details, seconds; 0 without one."""
+    from google.rpc.error_details_pb2 import RetryInfo
+    from google.rpc.status_pb2 import Status
+
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin":
+            for detail in Status.FromString(value).details:
+                info = RetryInfo()
+                if detail.Unpack(info):
+                    return float(info.retry_delay.seconds + info.retry_delay.nanos / 1e9)
+    return 0.0
+
+
+def main(fd: int) -> None:
+    """Serves requests until the agent's end of the link closes."""
+    with socket.socket(fileno=fd) as link:
+        signals: dict[str, _Signal] = {}
+        try:
+            configured = json.loads(receive_frame(link))
+            for name, fields in configured.items():
+                signals[name] = _Signal(name, Target(**{**fields, "headers": tuple(tuple(h) for h in fields["headers"])}))
+            while True:
+                frame = receive_frame(link)
+                signal = SIGNALS[frame[0]]
+                send_frame(link, json.dumps(signals[signal].export(frame[1:], link)._asdict()).encode())
+        except ConnectionError:
+            return
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

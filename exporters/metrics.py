@@ -1,0 +1,125 @@
+"""Every metric, declared once: OTLP, the Prometheus endpoint and the dashboards' checks all follow from this page.
+
+Names are ``tickscope.*``: the OpenTelemetry semantic conventions have none for round-trip times, handshakes, system calls,
+clocks, rate limiters or queue lag (``messaging.consumer.lag`` is only proposed, semantic-conventions#792). Attributes take
+the convention's name from ``Column.attribute`` where there is one.
+
+Histograms are the kernel's log2 buckets: an OTLP exponential histogram of scale 0. OTLP's bucket i holds (2^i, 2^(i+1)] and
+ours [2^i, 2^(i+1)), so a value that is exactly a power of two is counted one bucket higher than OTLP would; bucket 0 also
+holds zeros, which OTLP keeps apart (``zero_count``). Both are below the buckets' own resolution. Units are therefore the
+kernel's (ns, us): in seconds the boundaries would not be powers of two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent.tables import TABLES
+
+#: Series a metric may have before new ones are folded into one marked ``otel.metric.overflow`` (the SDK's own default).
+MAX_SERIES = 2000
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric.
+
+    instrument: ``counter`` (monotonic sum), ``gauge`` (last value) or ``histogram``.
+    unit: UCUM, as OTLP wants it.
+    table: the table whose rows it is made of.
+    columns: the columns that become attributes (the series' identity).
+    value: the column that is added, shown or (for single events) counted in a bucket; "" counts rows.
+    hist: for rows that are histograms themselves, their sum, min and max columns; "" where the row has none.
+    where: (column, names): only rows whose enum has one of these names.
+    absolute: a counter whose rows hold a running total, not increments.
+    distinct: a column: rows whose value has been counted before are not counted again.
+    client_only: a column that is left out unless this host opened the connection: a server's peers are unbounded.
+    drift: a gauge that is the slope of ``value`` over ``t_ns``, in parts per 10^9, not its value.
+    """
+
+    name: str
+    unit: str
+    instrument: str
+    description: str
+    table: str
+    columns: tuple[str, ...] = ()
+    value: str = ""
+    hist: tuple[str, str, str] | None = None
+    where: tuple[str, tuple[str, ...]] | None = None
+    absolute: bool = False
+    distinct: str = ""
+    client_only: str = ""
+    drift: bool = False
+
+    @property
+    def prometheus(self) -> str:
+        """The name in Prometheus, by the OpenTelemetry compatibility rules, so that both ways end in the same series."""
+        words = {"ns": "nanoseconds", "us": "microseconds", "s": "seconds", "By": "bytes", "1": ""}
+        unit = "" if self.unit.startswith("{") else words.get(self.unit, self.unit)
+        base = self.name.replace(".", "_")
+        if unit and not base.endswith(f"_{unit}"):
+            base += f"_{unit}"
+        return f"{base}_total" if self.instrument == "counter" else base
+
+    @property
+    def integral(self) -> bool:
+        """Whether its values are whole numbers, always."""
+        return not self.drift and (not self.value or TABLES[self.table].by_name[self.value].kind == "i64")
+
+    def attribute(self, column: str) -> str:
+        """The exported attribute name of one of ``columns``."""
+        return TABLES[self.table].by_name[column].attribute or f"tickscope.{column}"
+
+
+_QUEUE = ("system", "destination", "partition", "consumer_group")
+_CALL = ("comm", "syscall", "basis", "kind")
+_LIMITER = ("comm", "limiter_id", "library", "source", "result")
+_SOCKETS = ("comm", "kind", "saddr", "sport", "device")
+_NOT_CONNECTIONS = ("kind", ("accept", "qdisc"))
+
+METRICS: tuple[Metric, ...] = (
+    Metric("tickscope.tcp.rtt", "us", "histogram", "Smoothed round-trip time samples of TCP connections.", "tcp_rtt",
+           ("comm", "role", "daddr"), "hist", ("rtt_sum_us", "rtt_min_us", "rtt_max_us"), client_only="daddr"),
+    Metric("tickscope.tcp.connect.duration", "ns", "histogram", "From SYN_SENT to the end of the connect.", "tcp_connect",
+           ("comm", "daddr", "result"), "duration_ns"),
+    Metric("tickscope.tcp.retransmits", "{segment}", "counter", "TCP segments sent again.", "tcp_retransmit", ("comm", "kind"), "count"),
+    Metric("tickscope.tcp.resets", "{reset}", "counter", "TCP resets sent and received.", "tcp_reset", ("comm", "direction")),
+    Metric("tickscope.tls.handshake.duration", "ns", "histogram", "Wall time of TLS handshakes.", "tls_handshake",
+           ("comm", "role", "library", "tls_version", "result"), "duration_ns"),
+    Metric("tickscope.syscall.duration", "ns", "histogram",
+           "System call time as seen: all calls, those in sampling windows (not scaled), or only the time blocked.", "syscall_latency",
+           _CALL, "hist", ("sum_ns", "", "max_ns")),
+    Metric("tickscope.syscall.errors", "{call}", "counter", "System calls that returned an error, as seen.", "syscall_latency", _CALL, "errors"),
+    Metric("tickscope.syscall.run_queue", "ns", "counter", "Time runnable but not running inside blocked calls.", "syscall_latency",
+           _CALL, "run_queue_ns"),
+    Metric("tickscope.syscall.slow", "{call}", "counter", "Slow system calls.", "slow_syscall", ("comm", "syscall", "fd_type", "kind")),
+    Metric("tickscope.clock.changes", "{change}", "counter", "Changes of the system's clocks.", "clock_change", ("comm", "kind", "via")),
+    Metric("tickscope.clock.offset", "ns", "gauge", "CLOCK_REALTIME minus CLOCK_MONOTONIC.", "clock_offset", (), "real_mono_ns"),
+    Metric("tickscope.clock.offset.error", "ns", "gauge", "Error bound of the clock offsets.", "clock_offset", (), "err_ns"),
+    Metric("tickscope.clock.drift", "{ppb}", "gauge", "Rate of CLOCK_MONOTONIC against CLOCK_MONOTONIC_RAW.", "clock_offset", (),
+           "mono_raw_ns", drift=True),
+    Metric("tickscope.clock.frequency", "{ppb}", "gauge", "The kernel's frequency correction (adjtimex).", "clock_offset", (), "freq_ppb"),
+    Metric("tickscope.clock.max_error", "us", "gauge", "The kernel's own error bound (adjtimex maxerror).", "clock_offset", (), "maxerror_us"),
+    Metric("tickscope.clock.tai_offset", "s", "gauge", "TAI minus UTC as the kernel knows it.", "clock_offset", (), "tai_s"),
+    Metric("tickscope.limiter.decisions", "{decision}", "counter", "Decisions of rate limiters, as seen.", "limiter_decision", _LIMITER),
+    Metric("tickscope.limiter.decision.duration", "ns", "histogram", "Time that a decision itself took.", "limiter_decision",
+           _LIMITER, "duration_ns"),
+    Metric("tickscope.limiter.wait", "ns", "histogram", "Delay imposed by a decision.", "limiter_decision", _LIMITER, "wait_ns"),
+    Metric("tickscope.queue.lag", "{message}", "gauge", "Messages not yet delivered.", "queue_lag", _QUEUE, "lag_messages"),
+    Metric("tickscope.queue.lag.age", "s", "gauge", "Age of the lag in time.", "queue_lag", _QUEUE, "lag_s"),
+    Metric("tickscope.queue.oldest_undelivered", "s", "gauge", "Age of the oldest undelivered message.", "queue_lag", _QUEUE, "oldest_undelivered_s"),
+    Metric("tickscope.queue.oldest_pending", "s", "gauge", "Age of the oldest unacknowledged message.", "queue_lag", _QUEUE, "oldest_pending_s"),
+    Metric("tickscope.queue.pending", "{message}", "gauge", "Messages delivered and not acknowledged.", "queue_lag", _QUEUE, "pending"),
+    Metric("tickscope.queue.consumers", "{consumer}", "gauge", "Consumers of the queue.", "queue_lag", _QUEUE, "consumers"),
+    Metric("tickscope.socket.queue", "{item}", "gauge", "Length of a listening socket's accept queue or of a network device's queue.",
+           "socket_queue", _SOCKETS, "queue", where=_NOT_CONNECTIONS),
+    Metric("tickscope.socket.queue.limit", "{item}", "gauge", "Limit of that queue.", "socket_queue", _SOCKETS, "limit", where=_NOT_CONNECTIONS),
+    Metric("tickscope.socket.queue.drops", "{packet}", "counter", "Packets that a network device's queue dropped.", "socket_queue",
+           ("device",), "drops", where=("kind", ("qdisc",)), absolute=True),
+    Metric("tickscope.findings", "{finding}", "counter", "Findings made.", "finding", ("symptom", "cause"), distinct="finding_id"),
+    Metric("tickscope.losses", "{record}", "counter", "Records lost, by stage.", "loss", ("stage", "source"), "count"),
+    Metric("tickscope.probe.hits", "{hit}", "counter", "Times a probe ran.", "probe_status", ("probe",), "hits", absolute=True),
+    Metric("tickscope.probe.run_time", "ns", "counter", "Time a probe ran.", "probe_status", ("probe",), "run_ns", absolute=True),
+)
+
+BY_TABLE: dict[str, tuple[Metric, ...]] = {t: tuple(m for m in METRICS if m.table == t) for t in {m.table for m in METRICS}}

@@ -1,0 +1,201 @@
+"""The OTLP exporter: a sink whose worker thread encodes and sends; the agent's loop is never blocked by it.
+
+A collector that is gone costs nothing but the oldest spans: rows wait in a bounded queue, one request at a time is tried
+again with growing pauses, and metrics are only collected once the last ones are through, so that they lose nothing at all.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from agent.batch import Batch
+from exporters.aggregate import MetricStore
+from exporters.backlog import SPAN_TABLES, Backlog
+from exporters.config import OtlpConfig
+from exporters.send import HttpSender, Outcome, Sender
+
+if TYPE_CHECKING:
+    from exporters.grpc_link import GrpcLink
+
+ToWall = Callable[[np.ndarray], np.ndarray]
+_TICK_S = 0.2
+_BACKOFF_S = (1.0, 30.0)
+_DOWN_AFTER = 3
+
+
+class _Request(NamedTuple):
+    data: bytes
+    items: int
+
+
+class _Lane:
+    """One signal: its sender, the request under way, and its account. Belongs to the worker; the numbers are read by all."""
+
+    def __init__(self, signal: str, sender: Sender) -> None:
+        self.signal, self.sender = signal, sender
+        self.request: _Request | None = None
+        self.sent = self.rejected = self.failures = 0
+        self.last_error = ""
+        self.not_before = 0.0
+
+    def step(self, now: float) -> bool:
+        """Tries the request under way, if it is time; True when it is done with."""
+        if self.request is None or now < self.not_before:
+            return False
+        outcome = self.sender.send(self.request.data)
+        if outcome.status == "retry":
+            self.failures += 1
+            self.last_error = outcome.message
+            pause = min(_BACKOFF_S[1], _BACKOFF_S[0] * 2 ** min(self.failures - 1, 8)) * random.uniform(0.8, 1.2)  # noqa: S311
+            self.not_before = time.monotonic() + max(pause, outcome.retry_after_s)
+            return False
+        self._settle(outcome, self.request.items)
+        self.request = None
+        return True
+
+    def _settle(self, outcome: Outcome, items: int) -> None:
+        lost = items if outcome.status == "refused" else min(outcome.rejected, items)
+        self.failures, self.not_before = 0, 0.0
+        self.sent += items - lost
+        self.rejected += lost
+        if outcome.message or lost:
+            self.last_error = outcome.message or f"{lost} rejected without a reason"
+
+
+class OtlpExporter:
+    """Implements agent.batch.Sink for spans, and reads ``metrics`` (a sink of its own) at each interval.
+
+    config: see exporters.config.resolve; at least one target.
+    resource: see exporters.resource.describe; ``host.boot.id`` must be in it.
+    to_wall: CLOCK_BOOTTIME ns -> Unix ns, arrays of shape (n,); called on the worker thread, late, at encoding.
+    """
+
+    name = "otlp"
+
+    def __init__(self, config: OtlpConfig, resource: Mapping[str, str], to_wall: ToWall, metrics: MetricStore) -> None:
+        self._config, self._resource, self._to_wall, self._metrics = config, dict(resource), to_wall, metrics
+        self._backlog = Backlog(config)
+        self._lanes: dict[str, _Lane] = {}
+        self._link: GrpcLink | None = None
+        self._failure = ""
+        self._stop, self._wake = threading.Event(), threading.Event()
+        self._worker = threading.Thread(target=self._run, name="otlp", daemon=True)
+        self._worker.start()
+
+    def offer(self, batch: Batch) -> None:
+        """Keeps a batch for the worker; tables that do not become spans are ignored."""
+        if batch.table in SPAN_TABLES and self._config.traces is not None and len(batch.rows):
+            self._backlog.put(batch, time.monotonic())
+
+    def flush(self, timeout_s: float) -> None:
+        """Sends what waits, children or not, for at most ``timeout_s``; what is left is counted as dropped. Ends the worker."""
+        self._stop.set()
+        for lane in self._lanes.values():
+            lane.sender.hurry()
+        self._wake.set()
+        self._worker.join(timeout_s)
+        if self._worker.is_alive():
+            for lane in self._lanes.values():
+                lane.sender.abort()
+        self._backlog.give_up(sum(lane.request.items for lane in self._lanes.values() if lane.request and lane.signal == "traces"))
+
+    def close(self) -> None:
+        self.flush(2.0)
+
+    def losses(self) -> dict[str, int]:
+        """Rows and points that will never reach the collector: ``queue_full``, ``shutdown``, ``rejected``."""
+        return {**self._backlog.dropped(), "rejected": sum(lane.rejected for lane in self._lanes.values())}
+
+    def state(self) -> dict[str, object]:
+        """endpoint protocol state(ok|retrying|down) sent_spans sent_points rejected dropped unsampled last_error remedy queued_bytes."""
+        lanes = self._lanes
+        worst = max((lane for lane in lanes.values()), key=lambda lane: lane.failures, default=None)
+        failures = worst.failures if worst else 0
+        state = "down" if self._failure or failures >= _DOWN_AFTER else "retrying" if failures else "ok"
+        target = self._config.traces or self._config.metrics
+        error = self._failure or next((lane.last_error for lane in ([worst] if worst and failures else list(lanes.values())) if lane.last_error), "")
+        losses = self.losses()
+        return {
+            "endpoint": target.endpoint if target else "",
+            "protocol": self._config.protocol,
+            "state": state,
+            "sent_spans": lanes["traces"].sent if "traces" in lanes else 0,
+            "sent_points": lanes["metrics"].sent if "metrics" in lanes else 0,
+            "rejected": losses.pop("rejected"),
+            "dropped": sum(losses.values()),
+            "unsampled": self._backlog.unsampled,
+            "queued_bytes": self._backlog.bytes,
+            "last_error": error,
+            "remedy": _remedy(error, self._config) if error else "",
+        }
+
+    def pids(self) -> list[int]:
+        """The gRPC processes that run now (none over HTTP)."""
+        return [self._link.pid] if self._link and self._link.pid else []
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except Exception as error:  # noqa: BLE001 - the agent goes on without export, and says so in its state
+            self._failure = f"the exporter stopped: {type(error).__name__}: {error}"
+
+    def _work(self) -> None:
+        from exporters.points import PointEncoder
+        from exporters.spans import SpanEncoder
+        from exporters.wire import Envelope
+
+        config, envelope = self._config, Envelope(self._resource)
+        spans = SpanEncoder(self._resource["host.boot.id"], self._to_wall)
+        points = PointEncoder(config.temporality, self._to_wall, time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+        self._lanes = {s: _Lane(s, sender) for s, sender in self._senders().items()}
+        traces, metrics = self._lanes.get("traces"), self._lanes.get("metrics")
+        due = time.monotonic() + config.interval_s
+        while True:
+            last = self._stop.is_set()
+            now = time.monotonic()
+            if traces:
+                while True:
+                    if traces.request is None and (encoded := self._backlog.take(spans, now, everything=last)):
+                        traces.request = _Request(envelope.request(encoded), len(encoded))
+                    if not traces.step(now):
+                        break
+            if metrics:
+                if metrics.request is None and (last or now >= due):
+                    due = now + config.interval_s
+                    encoded, count = points.encode(self._metrics.collect(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+                    metrics.request = _Request(envelope.request(encoded), count) if encoded else None
+                if metrics.step(now):
+                    points.committed()
+            if last:
+                break
+            self._wake.wait(_TICK_S)
+        for lane in self._lanes.values():
+            lane.sender.close()
+
+    def _senders(self) -> dict[str, Sender]:
+        targets = {s: t for s, t in (("traces", self._config.traces), ("metrics", self._config.metrics)) if t}
+        if self._config.protocol == "grpc":
+            from exporters.grpc_link import GrpcLink, GrpcSender
+
+            self._link = GrpcLink(targets)
+            return {s: GrpcSender(s, self._link) for s in targets}
+        return {s: HttpSender(s, t) for s, t in targets.items()}
+
+
+def _remedy(error: str, config: OtlpConfig) -> str:
+    port, other = ("4317", "http/protobuf") if config.protocol == "grpc" else ("4318", "grpc")
+    if "refused" in error.lower() or "UNAVAILABLE" in error:
+        return f"is the collector running, with an OTLP receiver for {config.protocol} (usually port {port})?"
+    if "401" in error or "403" in error or "UNAUTHENTICATED" in error:
+        return "set the credentials in OTEL_EXPORTER_OTLP_HEADERS"
+    if "CERTIFICATE" in error.upper() or "SSL" in error:
+        return "set OTEL_EXPORTER_OTLP_CERTIFICATE to the collector's CA, or use an http:// endpoint"
+    if "404" in error or "not an OTLP response" in error or "BadStatusLine" in error:
+        return f"check the endpoint; for OTLP over {other} set OTEL_EXPORTER_OTLP_PROTOCOL={other}"
+    return "see the collector's log"

@@ -1,0 +1,113 @@
+"""Metric series as an OTLP metrics request: cumulative since a series began, or the delta since the last export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.metrics.v1.metrics_pb2 import (
+    AGGREGATION_TEMPORALITY_CUMULATIVE,
+    AGGREGATION_TEMPORALITY_DELTA,
+    ExponentialHistogramDataPoint,
+)
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric as MetricMessage
+from opentelemetry.proto.metrics.v1.metrics_pb2 import NumberDataPoint
+
+from exporters.aggregate import Attributes, Series
+from exporters.metrics import Metric
+from exporters.wire import key_values
+
+ToWall = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass
+class PointEncoder:
+    """Serialised metrics. With delta it remembers what was sent, so ``committed`` must follow each export that ended.
+
+    start_ns: CLOCK_BOOTTIME at which the first interval begins.
+    """
+
+    temporality: str
+    to_wall: ToWall
+    start_ns: int
+    _sent: dict[tuple[str, Attributes], Series] = field(default_factory=dict)
+    _next: dict[tuple[str, Attributes], Series] = field(default_factory=dict)
+    _begins: dict[tuple[str, Attributes], int] = field(default_factory=dict)
+    _sent_wall: int = 0
+    _next_at: tuple[int, int] = (0, 0)
+
+    def encode(self, collected: list[tuple[Metric, list[Series]]], now_ns: int) -> tuple[list[bytes], int]:
+        """(serialised metrics, number of points) at ``now_ns``, CLOCK_BOOTTIME."""
+        now_wall = int(self.to_wall(np.array([now_ns]))[0])
+        # Intervals follow one another without a gap; where the wall clock went back, this one keeps its true length.
+        start = self._sent_wall if 0 < self._sent_wall < now_wall else now_wall - (now_ns - self.start_ns)
+        delta = self.temporality == "delta"
+        out, points = [], 0
+        self._next, self._next_at = {}, (now_ns, now_wall)
+        for metric, series in collected:
+            message = MetricMessage(name=metric.name, unit=metric.unit, description=metric.description)
+            for s in series:
+                before = self._sent.get((metric.name, s.attributes)) if delta else None
+                since = start if delta else self._begin(metric, s, now_wall)
+                points += _add(message, metric, s, before, (since, now_wall), delta)
+                if delta and metric.instrument != "gauge":
+                    self._next[metric.name, s.attributes] = s
+            if message.WhichOneof("data"):
+                out.append(message.SerializeToString())
+        return out, points
+
+    def _begin(self, metric: Metric, s: Series, now_wall: int) -> int:
+        """A cumulative series' start, converted once: a start that moved would mean a reset. It moves if the clock went behind it."""
+        key = (metric.name, s.attributes)
+        begin = self._begins.get(key)
+        if begin is None or begin > now_wall:
+            begin = self._begins[key] = min(int(self.to_wall(np.array([s.since_ns]))[0]), now_wall)
+        return begin
+
+    def committed(self) -> None:
+        """What ``encode`` returned last was accepted or given up: the next delta starts where it ended."""
+        self._sent = self._next
+        self.start_ns, self._sent_wall = self._next_at
+
+
+def _add(message: MetricMessage, metric: Metric, s: Series, before: Series | None, wall: tuple[int, int], delta: bool) -> int:
+    temporality = AGGREGATION_TEMPORALITY_DELTA if delta else AGGREGATION_TEMPORALITY_CUMULATIVE
+    attributes = key_values(s.attributes)
+    if metric.instrument == "gauge":
+        message.gauge.data_points.append(_number(metric, s.value, attributes, (0, wall[1])))
+        return 1
+    if metric.instrument == "counter":
+        value = s.value - (before.value if before else 0)
+        if delta and not value:
+            return 0
+        message.sum.aggregation_temporality, message.sum.is_monotonic = temporality, True
+        message.sum.data_points.append(_number(metric, value, attributes, wall))
+        return 1
+    count = s.count - (before.count if before else 0)
+    if delta and not count:
+        return 0
+    buckets = s.buckets - before.buckets if before else s.buckets
+    used = np.flatnonzero(buckets)
+    point = ExponentialHistogramDataPoint(attributes=attributes, start_time_unix_nano=wall[0], time_unix_nano=wall[1], count=count,
+                                          sum=s.value - (before.value if before else 0), scale=0)
+    if len(used):
+        point.positive.offset = int(used[0])
+        point.positive.bucket_counts.extend(buckets[used[0] : used[-1] + 1].tolist())
+    if before is None and s.low is not None:
+        point.min = s.low
+    if before is None and s.high is not None:
+        point.max = s.high
+    message.exponential_histogram.aggregation_temporality = temporality
+    message.exponential_histogram.data_points.append(point)
+    return 1
+
+
+def _number(metric: Metric, value: float, attributes: list[KeyValue], wall: tuple[int, int]) -> NumberDataPoint:
+    point = NumberDataPoint(attributes=attributes, start_time_unix_nano=wall[0], time_unix_nano=wall[1])
+    if metric.integral:
+        point.as_int = int(value)
+    else:
+        point.as_double = value
+    return point

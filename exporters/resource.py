@@ -1,0 +1,58 @@
+"""Who sends: the resource attributes of this host and this agent, by the OpenTelemetry conventions."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from urllib.parse import unquote
+
+
+def describe(boot_id: str, env: Mapping[str, str]) -> dict[str, str]:
+    """Resource attributes; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win, as specified.
+
+    ``host.id`` is /etc/machine-id, as the convention says for Linux. ``host.boot.id`` (no convention) tells which boot's
+    CLOCK_BOOTTIME the agent's own times count.
+    """
+    uname, release = os.uname(), _os_release()
+    out = {
+        "service.name": "tickscope",
+        "service.version": _version(),
+        "host.name": socket.gethostname(),
+        "host.id": _line("/etc/machine-id"),
+        "host.arch": {"x86_64": "amd64", "aarch64": "arm64"}.get(uname.machine, uname.machine),
+        "host.boot.id": boot_id,
+        "os.type": "linux",
+        "os.name": release.get("NAME", ""),
+        "os.version": release.get("VERSION_ID", ""),
+        "os.build_id": uname.release,
+        "os.description": release.get("PRETTY_NAME", ""),
+    }
+    for pair in env.get("OTEL_RESOURCE_ATTRIBUTES", "").split(","):
+        key, found, value = pair.partition("=")
+        if found:
+            out[key.strip()] = unquote(value.strip())
+    if env.get("OTEL_SERVICE_NAME", "").strip():
+        out["service.name"] = env["OTEL_SERVICE_NAME"].strip()
+    return {k: v for k, v in out.items() if v}
+
+
+def _version() -> str:
+    try:
+        return version("tickscope")
+    except PackageNotFoundError:
+        return "0"
+
+
+def _line(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def _os_release() -> dict[str, str]:
+    pairs = (line.partition("=") for line in _line("/etc/os-release").splitlines())
+    return {key: value.strip("\"'") for key, _, value in pairs if value}

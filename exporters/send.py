@@ -1,0 +1,120 @@
+"""Sending a serialised request over HTTP, with the installed OTLP exporter's own client.
+
+Of opentelemetry-exporter-otlp 1.45 only the client (compression, retries within a timeout) and its urllib3 transport are
+imported: without its SDK and without requests that is 8 MB less. The names are private to that package, hence setup.py pins
+its minor version and tests/unit/test_otlp_client.py holds it to what is used here.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from exporters.config import Target
+
+if TYPE_CHECKING:
+    from opentelemetry.exporter.http.transport._base import BaseHTTPResult
+
+_RETRYABLE = frozenset({429, 502, 503, 504})
+_log = logging.getLogger("tickscope.otlp")
+_log.addHandler(logging.NullHandler())
+_log.propagate = False
+
+
+class Outcome(NamedTuple):
+    """What became of a request.
+
+    status: ``sent`` (accepted, but for ``rejected`` of its items), ``retry`` (try the same again) or ``refused`` (never will be).
+    retry_after_s: the least time to wait that the collector asked for.
+    """
+
+    status: str
+    rejected: int = 0
+    message: str = ""
+    retry_after_s: float = 0.0
+
+
+class Sender(Protocol):
+    def send(self, data: bytes) -> Outcome: ...
+
+    def hurry(self) -> None:
+        """Called from another thread: from now on each request is tried once."""
+        ...
+
+    def abort(self) -> None:
+        """Called from another thread: give up the request under way, where that is possible."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class HttpSender:
+    """Sends one signal's requests; ``signal`` is ``traces`` or ``metrics``. Blocks for up to ``target.timeout_s``."""
+
+    def __init__(self, signal: str, target: Target) -> None:
+        from opentelemetry.exporter.http.transport._urllib3 import Urllib3HTTPTransport
+        from opentelemetry.exporter.otlp.common.http import Compression, _extract_retry_after, _OTLPHTTPClient
+
+        class Watched(Urllib3HTTPTransport):
+            """Keeps the last answer, whose body (partial_success) and headers the client does not hand out."""
+
+            last: BaseHTTPResult | None = None
+
+            def request(self, method: str, url: str, *, headers: dict[str, str] | None = None, timeout: float | None = None,
+                        data: bytes | None = None) -> BaseHTTPResult:
+                self.last = super().request(method, url, headers=headers, timeout=timeout, data=data)
+                return self.last
+
+        cert = (target.client_certificate, target.client_key) if target.client_certificate else None
+        self._transport = Watched(verify=target.certificate or True, cert=cert)
+        self._signal, self._retry_after = signal, _extract_retry_after
+        self._client = _OTLPHTTPClient(
+            transport=self._transport, endpoint=target.endpoint, kind="spans" if signal == "traces" else "metrics", timeout=target.timeout_s,
+            compression=Compression.from_str(target.compression), logger=_log,
+            headers={"content-type": "application/x-protobuf", "user-agent": "tickscope", **dict(target.headers)},
+        )
+
+    def send(self, data: bytes) -> Outcome:
+        self._transport.last = None
+        result = self._client.export(data)
+        last = self._transport.last
+        if result.status_code is None or last is None:
+            return Outcome("retry", message=_reason(result.error) if result.error else "no answer")
+        if 200 <= result.status_code < 300:
+            return accepted(self._signal, last.content())
+        message = f"HTTP {result.status_code} {result.reason or ''}".strip()
+        if result.status_code in _RETRYABLE:
+            return Outcome("retry", message=message, retry_after_s=self._retry_after(last) or 0.0)
+        return Outcome("refused", message=message)
+
+    def hurry(self) -> None:
+        self._client._shutdown_event.set()
+
+    def abort(self) -> None:
+        """urllib3 cannot be interrupted: the request ends with its timeout, or with the process."""
+
+    def close(self) -> None:
+        self._client.shutdown()
+
+
+def accepted(signal: str, body: bytes) -> Outcome:
+    """Reads the answer to an accepted request: ExportTraceServiceResponse or ExportMetricsServiceResponse, serialised."""
+    from google.protobuf.message import DecodeError
+    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+    try:
+        if signal == "traces":
+            spans = ExportTraceServiceResponse.FromString(body).partial_success
+            return Outcome("sent", spans.rejected_spans, spans.error_message)
+        points = ExportMetricsServiceResponse.FromString(body).partial_success
+    except DecodeError:
+        return Outcome("sent", message="the answer is not an OTLP response: is this a collector?")
+    return Outcome("sent", points.rejected_data_points, points.error_message)
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost cause: urllib3 wraps it up to three times."""
+    while (inner := getattr(error, "reason", None) or error.__cause__ or error.__context__) and isinstance(inner, BaseException):
+        error = inner
+    return f"{type(error).__name__}: {error}"[:200]

@@ -1,0 +1,76 @@
+"""Protobuf by concatenation: serialised pieces are put together, not message objects.
+
+A message's bytes are its fields' bytes one after another, in any order (protobuf.dev/programming-guides/encoding), so that an
+attribute is serialised once by opentelemetry.proto and then reused: 2.7 us a span with 18 attributes, where building the
+same message field by field takes 18.6 us (tests/bench/otlp_encode.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+
+from exporters.values import Value
+
+_CACHE_MAX = 16384
+_LENGTH_DELIMITED = 2
+
+#: Field numbers (opentelemetry/proto/{trace,metrics}/v1): equal in both signals.
+_REQUEST_RESOURCES, _RESOURCE, _SCOPES, _SCOPE, ITEMS = 1, 1, 2, 1, 2
+
+
+def field(number: int, payload: bytes) -> bytes:
+    """A length-delimited field; numbers below 16, as all of those here."""
+    size, head = len(payload), bytearray((number << 3 | _LENGTH_DELIMITED,))
+    while size > 0x7F:
+        head.append(size & 0x7F | 0x80)
+        size >>= 7
+    head.append(size)
+    return bytes(head) + payload
+
+
+def any_value(value: Value) -> AnyValue:
+    if isinstance(value, bool):
+        return AnyValue(bool_value=value)
+    if isinstance(value, int):
+        return AnyValue(int_value=value)
+    if isinstance(value, float):
+        return AnyValue(double_value=value)
+    return AnyValue(string_value=value)
+
+
+def key_values(attributes: Iterable[tuple[str, Value]]) -> list[KeyValue]:
+    return [KeyValue(key=k, value=any_value(v)) for k, v in attributes]
+
+
+class AttributeCache:
+    """Serialised attributes of one message type; a name always has one type of value."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._cache: dict[tuple[str, Value], bytes] = {}
+
+    def __call__(self, name: str, value: Value) -> bytes:
+        key = (name, value)
+        raw = self._cache.get(key)
+        if raw is None:
+            if len(self._cache) >= _CACHE_MAX:
+                self._cache.clear()
+            raw = self._cache[key] = field(self._number, KeyValue(key=name, value=any_value(value)).SerializeToString())
+        return raw
+
+
+class Envelope:
+    """Wraps serialised spans or metrics into an export request of one resource and one scope."""
+
+    def __init__(self, resource: Mapping[str, str]) -> None:
+        version = resource.get("service.version", "")
+        self._resource = field(_RESOURCE, Resource(attributes=key_values(resource.items())).SerializeToString())
+        self._scope = field(_SCOPE, InstrumentationScope(name="tickscope", version=version).SerializeToString())
+
+    def request(self, items: Iterable[bytes]) -> bytes:
+        """The bytes of an ExportTraceServiceRequest or ExportMetricsServiceRequest; items are serialised spans or metrics."""
+        scope = self._scope + b"".join([field(ITEMS, item) for item in items])
+        return field(_REQUEST_RESOURCES, self._resource + field(_SCOPES, scope))

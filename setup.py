@@ -1,0 +1,32 @@
+"""Packaging. BCC is not a Python dependency: it is the distribution's python3-bpfcc, imported only by the loader under the
+system's python3. (PyPI's `bcc` is an unrelated package and must never be pulled in.)"""
+
+from setuptools import find_packages, setup
+
+setup(
+    name="tickscope",
+    version="0.1.0",
+    description="Tells which limiter decisions and queue delays a clock jump, a slow network, TLS or a system call caused",
+    long_description=open("README.md", encoding="utf-8").read(),  # noqa: SIM115
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["agent*", "bpf*", "exporters*", "dashboards*"]),
+    package_data={
+        "bpf": ["*.c", "*.h", "include/**/*.h"],
+        "agent": ["kernel/*.txt", "demo/golimiter/*"],
+        "dashboards": ["*.json", "*.yaml"],
+    },
+    install_requires=[
+        "click>=8.1,<9",
+        "numpy>=1.26,<3",
+        "pyroute2>=0.9.1,<0.10",
+        "opentelemetry-exporter-otlp>=1.45,<1.46",
+        "duckdb>=1.3,<3",
+        "pyarrow>=18,<27",
+        "hiredis>=3,<4",
+        "PyYAML>=6,<7",
+    ],
+    extras_require={"test": ["pytest>=8,<10", "hypothesis>=6,<7", "ruff>=0.9,<1", "mypy>=1.14,<3", "setuptools>=68", "wheel", "redis>=5,<9"]},
+    entry_points={"console_scripts": ["tickscope=agent.cli.main:main"]},
+)

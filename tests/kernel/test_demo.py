@@ -1,0 +1,184 @@
+"""The demo's workload: that it is real, and that nothing of it stays, however it ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agent.demo.session import Workload
+from agent.demo.workload import BASE, PREFIX
+from agent.limiters.intake import TABLE, Intake, IntakeSocket
+from agent.queues.redis_streams import RedisStreams
+from agent.queues.resp import RedisUrl
+
+DEADLINE_S = 60.0
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    until = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.02)
+
+
+def children(pid: int) -> dict[int, str]:
+    """pid -> command name, of the direct children."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = stat.read_text()
+        except OSError:
+            continue
+        name, rest = text[text.index("(") + 1 : text.rindex(")")], text[text.rindex(")") + 2 :].split()
+        if int(rest[1]) == pid and rest[0] != "Z":
+            found[int(stat.parent.name)] = name
+    return found
+
+
+def supervisors(pid: int) -> list[int]:
+    return [child for child in children(pid) if b"agent.demo.workload" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def directories(supervisor: int) -> list[Path]:
+    return list(BASE.glob(f"{PREFIX}{supervisor}-*"))
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def intake(tmp_path: Path) -> Iterator[tuple[Path, Intake]]:
+    tmp_path.chmod(0o755)
+    for parent in tmp_path.parents[:2]:
+        parent.chmod(0o755)
+    path = tmp_path / "intake.sock"
+    source = Intake(IntakeSocket.create(path))
+    yield path, source
+    source.close()
+
+
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not installed")
+def test_the_workload_is_real_stalls_redis_and_leaves_nothing(intake: tuple[Path, Intake]) -> None:
+    path, source = intake
+    decisions, queues = [], []
+    with Workload(path, duration_s=5) as workload:
+        assert workload.redis_url is not None
+        queue = RedisStreams(RedisUrl.parse(workload.redis_url), timeout_s=0.3)
+        (supervisor,) = supervisors(os.getpid())
+
+        def seen() -> bool:
+            decisions.extend(b.rows for b in source.drain(0))
+            queues.extend(b.rows for b in queue.poll())
+            rows = np.concatenate(decisions) if decisions else TABLE.empty(0)
+            names = set(children(supervisor).values())
+            go = "golimiter" in names or shutil.which("go") is None
+            return go and (rows["duration_ns"] > 1_000_000_000).any()
+
+        wait_for(seen)
+        processes = children(supervisor)
+        expected = {"redis-server", "demo-producer", "demo-consumer", "demo-limiter", "demo-tls-server", "demo-tls-client", "demo-files"}
+        assert expected <= set(processes.values())
+        assert {os.stat(f"/proc/{p}").st_uid for p, name in processes.items() if name != "go"} == {65534}
+        queue.close()
+    rows = np.concatenate(decisions)
+    assert set(rows["comm"].tolist()) == {b"demo-limiter"}
+    assert set(rows["pid"].tolist()) == {p for p, name in processes.items() if name == "demo-limiter"}
+    assert set(rows["result"].tolist()) == {TABLE.code("result", "allowed"), TABLE.code("result", "refused")}
+    assert (rows["tid"] == rows["pid"]).all()
+    assert (rows["duration_ns"] > 0).all()
+    lag = np.concatenate(queues)
+    assert b"down" in lag["status"].tolist()
+    assert set(lag["destination"].tolist()) == {b"orders"}
+    assert (lag["in_per_s"] > 0).any()
+    assert source.losses() == {"malformed": 0}
+    assert not any(alive(p) for p in [supervisor, *processes])
+    assert directories(supervisor) == []
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", int(workload.redis_url.split(":")[2].split("/")[0])))
+
+
+PARENT = """
+import subprocess, sys, time
+from pathlib import Path
+from agent.demo.session import Workload
+with Workload(Path(sys.argv[1])) as workload:
+    agent = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    workload.adopt(agent.pid)
+    print(agent.pid, flush=True)
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_outlives_its_parent(tmp_path: Path, number: signal.Signals) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path / "none.sock")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        stderr=subprocess.DEVNULL,
+    )
+    assert parent.stdout is not None
+    agent = int(parent.stdout.readline())
+    (supervisor,) = supervisors(parent.pid)
+    wait_for(lambda: "demo-files" in children(supervisor).values())
+    everything = [supervisor, *children(supervisor)]
+    assert directories(supervisor) != []
+    parent.send_signal(number)
+    parent.wait()
+    wait_for(lambda: not any(alive(p) for p in [agent, *everything]))
+    assert directories(supervisor) == []
+    parent.stdout.close()
+
+
+def test_a_killed_supervisor_takes_its_parts_along_and_the_next_one_cleans_up(intake: tuple[Path, Intake]) -> None:
+    path, _ = intake
+    with Workload(path):
+        (supervisor,) = supervisors(os.getpid())
+        wait_for(lambda: "demo-files" in children(supervisor).values())
+        processes = [p for p, name in children(supervisor).items() if name != "go"]
+        os.kill(supervisor, signal.SIGKILL)
+        wait_for(lambda: not any(alive(p) for p in processes))
+    assert directories(supervisor) != []
+    with Workload(path):
+        assert directories(supervisor) == []
+
+
+def offset_ns() -> int:
+    """REALTIME - MONOTONIC, the best of a few sandwiched readings."""
+    readings = []
+    for _ in range(20):
+        before = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        real = time.clock_gettime_ns(time.CLOCK_REALTIME)
+        after = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        readings.append((after - before, real - (before + after) // 2))
+    return min(readings)[1]
+
+
+@pytest.mark.parametrize("step_clock", [True, False])
+def test_the_clock_is_stepped_only_when_asked_and_back_again(intake: tuple[Path, Intake], step_clock: bool) -> None:
+    path, source = intake
+    offsets = [offset_ns()]
+    with Workload(path, duration_s=1, step_clock=step_clock):
+        until = time.monotonic() + 7
+        while time.monotonic() < until:
+            offsets.append(offset_ns())
+            source.drain(0)
+            time.sleep(0.01)
+    steps = np.diff(offsets)
+    ours = steps[(abs(steps) > 250_000) & (abs(steps) < 350_000)]
+    assert [int(np.sign(s)) for s in ours] == ([1, -1] if step_clock else [])

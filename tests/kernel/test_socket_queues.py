@@ -1,0 +1,185 @@
+"""Kernel socket queues against real sockets, and our decoding against pyroute2's."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from agent.columns import NULL_I64
+from agent.queues.netlink import INET_DIAG_MSG, LISTEN, STATES, qdiscs, tcp_sockets
+from agent.queues.sockets import TABLE, SocketQueues
+
+
+@pytest.fixture(params=["127.0.0.1", "::1"])
+def listener(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
+    server = socket.socket(socket.AF_INET6 if ":" in request.param else socket.AF_INET)
+    server.bind((request.param, 0))
+    server.listen(17)
+    yield server
+    server.close()
+
+
+def rows_of(kind: str, queues: SocketQueues | None = None) -> np.ndarray:
+    (batch,) = (queues or SocketQueues(max_listeners=4096)).poll()
+    assert batch.table == "socket_queue"
+    return batch.rows[batch.rows["kind"] == TABLE.code("kind", kind)]
+
+
+def test_accept_queue_counts_those_who_wait(listener: socket.socket) -> None:
+    address = listener.getsockname()[:2]
+    clients = [socket.create_connection(address) for _ in range(13)]
+    rows = rows_of("accept")
+    (row,) = rows[rows["sport"] == address[1]]
+    assert (row["queue"], row["limit"]) == (13, 17)
+    assert row["family"] == TABLE.code("family", "ipv6" if listener.family == socket.AF_INET6 else "ipv4")
+    expected = socket.inet_pton(listener.family, address[0])
+    assert row["saddr"].tobytes() == (expected if len(expected) == 16 else b"\0" * 10 + b"\xff\xff" + expected)
+    assert row["netns"] == os.stat("/proc/self/ns/net").st_ino
+    assert row["sock_id"] == struct.unpack("=Q", listener.getsockopt(socket.SOL_SOCKET, 57, 8))[0]  # SO_COOKIE
+    assert row["role"] == TABLE.code("role", "server")
+    assert row["dport"] == NULL_I64
+    listener.accept()[0].close()
+    rows = rows_of("accept")
+    assert rows["queue"][rows["sport"] == address[1]].tolist() == [12]
+    for client in clients:
+        client.close()
+
+
+def test_overflowing_the_accept_queue_is_counted() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(1)
+        port = server.getsockname()[1]
+        before = rows_of("accept")
+        pending = []
+        for _ in range(7):
+            client = socket.socket()
+            client.setblocking(False)
+            client.connect_ex(("127.0.0.1", port))
+            pending.append(client)
+        after = rows_of("accept")
+        (row,) = after[after["sport"] == port]
+        assert (row["queue"], row["limit"]) == (2, 1)  # the kernel lets one more in than the backlog says
+        assert row["overflows"] >= before["overflows"][0] + 5
+        for client in pending:
+            client.close()
+
+
+def fill(client: socket.socket) -> int:
+    """Sends until the kernel takes no more; returns the bytes it took."""
+    sent = 0
+    while True:
+        try:
+            sent += client.send(bytes(65536))
+        except BlockingIOError:
+            return sent
+
+
+def test_a_backed_up_connection_is_seen_from_both_ends(listener: socket.socket) -> None:
+    client = socket.create_connection(listener.getsockname()[:2])
+    accepted, _ = listener.accept()
+    with closing(client), closing(accepted):
+        assert not np.isin(rows_of("connection")["sport"], [client.getsockname()[1]]).any()
+        client.setblocking(False)
+        sent = fill(client)
+        rows = rows_of("connection", SocketQueues(threshold_bytes=1, top=4096))
+        port, peer_port = client.getsockname()[1], listener.getsockname()[1]
+        (out,) = rows[(rows["sport"] == port) & (rows["dport"] == peer_port)]
+        (into,) = rows[(rows["sport"] == peer_port) & (rows["dport"] == port)]
+        assert out["send_q_bytes"] + into["recv_q_bytes"] >= sent
+        assert out["recv_q_bytes"] == 0
+        assert out["queue"] == out["send_q_bytes"]
+        assert (out["role"], into["role"]) == (TABLE.code("role", "client"), TABLE.code("role", "server"))
+        assert out["peer"].tobytes() == out["daddr"].tobytes() + peer_port.to_bytes(2, "little")
+        assert out["daddr"].tobytes() == into["saddr"].tobytes()
+        top = rows_of("connection", SocketQueues(threshold_bytes=1, top=1))
+        assert len(top) == 1
+        assert top["queue"][0] >= out["queue"]
+
+
+def test_many_sockets_are_all_found() -> None:
+    """More than one datagram of a dump, two families, so that both ways of finding the messages are used."""
+    with socket.socket() as server, socket.socket(socket.AF_INET6) as server6:
+        server.bind(("127.0.0.1", 0))
+        server6.bind(("::1", 0))
+        server.listen(1000)
+        server6.listen(1000)
+        pairs = [socket.create_connection(server.getsockname()) for _ in range(401)]
+        pairs6 = [socket.create_connection(server6.getsockname()[:2]) for _ in range(7)]
+        sockets, cgroups = tcp_sockets()
+        port, port6 = server.getsockname()[1], server6.getsockname()[1]
+        assert (sockets["dport"] == port).sum() == 401
+        assert (sockets["dport"] == port6).sum() == 7
+        assert sockets["rqueue"][(sockets["sport"] == port) & (sockets["state"] == LISTEN)].tolist() == [401]
+        own = cgroups[np.isin(sockets["sport"], [p.getsockname()[1] for p in pairs + pairs6])]
+        assert len(set(own.tolist())) == 1
+        for client in pairs + pairs6:
+            client.close()
+
+
+def test_layout_and_answers_agree_with_pyroute2(listener: socket.socket) -> None:
+    pyroute2 = pytest.importorskip("pyroute2")
+    from pyroute2.netlink.diag import inet_diag_msg
+
+    offset, places = 0, {}
+    for name, form in inet_diag_msg.fields:
+        places[name] = offset
+        offset += struct.calcsize(form if form[0] in "<>=" else "=" + form)
+    assert offset == INET_DIAG_MSG.itemsize
+    for name, ours in (
+        ("idiag_sport", "sport"),
+        ("idiag_src", "src"),
+        ("idiag_cookie", "cookie"),
+        ("idiag_rqueue", "rqueue"),
+        ("idiag_inode", "inode"),
+    ):
+        assert INET_DIAG_MSG.fields is not None
+        assert places[name] == INET_DIAG_MSG.fields[ours][1]
+    clients = [socket.create_connection(listener.getsockname()[:2]) for _ in range(5)]
+    with pyroute2.DiagSocket() as diag:
+        diag.bind()
+        theirs = {
+            m["idiag_cookie"]: (m["idiag_sport"], m["idiag_dport"], m["idiag_rqueue"], m["idiag_wqueue"], m["idiag_inode"])
+            for m in diag.get_sock_stats(family=listener.family, states=STATES)
+            if m["idiag_sport"] == listener.getsockname()[1]
+        }
+    found, _ = tcp_sockets()
+    found = found[(found["sport"] == listener.getsockname()[1]) & (found["family"] == listener.family)]
+    ours_by_cookie = {int(m["cookie"]): tuple(int(m[n]) for n in ("sport", "dport", "rqueue", "wqueue", "inode")) for m in found}
+    assert len(ours_by_cookie) == 6
+    assert ours_by_cookie == theirs
+    for client in clients:
+        client.close()
+
+
+def test_devices_agree_with_pyroute2() -> None:
+    pyroute2 = pytest.importorskip("pyroute2")
+    with pyroute2.IPRoute() as route:
+        theirs = sorted((q["index"], q["parent"], q.get_attr("TCA_KIND")) for q in route.get_qdiscs() if q.get_attr("TCA_STATS2"))
+    ours = sorted((q.ifindex, q.parent, q.kind) for q in qdiscs())
+    assert ours == theirs
+    assert b"lo" in rows_of("qdisc")["device"].tolist()
+
+
+def test_no_privilege_is_needed(listener: socket.socket) -> None:
+    client = socket.create_connection(listener.getsockname()[:2])
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setresuid(65534, 65534, 65534)
+        try:
+            rows = rows_of("accept")
+            os.write(writer, b"%d" % rows["queue"][rows["sport"] == listener.getsockname()[1]][0])
+        finally:
+            os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    assert os.read(reader, 16) == b"1"
+    os.close(reader)
+    client.close()

@@ -1,0 +1,178 @@
+"""Connects: every one once, with its process, peer, result and duration."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import time
+
+import numpy as np
+import pytest
+
+from agent.columns import NULL_I64
+from agent.tables import TABLES
+from tests.lab.netns import Namespace
+from tests.lab.tcp import closed_port, echo_server
+from tests.lab.wire import Wire
+
+OK, FAILED, ABORTED = 0, 1, 2
+
+
+def now_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def to_port(port: int):
+    return lambda rows: rows[rows["dport"] == port]
+
+
+def connects(tcp, port: int, n: int, limit_s: float = 5) -> np.ndarray:
+    return tcp.wait("tcp_connect", to_port(port), lambda rows: len(rows) >= n, limit_s)
+
+
+def test_successful_connects(attach) -> None:
+    tcp = attach("tcp")
+    with echo_server() as (_, port):
+        start, took = now_ns(), []
+        for _ in range(101):
+            before = now_ns()
+            with socket.create_connection(("127.0.0.1", port)):
+                took.append(now_ns() - before)
+        end = now_ns()
+        rows = connects(tcp, port, 101)
+    assert len(rows) == 101
+    assert set(rows["result"]) == {OK}
+    assert set(rows["errno"]) == {NULL_I64}
+    assert set(rows["pid"]) == {os.getpid()}
+    assert set(rows["comm"]) == {open("/proc/self/comm").read().strip().encode()}
+    assert set(rows["role"]) == {TABLES["tcp_connect"].code("role", "client")}
+    assert len(set(rows["sock_id"])) == 101
+    assert len(set(rows["sport"])) == 101
+    assert {bytes(p) for p in rows["peer"]} == {socket.inet_pton(socket.AF_INET6, "::ffff:127.0.0.1") + port.to_bytes(2, "little")}
+    assert ((rows["t_ns"] > start) & (rows["t_ns"] < end)).all()
+    rows = np.sort(rows, order="t_ns")
+    assert ((rows["duration_ns"] > 0) & (rows["duration_ns"] <= np.array(took))).all()
+    assert tcp.lost() == 0
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_refused_connects(attach, blocking: bool) -> None:
+    tcp = attach("tcp")
+    with closed_port() as port:
+        for _ in range(23):
+            with socket.socket() as s, contextlib.suppress(BlockingIOError, ConnectionRefusedError):
+                s.setblocking(blocking)
+                s.connect(("127.0.0.1", port))
+        rows = connects(tcp, port, 23)
+        resets = tcp.wait("tcp_reset", lambda r: r[(r["sport"] == port) | (r["dport"] == port)], lambda r: len(r) >= 46)
+    assert len(rows) == 23
+    assert set(rows["result"]) == {FAILED}
+    assert set(rows["errno"]) == {errno.ECONNREFUSED}
+    assert set(rows["pid"]) == {os.getpid()}
+    sent = TABLES["tcp_reset"].code("direction", "sent")
+    assert (resets["dport"][resets["direction"] != sent] == port).sum() == 23
+    if tcp.loaded.words["TP_tcp_send_reset"] >= 3:  # before 6.10 a reset without a socket was not traced
+        assert (resets["sport"][resets["direction"] == sent] == port).sum() == 23
+    assert tcp.lost() == 0
+
+
+def test_aborted_connects(attach) -> None:
+    """The program gives up while the SYN is unanswered."""
+    tcp = attach("tcp")
+    with Wire() as wire:
+        for i in range(11):
+            with wire.left.entered():
+                s = socket.socket()
+            s.setblocking(False)
+            assert s.connect_ex((wire.NOBODY, 4200 + i)) == errno.EINPROGRESS
+            s.close()
+        rows = tcp.wait("tcp_connect", lambda r: r[r["netns"] == wire.left.inode], lambda r: len(r) >= 11)
+    assert sorted(rows["dport"]) == list(range(4200, 4211))
+    assert set(rows["result"]) == {ABORTED}
+    assert set(rows["errno"]) == {NULL_I64}
+    assert set(rows["pid"]) == {os.getpid()}
+    assert tcp.lost() == 0
+
+
+def test_timed_out_unreachable_and_portless_connects(attach) -> None:
+    tcp = attach("tcp")
+    with Wire() as wire:
+        wire.left.run("ip", "route", "add", "10.88.0.0/16", "dev", "wire")
+        wire.right.run("sysctl", "-qw", "net.ipv4.ip_forward=1")
+        wire.right.run("ip", "route", "add", "unreachable", "10.88.0.0/16")
+        with wire.left.entered():
+            slow, unreachable, first, second = (socket.socket() for _ in range(4))
+        slow.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1)
+        assert slow.connect_ex((wire.NOBODY, 4300)) == errno.ETIMEDOUT
+        assert unreachable.connect_ex(("10.88.0.1", 4301)) == errno.EHOSTUNREACH
+        wire.left.run("sysctl", "-qw", "net.ipv4.ip_local_port_range=20001 20001")
+        first.setblocking(False)
+        assert first.connect_ex((wire.NOBODY, 4302)) == errno.EINPROGRESS
+        assert second.connect_ex((wire.NOBODY, 4302)) == errno.EADDRNOTAVAIL
+        for s in (slow, unreachable, first, second):
+            s.close()
+        rows = tcp.wait("tcp_connect", lambda r: r[r["netns"] == wire.left.inode], lambda r: len(r) >= 4)
+    got = sorted((int(r["dport"]), int(r["result"]), int(r["errno"])) for r in rows)
+    assert got == [
+        (4300, FAILED, errno.ETIMEDOUT),
+        (4301, FAILED, errno.EHOSTUNREACH),
+        (4302, ABORTED, NULL_I64),
+        (4302, FAILED, errno.EADDRNOTAVAIL),
+    ] or got == [
+        (4300, FAILED, errno.ETIMEDOUT),
+        (4301, FAILED, errno.EHOSTUNREACH),
+        (4302, FAILED, errno.EADDRNOTAVAIL),
+        (4302, ABORTED, NULL_I64),
+    ]
+    assert rows["duration_ns"][rows["dport"] == 4300][0] >= 1_000_000_000
+    assert tcp.lost() == 0
+
+
+@pytest.mark.parametrize(
+    ("host", "family", "target", "wire_family", "stored"),
+    [
+        ("::1", socket.AF_INET6, "::1", "ipv6", "::1"),
+        ("127.0.0.1", socket.AF_INET, "::ffff:127.0.0.1", "ipv4", "::ffff:127.0.0.1"),
+    ],
+)
+def test_ipv6_and_mapped(attach, host: str, family: int, target: str, wire_family: str, stored: str) -> None:
+    tcp = attach("tcp")
+    with echo_server(host, family) as (_, port):
+        for _ in range(5):
+            with socket.socket(socket.AF_INET6) as s:
+                s.connect((target, port))
+        rows = connects(tcp, port, 5)
+    assert len(rows) == 5
+    assert set(rows["family"]) == {TABLES["tcp_connect"].code("family", wire_family)}
+    assert {bytes(a) for a in rows["daddr"]} == {socket.inet_pton(socket.AF_INET6, stored)}
+    assert {bytes(a) for a in rows["saddr"]} == {socket.inet_pton(socket.AF_INET6, stored)}
+    assert tcp.lost() == 0
+
+
+def test_other_network_namespace(attach) -> None:
+    tcp = attach("tcp")
+    space = Namespace()
+    with space.entered(), echo_server() as (_, port):
+        for _ in range(7):
+            with socket.create_connection(("127.0.0.1", port)):
+                pass
+        rows = connects(tcp, port, 7)
+    space.close()
+    assert len(rows) == 7
+    assert set(rows["netns"]) == {space.inode}
+    assert tcp.lost() == 0
+
+
+@pytest.mark.parametrize(("program", "left"), [("on_tcp_state", 0), ("on_tcp_state_softirq", 7), ("on_tcp_probe", 7)])
+def test_without_its_program_nothing_is_seen(attach, program: str, left: int) -> None:
+    """On loopback a connect ends in its own process, when it takes the lock's backlog."""
+    tcp = attach("tcp")
+    os.close(tcp.loaded.families["tcp"].links.pop(program))
+    with echo_server() as (_, port):
+        for _ in range(7):
+            with socket.create_connection(("127.0.0.1", port)):
+                pass
+        rows = connects(tcp, port, 7, limit_s=1.5)
+    assert len(rows) == left

@@ -1,0 +1,191 @@
+"""Round-trip times and retransmits over a wire with a known delay and known loss, against the kernel's own counters."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from agent.tables import TABLES
+from tests.lab.tcp import ask, swallow
+from tests.lab.wire import Wire, every, first
+
+RETRANSMIT = TABLES["tcp_retransmit"]
+CLIENT, SERVER = (TABLES["tcp_close"].code("role", r) for r in ("client", "server"))
+
+
+def within(wire: Wire):
+    return lambda rows: rows[np.isin(rows["netns"], [wire.left.inode, wire.right.inode])]
+
+
+def connection(wire: Wire, ipv6: bool = False) -> tuple[socket.socket, socket.socket]:
+    """(client in left, accepted socket in right)."""
+    family = socket.AF_INET6 if ipv6 else socket.AF_INET
+    with wire.right.entered():
+        listener = socket.create_server((wire.RIGHT6 if ipv6 else wire.RIGHT, 0), family=family)
+    with wire.left.entered():
+        client = socket.socket(family)
+    client.connect(listener.getsockname())
+    server, _ = listener.accept()
+    listener.close()
+    return client, server
+
+
+def echo(server: socket.socket) -> None:
+    with server:
+        while data := server.recv(65536):
+            server.sendall(data)
+
+
+@pytest.mark.parametrize("ipv6", [False, True])
+def test_rtt_of_a_long_connection(attach, ipv6: bool) -> None:
+    """20 ms each way is a smoothed RTT of 40 ms and what the forwarder adds, in each interval while it is used."""
+    tcp = attach("tcp")
+    with Wire(delay_s=0.02) as wire:
+        client, server = connection(wire, ipv6)
+        thread = threading.Thread(target=echo, args=(server,))
+        thread.start()
+        end = time.monotonic() + 1.2
+        while time.monotonic() < end:
+            ask(client, 101)
+            tcp.pump()
+        client.close()
+        thread.join()
+        rows = tcp.wait("tcp_rtt", within(wire), lambda r: len(r) >= 10)
+        connects = tcp.wait("tcp_connect", within(wire), lambda r: len(r) >= 1)
+        ends = tcp.wait("tcp_close", within(wire), lambda r: len(r) >= 2)
+    assert 40_000_000 <= connects["duration_ns"][0] < 60_000_000
+    for role in (CLIENT, SERVER):
+        mine = np.sort(rows[rows["role"] == role], order="t_ns")
+        assert len(mine) >= 4
+        assert len(set(mine["sock_id"])) == 1
+        assert set(mine["pid"]) == {os.getpid()}
+        assert ((mine["srtt_us"] >= 40_000) & (mine["srtt_us"] < 50_000)).all()
+        assert (mine["rtt_min_us"] <= mine["srtt_us"]).all()
+        assert (mine["srtt_us"] <= mine["rtt_max_us"]).all()
+        assert (mine["hist"].sum(axis=1) == mine["samples"]).all()
+        assert mine["hist"][:, 15].sum() == mine["samples"].sum()  # 2^15 to 2^16 us
+        assert ((mine["rtt_sum_us"] >= mine["samples"] * mine["rtt_min_us"]) & (mine["samples"] > 0)).all()
+        assert set(ends["sock_id"][ends["role"] == role]) == set(mine["sock_id"])
+    assert ((rows["interval_ns"] >= 190_000_000) & (rows["interval_ns"] < 2_000_000_000)).all()
+    assert tcp.lost() == 0
+
+
+def test_data_retransmits_are_the_kernels_count(attach) -> None:
+    tcp = attach("tcp")
+    with Wire(drop=every("data", 41)) as wire:
+        client, server = connection(wire)
+        thread = threading.Thread(target=echo, args=(server,))
+        thread.start()
+        sender = threading.Thread(target=client.sendall, args=(b"x" * 400_009,))
+        sender.start()
+        left = 400_009
+        while left:
+            left -= len(client.recv(65536))
+        sender.join()
+        client.close()
+        thread.join()
+        ends = tcp.wait("tcp_close", within(wire), lambda r: len(r) >= 2)
+        rows = tcp.wait("tcp_retransmit", within(wire), lambda r: False, limit_s=0.5)
+        for space, role in ((wire.left, CLIENT), (wire.right, SERVER)):
+            counted = space.counters("TcpRetransSegs")["TcpRetransSegs"]
+            mine, end = rows[rows["netns"] == space.inode], ends[ends["role"] == role]
+            assert counted > 0
+            assert mine["count"].sum() == counted == end["retransmits"][0]
+            assert set(mine["kind"]) == {RETRANSMIT.code("kind", "data")}
+            assert set(mine["pid"]) == {os.getpid()}
+            assert set(mine["sock_id"]) == set(end["sock_id"])
+            assert set(mine["state"]) <= {b"established", b"close_wait", b"fin_wait_1", b"last_ack"}
+            assert end["bytes_in"][0] == end["bytes_out"][0] == 400_009
+    assert tcp.lost() == 0
+
+
+def test_syn_retransmits(attach) -> None:
+    tcp = attach("tcp")
+    with Wire(drop=first("syn", 3)) as wire:
+        clients = []
+        with wire.right.entered():
+            listener = socket.create_server((wire.RIGHT, 0))
+        for _ in range(3):
+            with wire.left.entered():
+                clients.append(socket.socket())
+            clients[-1].setblocking(False)
+            clients[-1].connect_ex(listener.getsockname())
+        thread = swallow(listener, 3)
+        connects = tcp.wait("tcp_connect", within(wire), lambda r: len(r) >= 3)
+        for client in clients:
+            client.close()
+        thread.join()
+        listener.close()
+        rows = tcp.wait("tcp_retransmit", within(wire), lambda r: len(r) >= 3)
+        assert wire.left.counters("TcpRetransSegs")["TcpRetransSegs"] == 3
+    assert wire.dropped == 3
+    assert len(rows) == len(connects) == 3
+    assert set(rows["kind"]) == {RETRANSMIT.code("kind", "syn")}
+    assert set(rows["state"]) == {b"syn_sent"}
+    assert set(rows["count"]) == {1}
+    assert set(rows["pid"]) == {os.getpid()}
+    assert set(rows["sport"]) == set(connects["sport"])
+    assert 0 not in rows["sport"]
+    assert (connects["duration_ns"] >= 1_000_000_000).all()
+    assert tcp.lost() == 0
+
+
+def test_synack_retransmits(attach) -> None:
+    tcp = attach("tcp")
+    with Wire(drop=first("synack", 1)) as wire:
+        client, server = connection(wire)
+        client.close()
+        server.close()
+        rows = tcp.wait("tcp_retransmit", lambda r: r[r["netns"] == wire.right.inode], lambda r: len(r) >= 1)
+        counted = wire.right.counters("TcpRetransSegs")["TcpRetransSegs"]
+    assert wire.dropped == 1
+    assert len(rows) == counted >= 1
+    assert set(rows["kind"]) == {RETRANSMIT.code("kind", "synack")}
+    assert set(rows["state"]) == {b"syn_received"}
+    assert set(rows["role"]) == {SERVER}
+    assert set(rows["pid"]) == {os.getpid()}
+    assert tcp.lost() == 0
+
+
+def test_what_the_kernel_failed_to_send_is_not_counted(attach) -> None:
+    """A firewall refuses what the host itself sends: RetransSegs counts the attempts, TCPRetransFail those that failed."""
+    from pyroute2.nftables.main import NFTables
+
+    tcp = attach("tcp")
+    with Wire(drop=first("data", 1)) as wire:
+        client, server = connection(wire)
+        with wire.left.entered():
+            firewall = NFTables(nfgen_family=socket.AF_INET)
+        firewall.table("add", name="lab")
+        client.sendall(b"x" * 13)
+        firewall.chain("add", table="lab", name="out", hook="output", type="filter", policy=0)
+        time.sleep(1)
+        failed = wire.left.counters("TcpExtTCPRetransFail")["TcpExtTCPRetransFail"]
+        firewall.table("del", name="lab")
+        assert server.recv(100) == b"x" * 13
+        for one in (client, server, firewall):
+            one.close()
+        rows = tcp.wait("tcp_retransmit", lambda r: r[r["netns"] == wire.left.inode], lambda r: len(r) >= 1)
+        attempts = wire.left.counters("TcpRetransSegs")["TcpRetransSegs"]
+    assert failed >= 1
+    assert rows["count"].sum() == attempts - failed >= 1
+    assert tcp.lost() == 0
+
+
+@pytest.mark.parametrize(("program", "kind"), [("on_tcp_retransmit", "syn"), ("on_tcp_retransmit_synack", "synack")])
+def test_without_its_program_nothing_is_seen(attach, program: str, kind: str) -> None:
+    tcp = attach("tcp")
+    os.close(tcp.loaded.families["tcp"].links.pop(program))
+    with Wire(drop=first(kind, 1)) as wire:
+        client, server = connection(wire)
+        client.close()
+        server.close()
+        assert wire.left.counters("TcpRetransSegs")["TcpRetransSegs"] == 1
+        rows = tcp.wait("tcp_retransmit", within(wire), lambda r: False, limit_s=0.5)
+    assert RETRANSMIT.code("kind", kind) not in rows["kind"]
+    assert RETRANSMIT.code("kind", "data") not in rows["kind"]

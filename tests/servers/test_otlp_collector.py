@@ -1,0 +1,129 @@
+"""The exporter against a real OpenTelemetry Collector (tests/servers/collector): exact counts in its file exporter's JSON."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.batch import make
+from exporters.aggregate import MetricStore
+from tests.servers.otlp_load import BOOT_ID, CALLS, DECISIONS, RETRANSMITS, RTT_ROWS, SPANS, boot_ns, exporter, until, workload
+
+_HERE = Path(__file__).parent / "collector"
+_NO_GO = 3
+
+
+@dataclass
+class Collector:
+    http: int
+    grpc: int
+    file: Path
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The complete documents in the file; the last line may be half-written."""
+        text = self.file.read_text(encoding="utf-8") if self.file.exists() else ""
+        return [json.loads(line) for line in text.split("\n")[:-1] if line]
+
+    def spans(self) -> list[dict[str, Any]]:
+        return [s for doc in self.lines() for r in doc.get("resourceSpans", []) for g in r["scopeSpans"] for s in g["spans"]]
+
+    def metrics(self, name: str) -> list[dict[str, Any]]:
+        return [m for doc in self.lines() for r in doc.get("resourceMetrics", []) for g in r["scopeMetrics"] for m in g["metrics"] if m["name"] == name]
+
+    def resource(self) -> dict[str, str]:
+        first = next(r for doc in self.lines() for r in doc.get("resourceSpans", []))
+        return {a["key"]: a["value"]["stringValue"] for a in first["resource"]["attributes"]}
+
+
+@pytest.fixture(scope="module")
+def binary() -> str:
+    """The collector's path, built at the first use: some minutes, once."""
+    built = subprocess.run([_HERE / "build.sh"], capture_output=True, text=True, check=False)
+    if built.returncode == _NO_GO:
+        pytest.skip(built.stderr.strip())
+    assert built.returncode == 0, built.stderr[-4000:]
+    return built.stdout.strip()
+
+
+@contextmanager
+def running(binary: str, folder: Path, ports: tuple[int, int] | None = None) -> Iterator[Collector]:
+    http, grpc = ports or (_free_port(), _free_port())
+    collector = Collector(http, grpc, folder / "out.json")
+    config = (_HERE / "config.yaml.in").read_text(encoding="utf-8")
+    for key, value in (("HTTP", http), ("GRPC", grpc), ("FILE", collector.file)):
+        config = config.replace(f"@{key}@", str(value))
+    (folder / "config.yaml").write_text(config, encoding="utf-8")
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen([binary, "--config", str(folder / "config.yaml")], stdout=log, stderr=log)
+    try:
+        until(lambda: _listens(http) and _listens(grpc), f"the collector listens, see {folder / 'log'}")
+        yield collector
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_counts_in_the_collectors_file(binary: str, tmp_path: Path, protocol: str, compression: str) -> None:
+    with running(binary, tmp_path) as collector:
+        store = MetricStore()
+        sink = exporter(f"http://127.0.0.1:{collector.grpc if protocol == 'grpc' else collector.http}", store, protocol=protocol, compression=compression)
+        for batch in workload(boot_ns()):
+            store.offer(batch)
+            sink.offer(batch)
+        until(lambda: len(collector.spans()) >= SPANS and bool(collector.metrics("tickscope.tcp.rtt")), "spans and metrics in the file")
+        sink.close()
+        assert (sink.state()["sent_spans"], sink.losses()) == (SPANS, {"queue_full": 0, "shutdown": 0, "rejected": 0})
+        spans = collector.spans()
+        assert len(spans) == len({s["spanId"] for s in spans}) == SPANS
+        decisions = {s["spanId"]: s for s in spans if s["name"].startswith("decision ")}
+        assert len(decisions) == DECISIONS
+        calls = [s for s in spans if s["name"] == "syscall fsync"]
+        assert len(calls) == CALLS
+        for call in calls:
+            assert decisions[call["parentSpanId"]]["traceId"] == call["traceId"]
+            assert int(call["endTimeUnixNano"]) - int(call["startTimeUnixNano"]) == 11_000_003
+        assert collector.resource()["host.boot.id"] == BOOT_ID
+        rtt = collector.metrics("tickscope.tcp.rtt")[0]
+        point = rtt["exponentialHistogram"]["dataPoints"][0]
+        assert (rtt["unit"], point["positive"]["offset"], point["positive"]["bucketCounts"]) == ("us", 7, [str(2 * RTT_ROWS), "0", str(RTT_ROWS)])
+        assert point["count"] == str(3 * RTT_ROWS)
+        sums = collector.metrics("tickscope.tcp.retransmits")[0]["sum"]
+        assert sums["dataPoints"][0]["asInt"] == str(RETRANSMITS)
+        assert sums["isMonotonic"]
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_a_collector_that_comes_late_and_goes_away_gets_all(binary: str, tmp_path: Path, protocol: str) -> None:
+    ports = (_free_port(), _free_port())
+    sink = exporter(f"http://127.0.0.1:{ports[1] if protocol == 'grpc' else ports[0]}", MetricStore(), protocol=protocol, timeout_s=1)
+    sink.offer(make("clock_change", 19, t_ns=boot_ns(), kind=0))
+    until(lambda: sink.state()["state"] != "ok", "seeing that nobody listens")
+    for part, total in (("one", 19), ("two", 19 + 23)):
+        (tmp_path / part).mkdir()
+        with running(binary, tmp_path / part, ports) as collector:
+            if part == "two":
+                sink.offer(make("clock_change", 23, t_ns=boot_ns(), kind=0))
+            until(lambda want=total: sink.state()["sent_spans"] == want, f"{total} spans", within_s=90)
+            until(lambda c=collector, want=(19 if part == "one" else 23): len(c.spans()) == want, "the file")
+    sink.close()
+    assert sink.losses() == {"queue_full": 0, "shutdown": 0, "rejected": 0}

@@ -1,0 +1,249 @@
+"""The exporter against a strict receiver over real sockets: everything arrives, once, valid, whatever the receiver does."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from agent.batch import make
+from exporters.aggregate import MetricStore
+from exporters.otlp import OtlpExporter
+from tests.servers.otlp_load import CALLS, CHANGES, DECISIONS, HANDSHAKES, RETRANSMITS, RTT_ROWS, SPANS, boot_ns, exporter, until, workload
+from tests.servers.strict_receiver import Answer, StrictReceiver, attributes
+
+
+@pytest.fixture(params=["http/protobuf", "grpc"])
+def protocol(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def receiver(protocol: str) -> Iterator[StrictReceiver]:
+    with StrictReceiver(grpc=protocol == "grpc") as made:
+        yield made
+
+
+@pytest.fixture
+def started() -> Iterator[list[OtlpExporter]]:
+    """Exporters to close, whatever happens."""
+    made: list[OtlpExporter] = []
+    yield made
+    for each in made:
+        each.close()
+
+
+def _feed(sink: OtlpExporter, store: MetricStore) -> int:
+    now = boot_ns()
+    for batch in workload(now):
+        store.offer(batch)
+        sink.offer(batch)
+    return now
+
+
+def test_every_row_arrives_once_and_valid(receiver: StrictReceiver, protocol: str, started: list[OtlpExporter]) -> None:
+    store = MetricStore()
+    sink = exporter(f"http://127.0.0.1:{receiver.port}", store, protocol=protocol)
+    started.append(sink)
+    _feed(sink, store)
+    until(lambda: len(receiver.spans) >= SPANS and len(receiver.metrics) > 0, "all spans")
+    sink.close()
+    assert receiver.violations == []
+    names = [s.name for s in receiver.spans]
+    assert len(names) == SPANS
+    assert len({s.span_id for s in receiver.spans}) == SPANS
+    assert names.count("syscall fsync") == CALLS
+    assert names.count("tls handshake") == HANDSHAKES
+    assert names.count("clock step") == CHANGES
+    assert names.count("finding clock_step") == 1
+    assert sum(n.startswith("decision ") for n in names) == DECISIONS
+    parents = {s.span_id: s for s in receiver.spans}
+    inside = [s for s in receiver.spans if s.name == "syscall fsync"]
+    for call in inside:
+        decision = parents[call.parent_span_id]
+        assert decision.name.startswith("decision ")
+        assert decision.trace_id == call.trace_id
+        assert decision.start_time_unix_nano <= call.start_time_unix_nano <= call.end_time_unix_nano <= decision.end_time_unix_nano
+        assert call.end_time_unix_nano - call.start_time_unix_nano == 11_000_003
+    state = sink.state()
+    assert (state["sent_spans"], state["rejected"], state["dropped"], state["state"]) == (SPANS, 0, 0, "ok")
+    assert receiver.resources[0]["service.name"] == "tickscope"
+    assert receiver.resources[0]["os.type"] == "linux"
+
+
+def test_kernel_buckets_become_histogram_points(receiver: StrictReceiver, protocol: str, started: list[OtlpExporter]) -> None:
+    store = MetricStore()
+    sink = exporter(f"http://127.0.0.1:{receiver.port}", store, protocol=protocol)
+    started.append(sink)
+    _feed(sink, store)
+    until(lambda: any(m.name == "tickscope.tcp.rtt" for m in receiver.metrics), "the RTT histogram")
+    point = next(m for m in receiver.metrics if m.name == "tickscope.tcp.rtt").exponential_histogram.data_points[0]
+    assert (point.scale, point.positive.offset, list(point.positive.bucket_counts)) == (0, 7, [2 * RTT_ROWS, 0, RTT_ROWS])
+    assert (point.count, point.sum, point.min, point.max) == (3 * RTT_ROWS, 3 * 256 * RTT_ROWS, 200, 600)
+    assert attributes(point.attributes) == {"process.command": "api", "network.role": "client", "network.peer.address": "10.9.8.7"}
+    retransmits = next(m for m in receiver.metrics if m.name == "tickscope.tcp.retransmits").sum
+    assert retransmits.is_monotonic
+    assert retransmits.data_points[0].as_int == RETRANSMITS
+
+
+def test_deltas_add_up_across_failures(receiver: StrictReceiver, protocol: str, started: list[OtlpExporter]) -> None:
+    """What was not delivered is in a later delta: the sum over all is the count of rows."""
+    receiver.answers.extend([Answer(), Answer(status=503), Answer(status=503)])
+    store = MetricStore()
+    sink = exporter(f"http://127.0.0.1:{receiver.port}", store, protocol=protocol, temporality="delta", decisions="none", interval_s=0.2)
+    started.append(sink)
+    for _ in range(5):
+        store.offer(make("tcp_reset", 7, t_ns=boot_ns(), direction=0))
+        before = receiver.requests
+        until(lambda seen=before: receiver.requests > seen, "another request")
+    store.offer(make("tcp_reset", 2, t_ns=boot_ns(), direction=0))
+
+    def total() -> int:
+        return sum(p.as_int for m in list(receiver.metrics) if m.name == "tickscope.tcp.resets" for p in m.sum.data_points)
+
+    until(lambda: total() == 37, "37 resets")
+    sink.close()
+    assert total() == 37
+    assert receiver.violations == []
+
+
+def test_partial_success_is_read_and_counted(receiver: StrictReceiver, protocol: str, started: list[OtlpExporter]) -> None:
+    receiver.answers.append(Answer(rejected=5, message="five too many"))
+    sink = exporter(f"http://127.0.0.1:{receiver.port}", MetricStore(), protocol=protocol)
+    started.append(sink)
+    sink.offer(make("clock_change", 11, t_ns=boot_ns(), kind=0))
+    until(lambda: sink.state()["rejected"] == 5, "the rejection")
+    state = sink.state()
+    assert (state["sent_spans"], state["last_error"]) == (6, "five too many")
+    assert sink.losses()["rejected"] == 5
+
+
+def test_a_refused_request_is_counted_and_not_repeated(receiver: StrictReceiver, protocol: str, started: list[OtlpExporter]) -> None:
+    receiver.answers.append(Answer(status=400))
+    sink = exporter(f"http://127.0.0.1:{receiver.port}", MetricStore(), protocol=protocol)
+    started.append(sink)
+    sink.offer(make("clock_change", 13, t_ns=boot_ns(), kind=0))
+    until(lambda: sink.losses()["rejected"] == 13, "the refusal")
+    sink.offer(make("clock_change", 3, t_ns=boot_ns(), kind=0))
+    until(lambda: len(receiver.spans) == 3, "the next request")
+    assert receiver.requests == 2
+
+
+def test_an_unavailable_receiver_gets_the_same_spans_later(receiver: StrictReceiver, protocol: str, started: list[OtlpExporter]) -> None:
+    receiver.answers.extend([Answer(status=503), Answer(status=503)])
+    sink = exporter(f"http://127.0.0.1:{receiver.port}", MetricStore(), protocol=protocol)
+    started.append(sink)
+    sink.offer(make("clock_change", 17, t_ns=boot_ns(), kind=0))
+    until(lambda: len(receiver.spans) == 17, "the spans")
+    assert receiver.requests == 3
+    assert sink.losses() == {"queue_full": 0, "shutdown": 0, "rejected": 0}
+
+
+def test_a_decision_joins_the_trace_of_its_request(receiver: StrictReceiver, protocol: str, started: list[OtlpExporter]) -> None:
+    sink = exporter(f"http://127.0.0.1:{receiver.port}", MetricStore(), protocol=protocol)
+    started.append(sink)
+    sink.offer(make("limiter_decision", 2, t_ns=boot_ns(), result=0, trace_id=[b"0af7651916cd43dd8448eb211c80319c", b"nonsense"],
+                    span_id=[b"b7ad6b7169203331", b"x"]))
+    until(lambda: len(receiver.spans) == 2, "both")
+    known, own = receiver.spans
+    assert (known.trace_id.hex(), known.parent_span_id.hex()) == ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
+    assert own.parent_span_id == b""
+
+
+def test_headers_and_compression(started: list[OtlpExporter]) -> None:
+    with StrictReceiver() as receiver:
+        sink = exporter(f"http://127.0.0.1:{receiver.port}", MetricStore(), headers="x-key=a%20b", compression="gzip")
+        started.append(sink)
+        sink.offer(make("clock_change", 1, t_ns=boot_ns(), kind=0))
+        until(lambda: len(receiver.spans) == 1, "a compressed span")
+        assert (receiver.headers[0]["x-key"], receiver.headers[0]["content-encoding"]) == ("a b", "gzip")
+
+
+def test_retry_after_is_honoured(started: list[OtlpExporter]) -> None:
+    """A pause that is longer than the timeout is kept: the request waits, the exporter goes on."""
+    with StrictReceiver() as receiver:
+        receiver.answers.append(Answer(status=429, retry_after="3600"))
+        sink = exporter(f"http://127.0.0.1:{receiver.port}", MetricStore(), timeout_s=0.5)
+        started.append(sink)
+        sink.offer(make("clock_change", 1, t_ns=boot_ns(), kind=0))
+        until(lambda: sink.state()["state"] == "retrying", "the pause")
+        assert sink._lanes["traces"].not_before > time.monotonic() + 3000
+        assert receiver.requests == 1
+
+
+@pytest.mark.parametrize("answer", [Answer(body=b"\xff\xff\xffhello"), Answer(status=301), Answer(drop=True)], ids=["garbage", "redirect", "dropped"])
+def test_odd_answers_are_accounted_for(answer: Answer, started: list[OtlpExporter]) -> None:
+    with StrictReceiver() as receiver:
+        receiver.answers.append(answer)
+        sink = exporter(f"http://127.0.0.1:{receiver.port}", MetricStore(), timeout_s=3)
+        started.append(sink)
+        sink.offer(make("clock_change", 7, t_ns=boot_ns(), kind=0))
+        until(lambda: sink.state()["sent_spans"] + sink.state()["rejected"] == 7, "an end of the request")  # type: ignore[operator]
+        if not answer.drop:
+            assert sink.state()["last_error"]
+        assert sink.losses()["rejected"] == (7 if answer.status == 301 else 0)
+        assert len(receiver.spans) == (0 if answer.status == 301 else 7)
+
+
+def test_a_dead_collector_costs_only_the_oldest_spans(protocol: str, started: list[OtlpExporter]) -> None:
+    """Memory stays bounded, what is dropped is counted, and what is left arrives when the collector comes."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    bound = 1 << 20
+    sink = exporter(f"http://127.0.0.1:{port}", MetricStore(), protocol=protocol, max_queue_bytes=bound, timeout_s=0.5)
+    started.append(sink)
+    offered = 0
+    for _ in range(211):
+        sink.offer(make("clock_change", 101, t_ns=boot_ns() - np.arange(101), kind=0))
+        offered += 101
+        assert sink._backlog.bytes <= bound
+    until(lambda: sink.state()["state"] == "down", "giving up hope")
+    assert sink.state()["remedy"]
+    assert sink.losses()["queue_full"] > 0
+    with StrictReceiver(port, grpc=protocol == "grpc") as receiver:
+        until(lambda: len(receiver.spans) == offered - sink.losses()["queue_full"], "all that was kept", within_s=90)
+        assert receiver.violations == []
+
+
+def test_a_hanging_collector_does_not_hold_up_the_shutdown(protocol: str) -> None:
+    """The worker is still in its request when ``close`` returns; what it had is counted as lost."""
+    if protocol == "grpc":
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            _close_while_hanging(silent.getsockname()[1], protocol)
+    else:
+        with StrictReceiver() as receiver:
+            receiver.answers.extend([Answer(hang=True)] * 9)
+            _close_while_hanging(receiver.port, protocol)
+
+
+def _close_while_hanging(port: int, protocol: str) -> None:
+    sink = exporter(f"http://127.0.0.1:{port}", MetricStore(), protocol=protocol, timeout_s=60)
+    sink.offer(make("clock_change", 19, t_ns=boot_ns(), kind=0))
+    until(lambda: sink._lanes.get("traces") is not None and sink._lanes["traces"].request is not None, "the request")
+    closer = threading.Thread(target=sink.close)
+    closer.start()
+    closer.join(15)
+    assert not closer.is_alive()
+    assert sink.losses()["shutdown"] == 19
+
+
+def test_the_grpc_process_is_started_again(started: list[OtlpExporter]) -> None:
+    with StrictReceiver(grpc=True) as receiver:
+        sink = exporter(f"http://127.0.0.1:{receiver.port}", MetricStore(), protocol="grpc")
+        started.append(sink)
+        sink.offer(make("clock_change", 3, t_ns=boot_ns(), kind=0))
+        until(lambda: sink.state()["sent_spans"] == 3, "the first")
+        first = sink.pids()[0]
+        os.kill(first, 9)
+        sink.offer(make("clock_change", 5, t_ns=boot_ns(), kind=0))
+        until(lambda: len(receiver.spans) == 8, "the rest")
+        second = sink.pids()[0]
+        assert second != first
+        sink.close()
+        assert sink.pids() == []
+        assert not os.path.exists(f"/proc/{second}")

@@ -1,0 +1,306 @@
+"""Redis Streams lag against a real redis-server. Counts are prime, so that no doubling or halving goes unseen."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from math import isnan
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agent.errors import AgentError
+from agent.queues.poller import QueuePoller
+from agent.queues.redis_streams import RedisStreams, sources
+from agent.queues.resp import RedisUrl, RespClient
+from agent.queues.status import Progress, Sample
+
+
+class Redis:
+    """A private server on a free port."""
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.directory, self.options = directory, options
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self.directory), *self.options],
+            stdout=subprocess.DEVNULL,
+        )
+        until = time.monotonic() + 20
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                return
+            except ConnectionRefusedError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.02)
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def do(self, *command: str | int) -> object:
+        client = RespClient(RedisUrl.parse(self.url), timeout_s=20)
+        (reply,) = client.pipeline([command])
+        client.close()
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    def add(self, stream: str, n: int, start: int = 1, age_ms: int = 0) -> None:
+        client = RespClient(RedisUrl.parse(self.url), timeout_s=20)
+        ((seconds, micros),) = client.pipeline([("TIME",)])
+        ms = int(seconds) * 1000 + int(micros) // 1000 - age_ms
+        client.pipeline([("XADD", stream, f"{ms}-{i}", "n", i) for i in range(start, start + n)])
+        client.close()
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[Redis]:
+    server = Redis(tmp_path)
+    yield server
+    server.process.send_signal(signal.SIGCONT)
+    server.stop()
+
+
+def poll(queue: RedisStreams) -> np.ndarray:
+    (batch,) = queue.poll()
+    assert batch.table == "queue_lag"
+    return batch.rows
+
+
+def one(queue: RedisStreams) -> np.void:
+    rows = poll(queue)
+    assert len(rows) == 1
+    return rows[0]
+
+
+def test_lag_pending_and_ages_are_exact(redis: Redis) -> None:
+    redis.add("jobs", 101, age_ms=60_000)
+    redis.do("XGROUP", "CREATE", "jobs", "workers", "0")
+    redis.do("XREADGROUP", "GROUP", "workers", "w1", "COUNT", 37, "STREAMS", "jobs", ">")
+    redis.do("XCLAIM", "jobs", "workers", "w2", "0", *[r[0] for r in redis.do("XRANGE", "jobs", "-", "+", "COUNT", 5)])  # type: ignore[attr-defined]
+    (queue,) = sources([redis.url])
+    before = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    row = one(queue)
+    after = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    queue.close()
+    assert (row["system"], row["destination"], row["consumer_group"]) == (b"redis", b"jobs", b"workers")
+    assert (row["lag_messages"], row["exact"], row["inexact_reason"]) == (101 - 37, 1, b"")
+    assert (row["pending"], row["redelivered"], row["consumers"]) == (37, 5, 2)
+    assert 60 <= row["oldest_undelivered_s"] < 120
+    assert 60 <= row["oldest_pending_s"] < 120
+    assert before < row["t_ns"] < after
+    assert 0 < row["poll_ns"] <= after - before
+    assert row["status"] == b"ok"
+    assert row["peer"].tobytes() == b"\0" * 10 + b"\xff\xff\x7f\0\0\x01" + redis.port.to_bytes(2, "little")
+
+
+def test_a_group_at_the_end_has_no_lag_and_no_oldest_entry(redis: Redis) -> None:
+    redis.add("jobs", 7)
+    redis.do("XGROUP", "CREATE", "jobs", "late", "$")
+    redis.do("XGROUP", "CREATE", "empty", "g", "$", "MKSTREAM")
+    (queue,) = sources([redis.url])
+    rows = poll(queue)
+    assert rows["destination"].tolist() == [b"empty", b"jobs"]
+    assert rows["lag_messages"].tolist() == [0, 0]
+    assert rows["exact"].tolist() == [1, 1]
+    assert np.isnan(rows["oldest_undelivered_s"]).all()
+    assert np.isnan(rows["oldest_pending_s"]).all()
+
+
+def test_an_entry_deleted_ahead_of_the_group_makes_the_lag_an_upper_bound(redis: Redis) -> None:
+    redis.add("jobs", 53, age_ms=1000)
+    redis.do("XGROUP", "CREATE", "jobs", "g", "0")
+    redis.do("XREADGROUP", "GROUP", "g", "c", "COUNT", 11, "STREAMS", "jobs", ">")
+    ids = [entry[0] for entry in redis.do("XRANGE", "jobs", "-", "+")]  # type: ignore[attr-defined]
+    redis.do("XDEL", "jobs", *ids[20:23])
+    row = one(sources([redis.url])[0])
+    assert row["exact"] == 0
+    assert b"deleted" in row["inexact_reason"]
+    assert 53 - 11 - 3 <= row["lag_messages"] <= 53 - 11
+
+
+def test_a_group_before_the_first_entry_is_exact_in_spite_of_deletions(redis: Redis) -> None:
+    redis.add("jobs", 53)
+    redis.do("XGROUP", "CREATE", "jobs", "g", "0")
+    ids = [entry[0] for entry in redis.do("XRANGE", "jobs", "-", "+")]  # type: ignore[attr-defined]
+    redis.do("XDEL", "jobs", *ids[20:23])
+    row = one(sources([redis.url])[0])
+    assert (row["lag_messages"], row["exact"]) == (50, 1)
+
+
+def test_the_last_entry_deleted_leaves_no_lag(redis: Redis) -> None:
+    redis.add("jobs", 3)
+    redis.do("XGROUP", "CREATE", "jobs", "g", "0")
+    redis.do("XREADGROUP", "GROUP", "g", "c", "COUNT", 2, "STREAMS", "jobs", ">")
+    redis.do("XDEL", "jobs", redis.do("XREVRANGE", "jobs", "+", "-", "COUNT", 1)[0][0])  # type: ignore[index]
+    row = one(sources([redis.url])[0])
+    assert (row["lag_messages"], row["exact"]) == (0, 1)
+
+
+def test_trimming_undelivered_entries_leaves_what_is_there_and_says_so(redis: Redis) -> None:
+    redis.add("jobs", 101)
+    redis.do("XGROUP", "CREATE", "jobs", "g", "0")
+    redis.do("XREADGROUP", "GROUP", "g", "c", "COUNT", 2, "STREAMS", "jobs", ">")
+    redis.do("XTRIM", "jobs", "MAXLEN", 13)
+    (queue,) = sources([redis.url])
+    row = one(queue)
+    assert row["lag_messages"] == 13
+    redis.do("XREADGROUP", "GROUP", "g", "c", "COUNT", 4, "STREAMS", "jobs", ">")
+    row = one(queue)
+    assert row["lag_messages"] <= 12
+    if row["lag_messages"] != 9:  # servers before the fix of redis#13957 keep counting what is gone
+        assert row["exact"] == 0
+        assert row["inexact_reason"]
+    redis.do("XREADGROUP", "GROUP", "g", "c", "COUNT", 9, "STREAMS", "jobs", ">")
+    row = one(queue)
+    assert (row["lag_messages"], row["exact"]) == (0, 1)
+
+
+def test_ids_that_are_no_times_have_no_age(redis: Redis) -> None:
+    for i in range(1, 6):
+        redis.do("XADD", "jobs", f"{i}-0", "a", "b")
+    redis.do("XGROUP", "CREATE", "jobs", "g", "0")
+    row = one(sources([redis.url])[0])
+    assert row["lag_messages"] == 5
+    assert isnan(row["oldest_undelivered_s"])
+    assert isnan(row["lag_s"])
+
+
+def test_named_streams_and_patterns_select(redis: Redis) -> None:
+    for name in ("mail:a", "mail:b", "orders", "other"):
+        redis.add(name, 3)
+        redis.do("XGROUP", "CREATE", name, "g", "0")
+    redis.do("SET", "mail:string", "x")
+    assert poll(sources([redis.url + "?streams=orders"])[0])["destination"].tolist() == [b"orders"]
+    assert poll(sources([redis.url + "?streams=mail:*"])[0])["destination"].tolist() == [b"mail:a", b"mail:b"]
+    assert len(poll(sources([redis.url])[0])) == 4
+    rows = poll(sources([redis.url + "?streams=missing,orders"])[0])
+    assert sorted(rows["destination"].tolist()) == [b"missing", b"orders"]
+    assert b"no such key" in rows["reason"][rows["destination"] == b"missing"][0]
+
+
+def test_rates_are_arrivals_and_acknowledgements(redis: Redis) -> None:
+    redis.add("jobs", 2)
+    redis.do("XGROUP", "CREATE", "jobs", "g", "0")
+    (queue,) = sources([redis.url])
+    first = one(queue)
+    assert isnan(first["in_per_s"])
+    redis.add("jobs", 31, start=10)
+    got = redis.do("XREADGROUP", "GROUP", "g", "c", "COUNT", 19, "STREAMS", "jobs", ">")
+    redis.do("XACK", "jobs", "g", *[e[0] for e in got[0][1][:17]])  # type: ignore[index]
+    second = one(queue)
+    seconds = (second["t_ns"] - first["t_ns"]) / 1e9
+    assert second["in_per_s"] * seconds == pytest.approx(31, rel=0.2)
+    assert second["out_per_s"] * seconds == pytest.approx(17, rel=0.2)
+
+
+def test_a_stalled_a_dead_and_a_returned_server(redis: Redis) -> None:
+    redis.add("jobs", 5)
+    redis.do("XGROUP", "CREATE", "jobs", "g", "0")
+    queue = RedisStreams(RedisUrl.parse(redis.url), timeout_s=0.1)
+    assert one(queue)["status"] == b"ok"
+    redis.process.send_signal(signal.SIGSTOP)
+    row = one(queue)
+    redis.process.send_signal(signal.SIGCONT)
+    assert (row["status"], row["destination"], row["consumer_group"]) == (b"down", b"jobs", b"g")
+    assert b"no answer within 0.1 s" in row["reason"]
+    assert row["poll_ns"] >= 100_000_000
+    redis.stop()
+    row = one(queue)
+    assert row["status"] == b"down"
+    assert b"refused" in row["reason"]
+    redis.start()
+    redis.add("jobs", 3)
+    redis.do("XGROUP", "CREATE", "jobs", "g", "0")
+    row = one(queue)
+    assert (row["status"], row["lag_messages"]) == (b"ok", 3)
+
+
+def test_a_server_that_never_answered_is_one_down_row() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        row = one(sources([f"redis://:secret@127.0.0.1:{nobody.getsockname()[1]}/0"])[0])
+    assert (row["status"], row["system"], row["destination"]) == (b"down", b"redis", b"")
+    assert b"secret" not in row["reason"]
+
+
+def test_a_wrong_password_is_said_and_not_repeated(tmp_path: Path) -> None:
+    server = Redis(tmp_path, "--requirepass", "right")
+    try:
+        (queue,) = sources([f"redis://:wrong@127.0.0.1:{server.port}/0"])
+        for _ in range(5):
+            row = one(queue)
+            assert row["status"] == b"down"
+            assert b"login refused: WRONGPASS" in row["reason"]
+        (missing,) = sources([server.url])
+        assert b"NOAUTH" in one(missing)["reason"]
+        client = RespClient(RedisUrl.parse(f"redis://:right@127.0.0.1:{server.port}"), timeout_s=20)
+        (stats,) = client.pipeline([("INFO", "errorstats")])
+        assert b"errorstat_WRONGPASS:count=1\r\n" in stats
+        (queue,) = sources([f"redis://:right@127.0.0.1:{server.port}/0"])
+        client.pipeline([("XGROUP", "CREATE", "s", "g", "$", "MKSTREAM")])
+        assert one(queue)["status"] == b"ok"
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("url", ["http://x", "redis://h:nan/0", "redis://h/zero", "redis://:pw@h/0?stream=a", "unix://"])
+def test_what_is_no_url_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(AgentError) as error:
+        sources([url])
+    assert "pw" not in str(error.value)
+
+
+def test_poller_runs_beside_and_counts_what_nobody_drained(redis: Redis) -> None:
+    redis.do("XGROUP", "CREATE", "s", "g", "$", "MKSTREAM")
+    poller = QueuePoller(sources([redis.url]), interval_s=0.01, capacity=2)
+    until = time.monotonic() + 20
+    while not poller.losses()["overflow"] and time.monotonic() < until:
+        time.sleep(0.01)
+    batches = list(poller.drain(0))
+    poller.close()
+    assert poller.losses()["overflow"] > 0
+    assert 0 < len(batches) <= 2
+    assert poller.failures() == {}
+
+
+def test_only_the_parser_is_imported() -> None:
+    code = "import sys; import agent.queues.redis_streams; print([m for m in ('redis', 'asyncio', 'ssl') if m in sys.modules])"
+    import sys
+
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": "."})
+    assert out.stdout.strip() == "[]"
+
+
+def _samples(*values: tuple[int | None, int, int, int | None]) -> Progress:
+    """(lag, pending, position, acked), two seconds apart."""
+    progress = Progress()
+    for i, (lag, pending, position, acked) in enumerate(values):
+        progress.add(Sample(i * 2_000_000_000, lag, pending, 1, position, acked, None))
+    return progress
+
+
+def test_status_rules() -> None:
+    assert _samples(*[(5, 3, 1, 0)] * 3).status()[0] == "ok"  # too short to tell
+    assert _samples(*[(5, 3, 1, 0)] * 6).status() == ("stuck", "5 undelivered, nothing read for 10 s")
+    assert _samples(*[(0, n, n, 0) for n in range(6)]).status() == ("stuck", "5 pending, grew by 5, none acknowledged for 10 s")
+    assert _samples(*[(0, 3, 1, 0)] * 6).status() == ("ok", "")
+    assert _samples(*[(n, 1, n, n) for n in range(6)]).status() == ("lagging", "lag grew from 0 to 5 in 10 s")
+    assert _samples(*[(n % 3, 1, n, n) for n in range(6)]).status() == ("ok", "")

@@ -1,0 +1,125 @@
+"""Each cause is found where its rows are, and never without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tests.unit.correlate_scenarios import (
+    ALL,
+    APP_PID,
+    MS,
+    PEER,
+    START,
+    T0,
+    UNTIL,
+    WEB_PID,
+    Host,
+    S,
+    around_stall,
+    broker_down,
+    broker_slow,
+    call,
+    clock_step,
+    code,
+    cpu,
+    lagging,
+    latest,
+    network_loss,
+    network_rtt,
+    refusing,
+    run,
+    syscall,
+    tls,
+)
+
+
+@pytest.mark.parametrize("scenario", ALL, ids=lambda s: s.__name__)
+def test_cause_is_found(scenario: Callable[[], Host]) -> None:
+    found = latest(run(scenario(), UNTIL))
+    assert [f["cause"] for f in found] == [scenario.__name__], [f["sentence"] for f in found]
+    assert 0.5 <= found[0]["confidence"] <= 1  # type: ignore[operator]
+    assert found[0]["evidence"]
+    if scenario is not clock_step:
+        assert all(c["cause"] not in ("clock_step", "leap") for c in found[0]["causes"])  # type: ignore[attr-defined]
+
+
+WITHOUT = [(broker_slow, "slow_syscall"), (network_rtt, "tcp_rtt"), (network_loss, "tcp_retransmit"), (broker_down, "tcp_connect"), (tls, "tls_handshake"),
+           (syscall, "slow_syscall"), (cpu, "slow_syscall"), (clock_step, "clock_change")]
+
+
+@pytest.mark.parametrize(("scenario", "table"), WITHOUT, ids=lambda x: getattr(x, "__name__", x))
+def test_cause_is_not_claimed_without_its_rows(scenario: Callable[[], Host], table: str) -> None:
+    found = latest(run(scenario().without(table), UNTIL))
+    assert found
+    assert all(scenario.__name__ not in [f["cause"], *(c["cause"] for c in f["causes"])] for f in found)  # type: ignore[attr-defined]
+
+
+def test_a_rise_without_a_cause_is_unknown_and_says_what_was_looked_at() -> None:
+    found = latest(run(refusing(), UNTIL))
+    assert [f["cause"] for f in found] == ["unknown"]
+    assert {"clock_step", "config", "load"} <= {r["cause"] for r in found[0]["ruled_out"]}  # type: ignore[attr-defined]
+    assert "no cause was seen" in str(found[0]["sentence"])
+
+
+def test_evidence_of_another_process_does_not_count() -> None:
+    host = around_stall(lambda h: h.stalled_decision(31.4, 1.4, children=False))
+    call(host, syscall=b"fsync", fd_type=b"file", pid=WEB_PID, tid=WEB_PID)
+    assert [f["cause"] for f in latest(run(host, UNTIL))] == ["unknown"]
+
+
+def test_a_stalled_redis_is_one_finding_that_opens_and_closes() -> None:
+    host = Host().healthy(0, 30)
+    host.stalled_decision(31.4, 1.4)
+    host.decisions(31.4, UNTIL)
+    host.rtt(30, UNTIL)
+    host.queue(30.9, 31.9, poll_ns=1_200 * MS)
+    host.queue(32, UNTIL)
+    out = run(host, UNTIL)
+    states = [int(row["state"]) for batch in out for row in batch.rows]
+    assert len({bytes(r["finding_id"]) for b in out for r in b.rows}) == 1
+    assert states[0] == 0 and states[-1] == 1 and states == sorted(states)
+    found = latest(out)[0]
+    assert found["cause"] == "broker_slow"
+    for part in ("limiter api", "python3 pid 4242", "1.4 s", "redis-server (pid 900) at 127.0.0.1:6399", "RTT", "us", "Also affected: the redis broker"):
+        assert part in str(found["sentence"])
+    assert found["start_ns"] == T0 + 30 * S and T0 + int(31.4 * S) <= int(found["end_ns"]) <= T0 + 32 * S  # type: ignore[call-overload]
+
+
+def test_a_stalled_redis_shows_in_its_poller_alone() -> None:
+    host = Host()
+    host.queue(0, 30)
+    host.queue(30, 31, poll_ms=1_500)
+    host.queue(32, UNTIL)
+    assert [f["cause"] for f in latest(run(host, UNTIL))] == ["broker_slow"]
+
+
+@pytest.mark.parametrize(("reason", "cause"), [(b"connection refused", "broker_down"), (b"timed out after 1 s", "broker_slow")])
+def test_a_broker_that_is_down_is_told_from_one_that_does_not_answer(reason: bytes, cause: str) -> None:
+    host = Host()
+    host.queue(0, 30)
+    host.queue(30, 36, status=b"down", reason=reason, lag=-(2**63), age=np.nan)
+    host.queue(36, UNTIL)
+    assert [(f["cause"], f["symptom"], f["state"]) for f in latest(run(host, UNTIL))] == [(cause, "broker_down", "closed")]
+
+
+def test_waits_that_only_the_sums_show_name_the_peer_where_they_are_unusual() -> None:
+    def sums(host: Host, longest: float) -> None:
+        t = T0 + np.arange(20, 45) * S
+        host.add("syscall_latency", 25, t_ns=t, pid=APP_PID, proc_start_ns=START, comm=b"python3", basis=code("syscall_latency", "basis", "blocked"),
+                 kind=code("syscall_latency", "kind", "waiting"), peer=PEER, max_ns=np.where(t == T0 + 32 * S, int(1.39 * S), int(longest * S)), run_queue_ns=0)
+    for longest, cause in ((0.02, "broker_slow"), (1.2, "unknown")):
+        host = around_stall(lambda h: h.stalled_decision(31.4, 1.4, children=False))
+        sums(host, longest)
+        assert [f["cause"] for f in latest(run(host, UNTIL))] == [cause]
+
+
+def test_more_arrivals_than_usual_are_load_not_a_slow_consumer() -> None:
+    assert [f["cause"] for f in latest(run(lagging(incoming=300, out=100), UNTIL))] == ["load"]
+
+
+def test_a_group_that_lost_a_consumer_is_a_rebalance_or_a_slow_consumer() -> None:
+    found = latest(run(lagging(consumers=1, out=95), UNTIL))
+    assert [f["cause"] for f in found] == ["rebalance"]

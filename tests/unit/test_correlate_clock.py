@@ -1,0 +1,116 @@
+"""Clock findings: who, how far, and exactly the decisions in the interval that happened twice or never."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.unit.correlate_scenarios import APP_PID, MS, START, T0, US, Host, S, code, latest, run
+
+N = 23
+
+
+def decisions(host: Host, t_ns: np.ndarray, limiter: bytes = b"api", result: str = "allowed", **more: object) -> None:
+    columns: dict[str, object] = {"t_ns": t_ns, "pid": APP_PID, "proc_start_ns": START, "comm": b"python3", "limiter_id": limiter, "library": b"own",
+                                  "result": code("limiter_decision", "result", result), "duration_ns": 1000}
+    host.add("limiter_decision", len(t_ns), **(columns | more))
+
+
+def affected(finding: dict[str, object]) -> dict[str, dict[str, object]]:
+    return {e["limiter"]: e for e in finding["evidence"] if "limiter" in e}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_decisions_within_the_size_of_the_step_on_either_side_are_counted(sign: int) -> None:
+    host, size, at = Host(), 400 * US, T0 + 10 * S
+    host.step(10, sign * size)
+    decisions(host, at - 390 * US + np.arange(N) * 10 * US)
+    decisions(host, at + 1 * US + np.arange(7) * 10 * US, result="refused")
+    decisions(host, at - size - 1 - np.arange(11) * MS)
+    decisions(host, at + size + 1001 + np.arange(13) * MS)
+    found = latest(run(host, 20))
+    assert [(f["cause"], f["symptom"], f["state"], f["start_ns"]) for f in found] == [("clock_step", "clock_jump", "closed", at)]
+    entry = affected(found[0])["api"]
+    assert (entry["allowed"], entry["refused"]) == (N, 7)
+    sentence = str(found[0]["sentence"])
+    for part in ("back" if sign < 0 else "forward", "400 us", "chronyd pid 812", "clock_settime", "limiter api", "python3 pid 4242", f"{N} allowed, 7 refused"):
+        assert part in sentence
+
+
+def test_the_finding_is_emitted_at_once_then_updated_then_closed() -> None:
+    host = Host()
+    host.step(10, -50 * MS)
+    decisions(host, T0 + 10 * S + 20 * MS + np.arange(N) * 100 * US)
+    out = run(host, 20)
+    assert [int(b.rows["state"][0]) for b in out][0] == 0 and int(out[-1].rows["state"][0]) == 1
+    assert int(out[0].rows["t_ns"][0]) <= T0 + 10 * S + 100 * MS
+    assert len({bytes(b.rows["finding_id"][0]) for b in out}) == 1
+
+
+def test_a_decision_that_spans_the_step_is_inside() -> None:
+    host = Host()
+    host.step(10, 100 * US)
+    decisions(host, np.array([T0 + 11 * S]), duration_ns=2 * S)
+    assert affected(latest(run(host, 20))[0])["api"]["allowed"] == 1
+
+
+def test_windows_that_straddle_and_limiters_that_are_immune_are_told_apart() -> None:
+    host, at = Host(), T0 + 10 * S
+    host.step(10, -10 * MS)
+    decisions(host, at - np.arange(1, 6) * 100 * MS, b"window", window_ns=S)
+    decisions(host, at - np.arange(1, 6) * 100 * MS, b"bucket", limit_per_s=10.0, burst=5.0)
+    decisions(host, at - np.arange(1, 6) * 100 * MS, b"far")
+    decisions(host, at - np.arange(1, 6) * MS, b"nginx", step_immune=1)
+    finding = latest(run(host, 20))[0]
+    entries = affected(finding)
+    assert set(entries) == {"window", "bucket", "nginx"}
+    assert entries["window"]["straddling"] == entries["bucket"]["straddling"] == 5
+    assert "not affected" in str(entries["nginx"]["what"])
+    assert "Not affected, since it ignores the wall clock: limiter nginx" in str(finding["sentence"])
+
+
+@pytest.mark.parametrize(("kind", "size", "causes"), [("step", -1, ["clock_step"]), ("leap", -S, ["leap"]), ("slew", 200 * MS, ["clock_slew"]), ("slew", MS, []),
+                                                      ("frequency", 500, []), ("tai", S, []), ("suspend", S, []), ("step", 0, [])])
+def test_only_jumps_are_findings(kind: str, size: int, causes: list[str]) -> None:
+    host = Host()
+    host.step(5, size, kind=kind)
+    assert [f["cause"] for f in latest(run(host, 20))] == causes
+
+
+def test_a_refused_attempt_is_no_finding() -> None:
+    host = Host()
+    host.step(5, -S)
+    host.made[0].rows["ret"] = -1
+    assert latest(run(host, 20)) == []
+
+
+def test_a_step_whose_actor_was_not_seen_says_so() -> None:
+    host = Host()
+    host.step(5, -S, pid=-(2**63))
+    assert "by whom was not seen" in str(latest(run(host, 20))[0]["sentence"])
+
+
+def test_each_of_23_steps_is_a_finding_of_its_own() -> None:
+    host = Host()
+    for i in range(N):
+        host.step(5 + i * 0.3, (-1) ** i * 300 * US)
+    found = latest(run(host, 30))
+    assert len(found) == N and all(f["state"] == "closed" for f in found)
+
+
+def test_a_small_step_does_not_explain_refusals() -> None:
+    host = Host()
+    host.decisions(0, 30)
+    host.decisions(30, 60, refused=0.7)
+    host.step(29.9, -400 * US)
+    found = latest(run(host, 60))
+    assert sorted(str(f["cause"]) for f in found) == ["clock_step", "unknown"]
+    assert [f["symptom"] for f in found if f["cause"] == "unknown"] == ["refusals"]
+
+
+def test_a_step_explains_no_refusals_of_an_immune_limiter() -> None:
+    host = Host()
+    host.decisions(0, 30, step_immune=1)
+    host.decisions(30, 60, refused=0.7, step_immune=1)
+    host.step(29.9, -20 * S)
+    assert sorted(str(f["cause"]) for f in latest(run(host, 60))) == ["clock_step", "unknown"]

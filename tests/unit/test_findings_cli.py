@@ -1,0 +1,113 @@
+"""findings and explain: on a real store that the correlator's findings were written to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agent.batch import Batch
+from agent.correlate.words import fit, fit_json, instant, listing, number, peer, seconds, span
+from agent.store.hot import HotStore
+from tests.unit.correlate_scenarios import ALL, T0, Host, S, broker_slow, clock_step, latest, refusing, run
+from tests.unit.test_replay_cli import HEAD, tickscope
+
+
+def store(path: Path, *findings: list[Batch]) -> Path:
+    hot = HotStore(path, HEAD.boot_id, HEAD.host, seal_command=())
+    for batches in findings:
+        hot.append(batches, T0 + 60 * S)
+    hot.close()
+    return path
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Path:
+    return store(tmp_path / "store", run(broker_slow(), 60), run(clock_step(), 47))
+
+
+def test_each_finding_once_in_its_latest_state_newest_last(filled: Path) -> None:
+    doc = json.loads(tickscope("findings", "--store", filled, "-o", "json").stdout)
+    assert [(r["cause"], r["state"]) for r in doc["rows"]] == [("broker_slow", "closed"), ("clock_step", "open")]
+    assert all(isinstance(r[c], list) for r in doc["rows"] for c in ("causes", "evidence", "ruled_out"))
+
+
+def test_open_ones_only(filled: Path) -> None:
+    assert [json.loads(line)["cause"] for line in tickscope("findings", "--open", "--store", filled, "-o", "ndjson").stdout.splitlines()] == ["clock_step"]
+
+
+def test_since_takes_what_changed_since_then(filled: Path) -> None:
+    done = tickscope("findings", "--since", f"boot+{T0 // S + 40}", "--store", filled, "-o", "json")
+    assert [r["cause"] for r in json.loads(done.stdout)["rows"]] == ["clock_step"]
+    assert tickscope("findings", "--since", f"boot+{T0 // S + 59}", "--store", filled).returncode == 3
+
+
+def test_the_table_shows_the_sentence(filled: Path) -> None:
+    out = tickscope("findings", "--store", filled).stdout.decode()
+    assert "The wall clock jumped back by 30 s" in out and "did not answer for 1.4 s" in out and len(out.splitlines()) == 3
+
+
+def test_no_findings_is_exit_3(tmp_path: Path) -> None:
+    empty = store(tmp_path / "empty", [])
+    for args in (["findings"], ["explain", "last"]):
+        done = tickscope(*args, "--store", empty)
+        assert (done.returncode, done.stdout) == (3, b"") and b"nothing wrong was seen" in done.stderr
+
+
+def test_explain_last_tells_the_newest_with_what_was_ruled_out(filled: Path) -> None:
+    out = tickscope("explain", "last", "--store", filled).stdout.decode()
+    for part in ("The wall clock jumped back by 30 s", "Timeline", "chronyd", "Looked at, and no explanation", "clock_step, confidence 0.99"):
+        assert part in out
+
+
+def test_explain_by_the_start_of_an_id(filled: Path) -> None:
+    found = latest(run(broker_slow(), 60))[0]
+    doc = json.loads(tickscope("explain", str(found["finding_id"])[:6], "--store", filled, "-o", "json").stdout)
+    assert doc["schema"] == 1 and doc["finding"]["finding_id"] == found["finding_id"]
+    out = tickscope("explain", found["finding_id"], "--store", filled).stdout.decode()
+    for part in ("time waiting on the peer: 1.4s", "smoothed RTT: 55us (usually 46us)", "network_rtt: the network RTT to 127.0.0.1:6399 was 55 us", "lasted 1.4s"):
+        assert part in out, out
+
+
+def test_explain_refuses_what_is_no_id_and_misses_what_is_none(filled: Path) -> None:
+    assert tickscope("explain", "x' OR 1", "--store", filled).returncode == 2
+    assert tickscope("explain", "ffffffffffff", "--store", filled).returncode == 3
+
+
+def test_no_store_is_exit_4(tmp_path: Path) -> None:
+    assert tickscope("findings", "--store", tmp_path / "none").returncode == 4
+
+
+@pytest.mark.parametrize("scenario", ALL, ids=lambda s: s.__name__)
+def test_rows_fit_their_columns_and_sentences_are_plain(scenario: object) -> None:
+    for batch in run(scenario(), 60):  # type: ignore[operator]
+        row = batch.rows[0]
+        for name in ("causes", "evidence", "ruled_out"):
+            assert isinstance(json.loads(row[name]), list)
+        sentence = row["sentence"].decode()
+        assert sentence.endswith(".") and "nan" not in sentence and "None" not in sentence and "_" not in sentence.replace("clock_settime", "").replace("sched_yield", "")
+
+
+def test_many_limiters_still_make_valid_json_and_utf8() -> None:
+    host = Host()
+    for i in range(150):
+        host.decisions(4, 6, rate=40, limiter=f"lim-é-{i:03d}".encode(), pid=1000 + i)
+    host.step(5, -S)
+    found = latest(run(host, 15))
+    assert found[0]["cause"] == "clock_step" and 20 < len(found[0]["evidence"]) < 150  # type: ignore[arg-type]
+
+
+def test_a_refusal_names_the_share_and_the_time() -> None:
+    assert "refused up to" in str(latest(run(refusing(), 60))[0]["sentence"])
+
+
+@pytest.mark.parametrize(("got", "want"), [
+    (span(0), "0 ns"), (span(999), "999 ns"), (span(1_420_000_000), "1.42 s"), (span(800_000), "800 us"), (span(45_000), "45 us"), (span(-400_000), "400 us"),
+    (span(999_999_999), "1 s"), (seconds(0.5), "500 ms"), (seconds(600), "10 min"), (number(123.4), "123"), (instant(12_300_000_000), "boot+12.300"),
+    (listing(["a"]), "a"), (listing(["a", "b"]), "a and b"), (listing(list("abcde")), "a, b, c and 2 more"),
+    (fit("é" * 5, 9), "éééé".encode()[:6] + b"..."), (fit("abc", 3), b"abc"), (fit_json([{"a": 1}, {"b": 2}], 10), b'[{"a":1}]'), (fit_json([], 2), b"[]"),
+    (peer(bytes(10) + b"\xff\xff\x7f\0\0\1\xff\x18"), "127.0.0.1:6399"), (peer(bytes(15) + b"\1\x50\0"), "[::1]:80"), (peer(bytes(18)), ""),
+])
+def test_words(got: object, want: object) -> None:
+    assert got == want

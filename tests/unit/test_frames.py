@@ -1,0 +1,179 @@
+"""The recording format: round trips, torn tails at every byte, other versions, other schemas."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.batch import Batch, make
+from agent.errors import AgentError
+from agent.store import frames
+from agent.store.frames import Decoder, Encoder, Head, Kind
+from agent.tables import TABLES
+
+HEAD = Head("b" * 36, "host-a", "0.1", 17, 19)
+
+
+def encode(*batches: Batch, tick: int | None = None, end: bool = True) -> list[bytes]:
+    """The pieces of a file: head, one piece a frame."""
+    encoder = Encoder()
+    pieces, _ = encoder.batches(batches)
+    ticks = [] if tick is None else [Encoder.tick(tick)]
+    return [Encoder.head(HEAD), *pieces, *ticks, *([Encoder.end()] if end else [])]
+
+
+def random_rows(table: str, n: int, seed: int) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    return np.frombuffer(random.bytes(n * TABLES[table].dtype.itemsize), TABLES[table].dtype)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_table_survives_bit_for_bit(table: str) -> None:
+    rows = random_rows(table, 23, 1)
+    got = list(frames.read(b"".join(encode(Batch(table, rows), tick=31))))
+    assert [f.kind for f in got] == [Kind.ROWS, Kind.TICK, Kind.END]
+    assert got[0].table == table
+    assert got[0].rows.tobytes() == rows.tobytes()
+    assert got[1].t_ns == 31
+
+
+def test_a_torn_tail_loses_only_the_torn_frame_at_every_byte() -> None:
+    pieces = encode(make("loss", 3, t_ns=1), make("tcp_reset", 2, t_ns=2), make("loss", 1, t_ns=3), tick=5)
+    ends = np.cumsum([len(p) for p in pieces])
+    whole = b"".join(pieces)
+    reported = [0, 0, 3, 0, 2, 1, 0, 0]  # rows in each piece: head, schema, rows, schema, rows, rows, tick, end
+    assert len(reported) == len(pieces)
+    for cut in range(len(whole) + 1):
+        decoder = Decoder()
+        rows = sum(len(f.rows) for f in decoder.feed(whole[:cut]) if f.kind == Kind.ROWS)
+        complete = int(np.searchsorted(ends, cut, "right"))
+        assert rows == sum(reported[:complete]), cut
+        assert decoder.offset == (ends[complete - 1] if complete else 0)
+        assert decoder.pending == cut - decoder.offset
+        assert decoder.corrupt is None
+        assert decoder.ended == (cut == len(whole))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(1, 400), max_size=30), st.integers(0, 2**32))
+def test_pieces_of_any_size_decode_alike(sizes: list[int], seed: int) -> None:
+    data = b"".join(encode(Batch("loss", random_rows("loss", 11, seed)), tick=5))
+    decoder, at, rows = Decoder(), 0, []
+    for size in [*sizes, len(data)]:
+        rows += [f.rows.tobytes() for f in decoder.feed(data[at : at + size]) if f.kind == Kind.ROWS]
+        at += size
+    assert decoder.ended
+    assert rows == [random_rows("loss", 11, seed).tobytes()]
+
+
+def test_a_flipped_bit_anywhere_is_noticed() -> None:
+    pieces = encode(make("loss", 2, t_ns=1), end=True)
+    data = b"".join(pieces)
+    for at in range(len(data)):
+        decoder = Decoder()
+        damaged = data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
+        list(decoder.feed(damaged))
+        assert decoder.corrupt is not None or not decoder.ended, at
+
+
+def test_a_tail_that_was_cut_off_and_rewritten_is_read_again() -> None:
+    first, second = encode(make("loss", 1, t_ns=1), end=False), encode(make("loss", 1, t_ns=1), make("loss", 4, t_ns=2), end=False)
+    decoder = Decoder()
+    list(decoder.feed(b"".join(first) + b"\x02\x00half a frame"))
+    decoder.rewind()
+    got = list(decoder.feed(b"".join(second)[decoder.offset :]))
+    assert [len(f.rows) for f in got] == [4]
+
+
+def schema_frame(doc: dict[str, object], ref: int = 0) -> bytes:
+    return _frame(Kind.SCHEMA, ref, 0, json.dumps(doc).encode())
+
+
+def _frame(kind: int, ref: int, rows: int, payload: bytes) -> bytes:
+    header = struct.pack("<BBHII", kind, 0, ref, rows, len(payload))
+    return header + struct.pack("<I", zlib.crc32(payload, zlib.crc32(header))) + payload
+
+
+def column(name: str, kind: str, names: tuple[str, ...] = ()) -> dict[str, object]:
+    return {"name": name, "kind": kind, "unit": "", "names": names}
+
+
+def test_another_schema_is_mapped_by_name() -> None:
+    dtype = np.dtype([("gone", "<i8"), ("result", "i1"), ("t_ns", "<i8"), ("errno", "S4")])
+    stored = np.array([(7, 0, 11, b"x"), (7, 1, 12, b"y"), (7, -1, 13, b"z"), (7, 2, 14, b"")], dtype)
+    doc = {"table": "tcp_connect", "dtype": dtype.descr, "columns": [
+        column("gone", "i64"), column("result", "enum", ("exploded", "failed", "ok")), column("t_ns", "i64"), column("errno", "str")]}
+    data = Encoder.head(HEAD) + schema_frame(doc) + _frame(Kind.ROWS, 0, 4, stored.tobytes())
+    rows = next(frames.read(data)).rows
+    code = TABLES["tcp_connect"].code
+    assert rows.dtype == TABLES["tcp_connect"].dtype
+    assert rows["t_ns"].tolist() == [11, 12, 13, 14]
+    assert rows["result"].tolist() == [-1, code("result", "failed"), -1, code("result", "ok")]
+    missing = TABLES["tcp_connect"].empty(1)
+    assert rows["errno"].tolist() == [missing["errno"][0]] * 4  # same name, other kind: unknown
+    assert rows["duration_ns"].tolist() == [missing["duration_ns"][0]] * 4
+
+
+def test_an_unknown_table_is_ignored_and_the_rest_read() -> None:
+    dtype = np.dtype([("t_ns", "<i8")])
+    doc = {"table": "from_the_future", "dtype": dtype.descr, "columns": [column("t_ns", "i64")]}
+    data = Encoder.head(HEAD) + schema_frame(doc, 9) + _frame(Kind.ROWS, 9, 1, b"\0" * 8) + Encoder.tick(3)
+    assert [f.kind for f in frames.read(data)] == [Kind.TICK]
+
+
+@pytest.mark.parametrize("types", ["|O", "<U4", "<m8[s]"])
+def test_a_hostile_column_type_is_refused(types: str) -> None:
+    decoder = Decoder()
+    list(decoder.feed(Encoder.head(HEAD) + schema_frame({"table": "loss", "dtype": [["t_ns", types]], "columns": []})))
+    assert decoder.corrupt is not None
+
+
+def test_a_whole_recording_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    path.write_bytes(b"".join(encode(make("loss", 5, t_ns=3), tick=4)))
+    kinds = [(kind, table) for kind, table, _ in frames.read_file(path)]
+    assert kinds == [(Kind.ROWS, "loss"), (Kind.TICK, ""), (Kind.END, "")]
+    assert frames.read_head(path) == HEAD
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(AgentError) as caught:
+        list(frames.read_file(path))
+    return str(caught.value)
+
+
+def test_recordings_that_are_refused_say_why(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    whole = b"".join(encode(make("loss", 5, t_ns=3)))
+    path.write_bytes(whole[:-1])
+    assert f"byte {len(whole) - frames.HEADER_BYTES}" in refusal(path)
+    path.write_bytes(whole[: -frames.HEADER_BYTES])
+    assert "without an END" in refusal(path)
+    path.write_bytes(whole + b"\x03")
+    assert "torn" in refusal(path)
+    path.write_bytes(b"PAR1 something else entirely")
+    assert "not a tickscope file" in refusal(path)
+    path.write_bytes(b"")
+    assert "cut off" in refusal(path)
+    path.write_bytes(whole[:8] + struct.pack("<I", 7) + whole[12:])
+    assert "version 7" in refusal(path)
+    assert "version 1" in refusal(path)
+    path.write_bytes(whole[:-40] + b"\xff" + whole[-39:])
+    assert "checksum" in refusal(path)
+    path.unlink()
+    assert "cannot read" in refusal(path)
+    with pytest.raises(AgentError):
+        frames.read_head(path)
+
+
+def test_a_torn_recording_is_read_as_far_as_it_goes_when_not_strict(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    path.write_bytes(b"".join(encode(make("loss", 5, t_ns=3)))[:-3])
+    assert [len(f.rows) for f in frames.read_file(path, strict=False)] == [5]

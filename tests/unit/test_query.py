@@ -1,0 +1,365 @@
+"""Queries: hot and sealed rows answer alike, windows, groups, gaps, and every verb's formats and exit statuses."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent.batch import Batch, make
+from agent.columns import Column
+from agent.errors import AgentError
+from agent.store import frames, group
+from agent.store.hot import HotStore
+from agent.store.names import columns
+from agent.store.query import Session
+from agent.store.window import this_boot
+from agent.tables import TABLES
+
+ROOT = Path(__file__).resolve().parents[2]
+V4 = b"\0" * 10 + b"\xff\xff" + bytes([10, 0, 0, 7])
+V6 = bytes.fromhex("20010db8000000000000000000000001")
+
+
+def boot_now() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def write(path: Path, *batches: Batch, boot: str | None = None, seal: bool = False) -> None:
+    """One more closed segment with these rows, sealed if asked."""
+    store = HotStore(path, boot or this_boot(), "host-a", seal_command=())
+    store.append(batches)
+    store.close()
+    if seal:
+        argv = [sys.executable, "-m", "agent.store.seal", "--below", "99999999", "--max-bytes", str(1 << 30), "--max-age-s", "1e9"]
+        subprocess.run(argv, cwd=path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+
+
+def verb(path: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    code = "from agent.cli.main import main; main()"
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TICKSCOPE_STORE": str(path), "TZ": "UTC"}
+    return subprocess.run([sys.executable, "-c", code, *argv], env=env, check=False, capture_output=True, text=True)
+
+
+def ask(path: Path, *argv: str) -> dict[str, Any]:
+    done = verb(path, *argv, "-o", "json")
+    assert done.returncode in (0, 3), done.stderr
+    doc = json.loads(done.stdout)
+    assert doc["schema"] == 1
+    assert done.returncode == (0 if doc["rows"] else 3)
+    return dict(doc)
+
+
+def values(column: Column, random: np.random.Generator, n: int) -> np.ndarray:
+    """n stored values of a column's kind: any bytes for texts, IPv4 and IPv6, and about a quarter unknown."""
+    if column.kind == "hist":
+        return random.integers(0, 2**32, (n, 64), np.uint32)
+    if column.kind in ("addr", "peer"):
+        found = [random.choice([V4, V6, b"\0" * 16]) for _ in range(n)]
+        port = b"\x50\x00" if column.kind == "peer" else b""
+        return np.array([f.ljust(16, b"\0") + port if any(f) else b"" for f in found], column.dtype)
+    if column.kind in ("str", "json"):
+        return np.array([random.bytes(int(random.integers(0, column.width + 1))) for _ in range(n)], column.dtype)
+    if column.kind == "f64":
+        return random.choice([np.nan, -1.5, 0.0, 1e300], n)
+    top = {"bool": 2, "enum": max(1, len(column.names))}.get(column.kind, 2**62)
+    found_numbers = random.integers(0, top, n).astype(column.dtype)
+    found_numbers[random.random(n) < 0.25] = column.null
+    return found_numbers
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_hot_and_sealed_rows_answer_alike(tmp_path: Path, table: str) -> None:
+    random = np.random.default_rng(7)
+    rows = TABLES[table].empty(101)
+    for c in TABLES[table].columns:
+        rows[c.name] = values(c, random, 101)
+    rows["t_ns"] = np.arange(101) * 10**9
+    clock = make("clock_offset", 2, t_ns=[10 * 10**9, 50 * 10**9], real_mono_ns=[10**18, 10**18 - 3 * 10**9], boot_mono_ns=0, err_ns=7, cut=[0, 1])
+    given = [Batch(table, rows)] if table == "clock_offset" else [Batch(table, rows), clock]
+    answers = []
+    for sealed in (False, True):
+        write(tmp_path / str(sealed), *given, seal=sealed)
+        with Session(tmp_path / str(sealed), [table]) as session:
+            answers.append(session.run(f"SELECT * FROM {table} ORDER BY t_ns"))
+            assert session.run(f"SELECT typeof(COLUMNS(*)) FROM {table} LIMIT 1").rows
+    assert answers[0].columns == columns(table)
+    assert len(answers[0].rows) == 101
+    assert repr(answers[0]) == repr(answers[1])
+
+
+def test_stored_values_become_readable_ones_and_unknown_becomes_null(tmp_path: Path) -> None:
+    peer = np.array([V4 + (6379).to_bytes(2, "little"), V6 + (443).to_bytes(2, "little"), b""], "V18")
+    write(tmp_path, make("tcp_connect", 2, t_ns=[1, 2], daddr=np.array([V4, V6], "V16"), peer=peer[:2], comm=[b"caf\xc3\xa9", b"\xff"],
+                         result=[0, 2], errno=[0, 111], family=[0, 1]), make("tcp_connect", 1, t_ns=3),
+          make("limiter_decision", 3, t_ns=[1, 2, 3], step_immune=[0, 1, -1], cost=[0.0, 2.5, np.nan]))
+    rows = ask(tmp_path, "query", "tcp_connect", "--columns", "daddr,peer,comm,result,errno,family,pid,wall_ns,wall_state")["rows"]
+    assert [list(r.values()) for r in rows] == [
+        ["10.0.0.7", "10.0.0.7:6379", "café", "ok", 0, "ipv4", None, None, None],
+        ["2001:db8::1", "[2001:db8::1]:443", "\ufffd", "aborted", 111, "ipv6", None, None, None],
+        [None] * 9]
+    rows = ask(tmp_path, "query", "limiter_decision", "--columns", "step_immune,cost")["rows"]
+    assert [list(r.values()) for r in rows] == [[False, 0.0], [True, 2.5], [None, None]]
+
+
+def test_wall_time_follows_the_history_of_each_boot(tmp_path: Path) -> None:
+    second = 10**9
+    for sealed, boot, base in ((True, "boot-one", 10**18), (False, "boot-two", 2 * 10**18)):
+        clock = make("clock_offset", 2, t_ns=[10 * second, 50 * second], real_mono_ns=[base, base - 5 * second], boot_mono_ns=0, err_ns=11, cut=[0, 1])
+        write(tmp_path, clock, make("tcp_reset", 3, t_ns=[20 * second, 47 * second, 52 * second]), boot=boot, seal=sealed)
+    rows = ask(tmp_path, "query", "tcp_reset", "--columns", "boot_id,wall_ns,wall_err_ns,wall_state,wall_alt_ns")["rows"]
+    expected = []
+    for boot, base in (("boot-one", 10**18), ("boot-two", 2 * 10**18)):
+        expected += [[boot, base + 20 * second, 11, "exact", None],
+                     [boot, base + 47 * second, 11, "ambiguous", base + 42 * second],
+                     [boot, base + 47 * second, 11, "ambiguous", base + 52 * second]]
+    assert [list(r.values()) for r in rows] == expected
+
+
+def test_windows_are_relative_dated_and_since_boot(tmp_path: Path) -> None:
+    now = boot_now()
+    offset = time.time_ns() - now
+    ages = [5, 60, 600, 7200]
+    times = [now - age * 10**9 for age in ages]
+    clock = make("clock_offset", 1, t_ns=times[-1], real_mono_ns=offset, boot_mono_ns=0, err_ns=1)
+    write(tmp_path, clock, make("tcp_reset", 4, t_ns=times, pid=ages), seal=True)
+    earlier = make("clock_offset", 1, t_ns=1, real_mono_ns=time.time_ns() - 1800 * 10**9, boot_mono_ns=0, err_ns=1)
+    write(tmp_path, earlier, make("tcp_reset", 1, t_ns=1, pid=1800), boot="earlier-boot")
+
+    def pids(*argv: str) -> set[int]:
+        return {r["pid"] for r in ask(tmp_path, "query", "tcp_reset", *argv)["rows"]}
+
+    assert pids() == {5, 60, 600, 1800, 7200}
+    assert pids("--since", "30s") == {5}
+    assert pids("--since", "5m") == {5, 60}
+    assert pids("--since", "1h") == {5, 60, 600, 1800}
+    assert pids("--since", "1d", "--until", "20m") == {1800, 7200}
+    assert pids("--until", "30s", "--since", "20m") == {60, 600}
+    assert pids("--since", f"boot+{(now - 100 * 10**9) / 1e9}") == {5, 60}
+    iso = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() - 3600))
+    assert pids("--since", iso) == {5, 60, 600, 1800}
+    assert pids("--since", iso + "Z") == {5, 60, 600, 1800}
+    assert pids("--until", iso + "+00:00") == {7200}
+    bad = verb(tmp_path, "query", "tcp_reset", "--since", "yesterday")
+    assert (bad.returncode, "boot+SECONDS" in bad.stderr) == (2, True)
+
+
+def test_gaps_are_the_losses_that_overlap_the_window(tmp_path: Path) -> None:
+    now = boot_now()
+    loss = make("loss", 4, t_ns=now, count=[1, 2, 0, 3], source=["old", "recent", "nothing", "open"])
+    loss.rows["from_ns"] = [now - 300 * 10**9, now - 100 * 10**9, now - 10**9, TABLES["loss"].by_name["from_ns"].null]
+    loss.rows["to_ns"] = [now - 200 * 10**9, now - 30 * 10**9, now, TABLES["loss"].by_name["to_ns"].null]
+    write(tmp_path, loss, make("tcp_reset", 1, t_ns=now - 10**9))
+    assert [g["source"] for g in ask(tmp_path, "query", "tcp_reset", "--since", "1m")["gaps"]] == ["recent", "open"]
+    assert [g["source"] for g in ask(tmp_path, "query", "tcp_reset", "--since", "1h", "--until", "150s")["gaps"]] == ["old"]
+    assert "gap: 2 records lost" in verb(tmp_path, "query", "tcp_reset", "--since", "1m").stderr
+
+
+def test_groups_of_plain_rows_give_the_value_of_each_rank(tmp_path: Path) -> None:
+    write(tmp_path, make("tcp_connect", 100, t_ns=1, duration_ns=np.arange(1, 101), comm=b"a"), make("tcp_connect", 3, t_ns=1, duration_ns=7000, comm=b"b"))
+    rows = ask(tmp_path, "query", "tcp_connect", "--group-by", "comm,host")["rows"]
+    assert rows == [{"comm": "a", "host": "host-a", "count": 100, "p50": 50, "p90": 90, "p99": 99, "max": 100},
+                    {"comm": "b", "host": "host-a", "count": 3, "p50": 7000, "p90": 7000, "p99": 7000, "max": 7000}]
+    assert [r["comm"] for r in ask(tmp_path, "query", "tcp_connect", "--group-by", "comm", "--top", "1")["rows"]] == ["b"]
+    assert [r["comm"] for r in ask(tmp_path, "query", "tcp_connect", "--group-by", "comm", "--limit", "1")["rows"]] == ["a"]
+
+
+def test_groups_of_histograms_merge_them(tmp_path: Path) -> None:
+    random = np.random.default_rng(3)
+    samples = random.lognormal(7, 1, (40, 500)).astype(np.int64)
+    hist = np.stack([np.bincount(np.frexp(s)[1] - 1, minlength=64)[:64] for s in samples]).astype(np.uint32)
+    write(tmp_path, make("tcp_rtt", 40, t_ns=1, samples=500, rtt_max_us=samples.max(1), srtt_us=3, hist=hist))
+    (row,) = ask(tmp_path, "query", "tcp_rtt", "--group-by", "peer")["rows"]
+    assert (row["count"], row["max"]) == (20_000, samples.max())
+    for name, q in group.QUANTILES.items():
+        exact = np.quantile(samples, q)
+        assert exact * 0.75 < row[name] < exact * 1.33  # Inside a bucket, [2^i, 2^(i+1)), and interpolated.
+
+
+@pytest.mark.parametrize(("bucket", "largest", "expected"), [(0, 1, [1, 1, 1]), (10, None, [1448, 1911, 2034]), (10, 1500, [1448, 1500, 1500]), (63, None, None)])
+def test_percentiles_lie_inside_their_bucket(bucket: int, largest: int | None, expected: list[int] | None) -> None:
+    buckets = np.zeros(64)
+    buckets[bucket] = 9
+    found = group.quantiles(buckets, largest)
+    assert found == (expected or found)
+    assert all(v is not None and v <= 2 ** (bucket + 1) for v in found)
+    assert group.quantiles(np.zeros(64), 5) == [None, None, None]
+
+
+def test_top_limit_where_and_columns(tmp_path: Path) -> None:
+    write(tmp_path, make("tcp_connect", 50, t_ns=np.arange(50), duration_ns=(np.arange(50) * 17) % 50, comm=b"x"), seal=True)
+    write(tmp_path, make("tcp_connect", 1, t_ns=99))
+    rows = ask(tmp_path, "query", "tcp_connect", "--top", "3", "--columns", "duration_ns")["rows"]
+    assert rows == [{"duration_ns": 49}, {"duration_ns": 48}, {"duration_ns": 47}]
+    rows = ask(tmp_path, "query", "tcp_connect", "--limit", "2", "--columns", "t_ns,comm")["rows"]
+    assert rows == [{"t_ns": 49, "comm": "x"}, {"t_ns": 99, "comm": None}]
+    assert len(ask(tmp_path, "query", "tcp_connect", "--where", "duration_ns > 40 OR duration_ns IS NULL -- note")["rows"]) == 10
+    rows = ask(tmp_path, "query", "clock_change")["rows"]
+    assert rows == []
+
+
+@pytest.mark.parametrize(("argv", "status", "said"), [
+    (["query", "tcp_rt"], 2, "did you mean tcp_rtt"),
+    (["query", "tcp_rtt", "--columns", "pear"], 2, "did you mean peer"),
+    (["query", "tcp_rtt", "--group-by", "pear"], 2, "did you mean peer"),
+    (["query", "tcp_rtt", "--where", "pear = 'x'"], 2, "did you mean peer"),
+    (["query", "tcp_rtt", "--where", "samples >"], 2, "bad SQL"),
+    (["query", "tcp_reset", "--top", "3"], 2, "no measure"),
+    (["query", "tcp_rtt", "--top", "0"], 2, "top"),
+    (["sql", "SELECT * FROM tcp_rt"], 2, "did you mean tcp_rtt"),
+    (["sql", "SELECT * FROM read_text('/etc/passwd')"], 2, "disabled"),
+    (["sql", "SET enable_external_access = true"], 2, "bad SQL"),
+    (["query", "tcp_rtt"], 3, "no rows"),
+    (["sql", "SELECT 1 WHERE false"], 3, "no rows"),
+    (["tables", "tcp_rt"], 2, "did you mean tcp_rtt"),
+    (["tail", "tcp_rt"], 2, "did you mean tcp_rtt"),
+])
+def test_what_cannot_be_answered_says_why(tmp_path: Path, argv: list[str], status: int, said: str) -> None:
+    write(tmp_path, make("tcp_reset", 1, t_ns=1))
+    done = verb(tmp_path, *argv)
+    assert (done.returncode, done.stdout.strip()) == (status, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("argv", [["query", "tcp_rtt"], ["sql", "SELECT 1"], ["tail", "tcp_rtt"], ["record", "-o", "x"]])
+def test_a_store_that_is_not_there_is_status_4_with_a_remedy(tmp_path: Path, argv: list[str]) -> None:
+    done = verb(tmp_path / "absent", *argv)
+    assert done.returncode == 4
+    assert "try:" in done.stderr
+
+
+def test_formats_agree(tmp_path: Path) -> None:
+    write(tmp_path, make("finding", 2, t_ns=[1, 2], causes=[b'[{"cause":"tls"}]', b'[{"cut off'], sentence=b'a "quoted", one', confidence=0.5))
+    argv = ["query", "finding", "--columns", "t_ns,sentence,causes,confidence,pid" if False else "t_ns,sentence,causes,confidence"]
+    rows = ask(tmp_path, *argv)["rows"]
+    assert [r["causes"] for r in rows] == [[{"cause": "tls"}], '[{"cut off']
+    assert [json.loads(line) for line in verb(tmp_path, *argv, "-o", "ndjson").stdout.splitlines()] == rows
+    lines = list(csv.DictReader(io.StringIO(verb(tmp_path, *argv, "-o", "csv").stdout)))
+    assert [(line["t_ns"], line["sentence"], line["confidence"]) for line in lines] == [("1", 'a "quoted", one', "0.5"), ("2", 'a "quoted", one', "0.5")]
+    table = verb(tmp_path, *argv).stdout.splitlines()
+    assert table[0].split() == ["t_ns", "sentence", "causes", "confidence"]
+    assert "\x1b" not in table[0]
+
+
+def test_every_table_and_column_is_listed(tmp_path: Path) -> None:
+    assert [r["table"] for r in ask(tmp_path, "tables")["rows"]] == list(TABLES)
+    for table in TABLES:
+        with Session(_empty(tmp_path), [table]) as session:
+            assert session.run(f"SELECT * FROM {table}").columns == columns(table)
+    assert [r["column"] for r in ask(tmp_path, "tables", "loss")["rows"]] == columns("loss")
+
+
+def _empty(path: Path) -> Path:
+    place = path / "empty"
+    place.mkdir(exist_ok=True)
+    return place
+
+
+def test_sql_joins_tables_of_hot_and_sealed_rows(tmp_path: Path) -> None:
+    write(tmp_path, make("tcp_reset", 5, t_ns=1, pid=[1, 2, 3, 4, 5]), seal=True)
+    write(tmp_path, make("tcp_close", 3, t_ns=1, pid=[2, 3, 9]))
+    doc = ask(tmp_path, "sql", "SELECT r.pid FROM TCP_RESET r JOIN tcp_close c USING (pid) ORDER BY 1;")
+    assert doc["rows"] == [{"pid": 2}, {"pid": 3}]
+
+
+def test_a_reader_that_stops_early_is_no_error(tmp_path: Path) -> None:
+    write(tmp_path, make("tcp_reset", 20_000, t_ns=1))
+    code = "from agent.cli.main import main; main()"
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TICKSCOPE_STORE": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", code, "query", "tcp_reset", "-o", "ndjson"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as done:
+        assert done.stdout is not None
+        assert done.stderr is not None
+        done.stdout.readline()
+        done.stdout.close()
+        assert b"Broken" not in done.stderr.read()
+
+
+def started(path: Path, *argv: str) -> subprocess.Popen[str]:
+    code = "from agent.cli.main import main; main()"
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TICKSCOPE_STORE": str(path)}
+    return subprocess.Popen([sys.executable, "-c", code, *argv], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_tail_follows_across_rotation_and_a_new_agent(tmp_path: Path) -> None:
+    store = HotStore(tmp_path, this_boot(), "host-a")
+    store.append([make("tcp_reset", 1, t_ns=1, pid=1), make("clock_offset", 1, t_ns=1, real_mono_ns=10**18, boot_mono_ns=0, err_ns=3)])
+    with started(tmp_path, "tail", "tcp_reset") as tail:
+        assert tail.stdout is not None
+        seen: list[int] = []
+        pid = 1
+        while not seen:  # It follows from when it has started: write until it reports.
+            pid += 1
+            store.append([make("tcp_reset", 1, t_ns=pid, pid=pid)])
+            os.set_blocking(tail.stdout.fileno(), False)
+            seen += [json.loads(line)["pid"] for line in tail.stdout]
+            time.sleep(0.02)
+        os.set_blocking(tail.stdout.fileno(), True)
+        first = seen[0]
+        store._rotate()
+        store.append([make("tcp_reset", 1, t_ns=5, pid=pid + 1)])
+        store.close()
+        store = HotStore(tmp_path, this_boot(), "host-a")
+        store.append([make("tcp_reset", 1, t_ns=6, pid=pid + 2)])
+        while seen[-1] < pid + 2:
+            row = json.loads(tail.stdout.readline())
+            seen.append(row["pid"])
+        assert seen == list(range(first, pid + 3))
+        assert (row["wall_ns"], row["wall_state"]) == (10**18 + 6, "exact")
+        assert list(row) == columns("tcp_reset")
+        tail.send_signal(signal.SIGINT)
+        assert tail.wait() == 130
+    store.close()
+
+
+def test_a_recording_holds_rows_and_ticks_in_order_and_ends_cleanly(tmp_path: Path) -> None:
+    store = HotStore(tmp_path / "s", this_boot(), "host-a", seal_command=())
+    store.append([make("tcp_reset", 1, t_ns=0)], tick_ns=0)
+    path = tmp_path / "recording"
+    with started(tmp_path / "s", "record", "-o", str(path)) as record:
+        while not (path.exists() and path.stat().st_size):
+            time.sleep(0.01)
+        for n in range(1, 14):
+            store.append([make("tcp_reset", 2, t_ns=n), make("tcp_close", 1, t_ns=n)], tick_ns=n)
+            if n == 7:
+                store._rotate()
+        time.sleep(0.3)
+        record.send_signal(signal.SIGINT)
+        assert record.wait() == 130
+    store.close()
+    found = [(k.name, table, value if k != frames.Kind.ROWS else len(value)) for k, table, value in frames.read_file(path)]  # type: ignore[arg-type]
+    expected: list[tuple[str, str, object]] = []
+    for n in range(1, 14):
+        expected += [("ROWS", "tcp_reset", 2), ("ROWS", "tcp_close", 1), ("TICK", "", n)]
+    assert found == [*expected, ("END", "", None)]
+    assert frames.read_head(path).boot_id == this_boot()
+
+
+def test_record_stops_after_its_duration(tmp_path: Path) -> None:
+    store = HotStore(tmp_path / "s", this_boot(), "host-a", seal_command=())
+    done = verb(tmp_path / "s", "record", "-o", str(tmp_path / "r"), "--duration", "0.3")
+    store.close()
+    assert done.returncode == 0, done.stderr
+    assert [kind for kind, _, _ in frames.read_file(tmp_path / "r")] == [frames.Kind.END]
+
+
+def test_record_without_an_agent_says_so(tmp_path: Path) -> None:
+    tmp_path.joinpath("s").mkdir()
+    done = verb(tmp_path / "s", "record", "-o", str(tmp_path / "r"), "--duration", "0.2")
+    assert done.returncode == 4
+    assert "no agent" in done.stderr
+
+
+def test_a_session_refuses_a_bad_table_in_sql(tmp_path: Path) -> None:
+    with Session(_empty(tmp_path), ["loss"]) as session, pytest.raises(AgentError, match="no table"):
+        session.run("SELECT * FROM lost")

@@ -1,0 +1,322 @@
+"""The hot store and the sealer: crashes, full disks, a second writer, and readers while both work."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.batch import make
+from agent.errors import AgentError
+from agent.store import frames, segments
+from agent.store.frames import Decoder, Kind
+from agent.store.hot import HotStore
+from agent.store.query import Session
+from agent.store.spawn import Limits
+from agent.store.window import this_boot
+
+ROOT = Path(__file__).resolve().parents[2]
+BOOT = "0f0f0f0f-0000-4000-8000-000000000001"
+
+
+def open_store(path: Path | int, boot: str = BOOT, limits: Limits | None = None, seal: bool = False) -> HotStore:
+    return HotStore(path, boot, "host-a", limits=limits, seal_command=None if seal else ())
+
+
+def read(path: Path, seq: int) -> list[frames.Frame]:
+    return list(frames.read((path / segments.hot_name(seq)).read_bytes()))
+
+
+def ask(path: Path, sql: str, *tables: str) -> list[tuple[object, ...]]:
+    with Session(path, tables) as session:
+        return session.run(sql).rows
+
+
+def losses(path: Path) -> list[tuple[object, ...]]:
+    return ask(path, "SELECT boot_id, stage, source, count, from_ns, to_ns FROM loss", "loss")
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    place = tmp_path / "tiny"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)], check=True)
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_appended_rows_and_ticks_are_there_at_once(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.append([make("loss", 3, t_ns=7), make("tcp_reset", 0)], tick_ns=9)
+    assert [(f.kind, f.table) for f in read(tmp_path, 1)] == [(Kind.ROWS, "loss"), (Kind.TICK, "")]
+    store.close()
+    assert read(tmp_path, 1)[-1].kind == Kind.END
+
+
+def test_a_second_writer_is_told_who_holds_the_store(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    with pytest.raises(AgentError, match=f"pid {os.getpid()}") as caught:
+        open_store(tmp_path)
+    assert caught.value.exit_code == 4
+    store.close()
+    open_store(tmp_path).close()
+
+
+def test_a_clean_stop_leaves_no_loss(tmp_path: Path) -> None:
+    for _ in range(3):
+        store = open_store(tmp_path)
+        store.append([make("tcp_reset", 1, t_ns=5)])
+        store.close()
+    assert losses(tmp_path) == []
+    assert ask(tmp_path, "SELECT count(*) FROM tcp_reset", "tcp_reset") == [(3,)]
+
+
+WRITER = """
+import sys
+from agent.batch import make
+from agent.store.hot import HotStore
+store = HotStore(sys.argv[1], sys.argv[2], "host-a", seal_command=())
+n = 0
+while True:
+    store.append([make("tcp_reset", 13, t_ns=n, pid=n)], tick_ns=n)
+    n += 1
+    print(n, flush=True)
+"""
+
+
+def test_a_killed_writer_loses_at_most_what_it_had_not_appended(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", WRITER, str(tmp_path), BOOT]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}) as writer:
+        assert writer.stdout is not None
+        for _ in range(307):
+            writer.stdout.readline()
+        os.kill(writer.pid, signal.SIGKILL)
+        acknowledged = 307 + len(writer.stdout.read().splitlines())
+    ((rows, whole, last),) = ask(tmp_path, "SELECT count(*), count(DISTINCT pid), max(t_ns) FROM tcp_reset", "tcp_reset")
+    assert rows == 13 * whole
+    assert whole in (acknowledged, acknowledged + 1)
+    before = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    open_store(tmp_path).close()
+    ((boot, stage, source, count, start, end),) = losses(tmp_path)
+    assert (boot, stage, source, count, start) == (BOOT, "store", "agent", None, last)
+    assert isinstance(end, int)
+    assert before <= end <= time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+@pytest.mark.parametrize("torn", [1, 9, 40])
+def test_a_torn_segment_of_an_earlier_boot_is_a_loss_of_that_boot(tmp_path: Path, torn: int) -> None:
+    store = open_store(tmp_path, "earlier-boot")
+    store.append([make("tcp_reset", 1, t_ns=101)], tick_ns=103)
+    store.append([make("tcp_reset", 1, t_ns=107)])
+    store.close()
+    name = tmp_path / segments.hot_name(1)
+    os.truncate(name, name.stat().st_size - frames.HEADER_BYTES - torn)
+    open_store(tmp_path).close()
+    assert losses(tmp_path) == [("earlier-boot", "store", "agent", None, 103, None)]
+
+
+def test_a_segment_torn_inside_its_head_does_not_stop_the_store(tmp_path: Path) -> None:
+    open_store(tmp_path).close()
+    os.truncate(tmp_path / segments.hot_name(1), 11)
+    store = open_store(tmp_path)
+    store.append([make("tcp_reset", 2, t_ns=5)])
+    store.close()
+    assert ask(tmp_path, "SELECT count(*) FROM tcp_reset", "tcp_reset") == [(2,)]
+    assert [row[:5] for row in losses(tmp_path)] == [(BOOT, "store", "agent", None, None)]
+
+
+def test_a_full_disk_degrades_counts_and_recovers(tiny: Path) -> None:
+    filler = tiny / "filler"
+    store = open_store(tiny / "store", limits=Limits(buffer_bytes=40_000))
+    store.append([make("tcp_reset", 11, t_ns=1)])
+    filler.write_bytes(b"x" * 150_000)
+    sent = 11
+    for n in range(2, 200):
+        store.append([make("tcp_reset", 7, t_ns=n)], tick_ns=n)
+        sent += 7
+        store._retry_at = 0  # Try again at once instead of in a second.
+    state = store.state()
+    assert state["state"] == "degraded"
+    assert "No space left" in str(state["reason"])
+    assert "free space" in str(state["remedy"])
+    dropped = store.losses()["tcp_reset"]
+    assert dropped > 0
+    filler.unlink()
+    store.append([make("tcp_reset", 1, t_ns=300)])
+    assert store.state()["state"] == "ok"
+    store.close()
+    ((kept,),) = ask(tiny / "store", "SELECT count(*) FROM tcp_reset", "tcp_reset")
+    ((_, stage, source, count, start, end),) = losses(tiny / "store")
+    assert kept + dropped == sent + 1
+    assert (stage, source, count) == ("store", "tcp_reset", dropped)
+    stored = {t for (t,) in ask(tiny / "store", "SELECT DISTINCT t_ns FROM tcp_reset", "tcp_reset")}
+    assert isinstance(start, int)
+    assert isinstance(end, int)
+    assert not stored & set(range(start, end + 1))
+    decoder = Decoder()
+    list(decoder.feed((tiny / "store" / segments.hot_name(1)).read_bytes()))
+    assert decoder.ended  # No torn frame was left in the middle.
+
+
+def test_what_waits_in_memory_is_a_copy(tiny: Path) -> None:
+    store = open_store(tiny / "store")
+    with pytest.raises(OSError, match="No space"), open(tiny / "filler", "wb", buffering=0) as filler:
+        while filler.write(b"x" * 4096):
+            pass
+    batch = make("finding", 1, t_ns=3, sentence=b"as it was")
+    store.append([batch])
+    batch.rows["sentence"] = b"overwritten"
+    (tiny / "filler").unlink()
+    store.close()
+    assert ask(tiny / "store", "SELECT sentence FROM finding", "finding") == [("as it was",)]
+
+
+def test_it_works_through_a_descriptor_where_the_path_cannot_be_walked(tmp_path: Path) -> None:
+    place = tmp_path / "closed" / "store"
+    place.mkdir(parents=True)
+    os.chown(place, 65534, 65534)
+    os.chmod(place.parent, 0o700)
+    fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.setgroups([])
+            os.setresgid(65534, 65534, 65534)
+            os.setresuid(65534, 65534, 65534)
+            store = open_store(fd, limits=Limits(rotate_bytes=1))
+            for n in range(3):
+                store.append([make("tcp_reset", 5, t_ns=n)])
+            status = 0 if store.state()["state"] == "ok" else 2
+            store.close()
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(fd)
+    assert ask(place, "SELECT count(*) FROM tcp_reset", "tcp_reset") == [(15,)]
+
+
+def seal_now(path: Path, below: int = 10**7, max_bytes: int = 1 << 30, max_age_s: float = 1e9) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "agent.store.seal", "--below", str(below), "--max-bytes", str(max_bytes), "--max-age-s", str(max_age_s)]
+    return subprocess.run(argv, cwd=path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, capture_output=True, text=True)
+
+
+def test_segments_of_a_crashed_agent_are_sealed_by_the_next(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.append([make("tcp_reset", 17, t_ns=5)])
+    store.close()
+    os.mkdir(tmp_path / "seal-00000001.tmp")
+    (tmp_path / "seal-00000001.tmp" / "loss.parquet").write_bytes(b"half")
+    store = open_store(tmp_path, seal=True)
+    assert store._sealer is not None
+    store._sealer.wait(60)
+    assert store.state()["state"] == "ok"
+    store.close()
+    assert {p.name for p in tmp_path.iterdir()} == {"sealed-00000001", "hot-00000002.tsl", "lock", "seal.lock"}
+    assert ask(tmp_path, "SELECT count(*) FROM tcp_reset", "tcp_reset") == [(17,)]
+
+
+def test_a_sealer_killed_between_publishing_and_removing_duplicates_nothing(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.append([make("tcp_reset", 17, t_ns=5)])
+    store.close()
+    hot = (tmp_path / segments.hot_name(1)).read_bytes()
+    assert seal_now(tmp_path).returncode == 0
+    (tmp_path / segments.hot_name(1)).write_bytes(hot)
+    assert ask(tmp_path, "SELECT count(*) FROM tcp_reset", "tcp_reset") == [(17,)]
+    assert seal_now(tmp_path).returncode == 0
+    assert not (tmp_path / segments.hot_name(1)).exists()
+
+
+def test_a_damaged_segment_is_sealed_as_far_as_it_goes_with_a_loss_row(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.append([make("tcp_reset", 3, t_ns=5)])
+    store.append([make("tcp_reset", 4, t_ns=6)])
+    store.close()
+    path = tmp_path / segments.hot_name(1)
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1
+    path.write_bytes(data)
+    assert seal_now(tmp_path).returncode == 0
+    assert ask(tmp_path, "SELECT count(*) FROM tcp_reset", "tcp_reset") == [(3,)]
+    assert [row[1:5] for row in losses(tmp_path)] == [("store", "segment", None, 5)]
+
+
+def test_an_unreadable_segment_is_named_and_the_others_are_sealed(tmp_path: Path) -> None:
+    (tmp_path / segments.hot_name(1)).write_bytes(b"something else")
+    store = open_store(tmp_path)
+    store.append([make("tcp_reset", 3, t_ns=5)])
+    store.close()
+    done = seal_now(tmp_path)
+    assert done.returncode == 1
+    assert segments.hot_name(1) in done.stderr
+    assert (tmp_path / segments.sealed_name(2)).is_dir()
+
+
+def test_retention_removes_the_oldest_by_size_and_by_age(tmp_path: Path) -> None:
+    for n in range(5):
+        store = open_store(tmp_path)
+        store.append([make("tcp_reset", 3, t_ns=n)])
+        store.close()
+    seal_now(tmp_path)
+    one = sum(file.stat().st_size for file in (tmp_path / segments.sealed_name(1)).iterdir())
+    seal_now(tmp_path, max_bytes=3 * one + one // 2)
+    assert ask(tmp_path, "SELECT t_ns FROM tcp_reset GROUP BY 1 ORDER BY 1", "tcp_reset") == [(2,), (3,), (4,)]
+    os.utime(tmp_path / segments.sealed_name(3), (1, 1))
+    seal_now(tmp_path, max_age_s=3600)
+    assert ask(tmp_path, "SELECT t_ns FROM tcp_reset GROUP BY 1 ORDER BY 1", "tcp_reset") == [(3,), (4,)]
+
+
+def test_a_sealer_that_cannot_run_degrades_the_state_and_readers_see_everything(tmp_path: Path) -> None:
+    limits = Limits(rotate_bytes=1)
+    store = HotStore(tmp_path, BOOT, "host-a", limits=limits, seal_command=(sys.executable, "-c", "raise SystemExit('no pyarrow')"))
+    assert store._sealer is not None
+    for n in range(3):
+        store.append([make("tcp_reset", 3, t_ns=n)])
+    store._sealer.wait(60)
+    assert store.state()["state"] == "degraded"
+    assert "no pyarrow" in str(store.state()["reason"])
+    store.close()
+    assert ask(tmp_path, "SELECT count(*) FROM tcp_reset", "tcp_reset") == [(9,)]
+
+
+STREAM = """
+import sys, time
+from agent.batch import make
+from agent.store.hot import HotStore
+from agent.store.spawn import Limits
+store = HotStore(sys.argv[1], sys.argv[2], "host-a", limits=Limits(rotate_bytes=60_000))
+for n in range(int(sys.argv[3])):
+    store.append([make("tcp_reset", 7, t_ns=n, pid=n)], tick_ns=n)
+    time.sleep(0.002)
+store._sealer.wait(60)
+store.close()
+"""
+
+
+def test_readers_beside_a_writer_and_a_sealer_never_lose_or_double_a_row(tmp_path: Path) -> None:
+    appends = 1709
+    tmp_path = tmp_path / "store"
+    argv = [sys.executable, "-c", STREAM, str(tmp_path), this_boot(), str(appends)]
+    sql = "SELECT count(*), count(DISTINCT pid), coalesce(max(pid), -1), count(DISTINCT wall_state) FROM tcp_reset"
+    seen = []
+    with subprocess.Popen(argv, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}) as writer:
+        while not tmp_path.exists():
+            time.sleep(0.01)
+        while writer.poll() is None:
+            ((rows, distinct, last, _),) = ask(tmp_path, sql, "tcp_reset")
+            assert rows == 7 * distinct
+            assert distinct == last + 1  # Nothing missing before the newest.
+            seen.append(rows)
+    assert writer.returncode == 0
+    assert seen == sorted(seen)
+    assert ask(tmp_path, "SELECT count(*), count(DISTINCT pid) FROM tcp_reset", "tcp_reset") == [(7 * appends, appends)]
+    assert len(list(tmp_path.glob("sealed-*"))) > 3
+    assert losses(tmp_path) == []
