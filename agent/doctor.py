@@ -138,19 +138,10 @@ def store(path: str) -> Check:
 
 def install() -> Check:
     """The agent's children import this package as the service's own user."""
-    closed = closed_to_others()
+    closed = privilege.closed_to_others()
     if closed:
         return Check("install", "fail", f"{closed} is closed to other users", "install with ./run.sh (into /opt), or chmod o+x it")
     return Check("install", "ok", str(Path(__file__).parents[1]))
-
-
-def closed_to_others() -> str:
-    """The first directory above this package or Python's own library that others cannot enter, or empty.
-
-    The agent's processes import after they have become their own user.
-    """
-    above = [p for path in (Path(__file__), Path(os.__file__)) for p in reversed(path.resolve().parents)]
-    return next((str(p) for p in above if not p.stat().st_mode & 0o001), "")
 
 
 def examine(store_dir: str) -> list[Check]:

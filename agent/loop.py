@@ -14,7 +14,7 @@ import numpy as np
 
 from agent.batch import Batch, Sink, Source, make
 from agent.correlate.correlator import Correlator
-from agent.host import Containers
+from agent.containers import Containers
 from agent.store.hot import HotStore
 from agent.tables import TABLES
 

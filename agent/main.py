@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
 def _require_readable() -> None:
     """Raises AgentError where the agent could not import its own code once it is its own user."""
-    from agent.doctor import closed_to_others
-
-    closed = closed_to_others()
+    closed = privilege.closed_to_others()
     if closed:
         raise AgentError(
             f"{closed} is closed to other users", why="tickscope's code or its Python lies below it, and the agent gives up root",
@@ -91,14 +89,16 @@ def run(config: Config) -> int:
     _require_readable()
     uid, gid = privilege.service_user()
     from agent.clock.process import start as start_watch
-    from agent.limiters.intake import IntakeSocket
 
     store_fd = _directories(config, uid, gid)
     run_dir = Path(config.run_dir)
     control_socket = control.bind(run_dir / "control.sock", gid)
-    intake_socket = IntakeSocket.create(run_dir / "intake.sock")
     helper = helper_room.start(uid, gid)
     watch = start_watch(run_dir / "notices.sock", uid, gid)
+
+    from agent.limiters.intake import IntakeSocket
+
+    intake_socket = IntakeSocket.create(run_dir / "intake.sock")
 
     from agent.kernel.load import load
 

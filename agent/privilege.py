@@ -12,6 +12,7 @@ import pwd
 import signal
 import struct
 import subprocess
+from pathlib import Path
 
 from agent.errors import PRIVILEGE, AgentError
 
@@ -62,6 +63,15 @@ def require_root() -> None:
             remedy="run with --privileged, or as a systemd service without CapabilityBoundingSet",
             exit_code=PRIVILEGE,
         )
+
+
+def closed_to_others() -> str:
+    """The first directory above this package or Python's own library that others cannot enter, or empty.
+
+    The agent's processes import after they have become their own user.
+    """
+    above = [p for path in (Path(__file__), Path(os.__file__)) for p in reversed(path.resolve().parents)]
+    return next((str(p) for p in above if not p.stat().st_mode & 0o001), "")
 
 
 def service_user() -> tuple[int, int]:

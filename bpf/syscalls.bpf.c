@@ -17,8 +17,8 @@
 
 enum { SYSCALLS_ALL, SYSCALLS_SAMPLED, SYSCALLS_BLOCKED };	/* order of the tables' `basis` */
 enum { SYSCALLS_SLOW, SYSCALLS_WAITING };			/* order of `kind` */
-/* What a blocking call is, by number; agent/probes/syscalls.py fills the table. */
-enum { SYSCALLS_IS_SLOW, SYSCALLS_IS_WAITING, SYSCALLS_BY_FD, SYSCALLS_WRITES_FD, SYSCALLS_FCNTL };
+/* What a blocking call is, by number; agent/probes/syscalls.py fills the table. Until then nothing is reported. */
+enum { SYSCALLS_UNSET, SYSCALLS_IS_SLOW, SYSCALLS_IS_WAITING, SYSCALLS_BY_FD, SYSCALLS_WRITES_FD };
 enum { SYSCALLS_FD_NONE, SYSCALLS_FD_FILE, SYSCALLS_FD_DIR, SYSCALLS_FD_BLOCK, SYSCALLS_FD_CHAR, SYSCALLS_FD_PIPE, SYSCALLS_FD_SOCKET,
        SYSCALLS_FD_ANON };
 
@@ -177,19 +177,17 @@ static __always_inline void syscalls_look_at(struct syscalls_thread *t, void *ta
 	GET(t->sock_id, sk, sock_common, skc_cookie);
 }
 
-static __always_inline void syscalls_classify(struct syscalls_thread *t, void *task, u32 nr, u32 fd, u32 command)
+static __always_inline void syscalls_classify(struct syscalls_thread *t, void *task, u32 nr, u32 fd)
 {
 	u64 *class = syscalls_class.lookup(&nr);
-	u64 is = class ? *class : SYSCALLS_IS_SLOW;
+	u64 is = class ? *class : SYSCALLS_IS_SLOW;	/* numbers beyond the table */
 	t->peer_port = 0;
 	t->sock_id = 0;
 	__builtin_memset(t->peer_addr, 0, 16);
 	t->nr = nr;
 	t->fd = fd;
-	t->kind = is == SYSCALLS_IS_WAITING ? SYSCALLS_WAITING : SYSCALLS_SLOW;
+	t->kind = is == SYSCALLS_IS_WAITING || is == SYSCALLS_UNSET ? SYSCALLS_WAITING : SYSCALLS_SLOW;
 	t->inode_type = SYSCALLS_FD_NONE;
-	if (is == SYSCALLS_FCNTL && command != 7 && command != 38)	/* F_SETLKW, F_OFD_SETLKW are held up; the rest hardly blocks */
-		t->kind = SYSCALLS_SLOW;
 	if (is < SYSCALLS_BY_FD)
 		return;
 	syscalls_look_at(t, task, fd);
@@ -307,13 +305,12 @@ static __always_inline void syscalls_out(void *task, bool preempt, u64 now)
 		return;
 	struct pt_regs *regs = syscalls_regs(task);
 	long ax = 0, nr = 0;
-	unsigned long di = 0, si = 0;
+	unsigned long di = 0;
 	bpf_probe_read_kernel(&ax, sizeof(ax), &regs->ax);
 	if (ax != -38)		/* -ENOSYS stands there from entry to return: else a page fault or a new thread */
 		return;
 	bpf_probe_read_kernel(&nr, sizeof(nr), &regs->orig_ax);
 	bpf_probe_read_kernel(&di, sizeof(di), &regs->di);
-	bpf_probe_read_kernel(&si, sizeof(si), &regs->si);
 	if (tid == tune->calibrate_tid) {
 		if (nr == tune->calibrate_nr && t && t->nr == nr)
 			tune->flags_again &= ti;
@@ -325,7 +322,7 @@ static __always_inline void syscalls_out(void *task, bool preempt, u64 now)
 	if (!t)
 		return;
 	if (!t->call_ns || t->nr != nr) {
-		syscalls_classify(t, task, nr, di, si);
+		syscalls_classify(t, task, nr, di);
 		t->call_ns = now;
 		t->blocked_ns = t->run_queue_ns = 0;
 	}
@@ -447,10 +444,9 @@ int syscalls_on_sys_exit(struct bpf_raw_tracepoint_args *ctx)
 	if (!tune->full || ns < SYSCALLS_SLOW_NS)
 		return 0;
 	struct pt_regs *regs = (struct pt_regs *)ctx->args[0];
-	unsigned long di = 0, si = 0;
+	unsigned long di = 0;
 	bpf_probe_read_kernel(&di, sizeof(di), &regs->di);
-	bpf_probe_read_kernel(&si, sizeof(si), &regs->si);
-	syscalls_classify(t, task, t->enter_nr, di, si);
+	syscalls_classify(t, task, t->enter_nr, di);
 	if (t->kind == SYSCALLS_WAITING)
 		return 0;
 	struct syscalls_event e = {};

@@ -71,7 +71,7 @@ struct tcp_rtt_value {
 struct tcp_socket {
 	u64 born_ns;
 	u64 established_ns;	/* 0: not yet; UNKNOWN64: before it was first seen */
-	u64 sampled_ns;		/* last RTT sample */
+	u64 sampled_ns;		/* last RTT sample; 0: none yet */
 	u64 user;		/* tgid and tid that last used it; 0: proc is the listener's, or not known */
 	struct proc proc;
 	struct sock_ref sock;
@@ -266,11 +266,12 @@ static __always_inline struct tcp_socket *tcp_adopt(void *sk, u64 now)
 {
 	struct tcp_socket s = {};
 	struct tcp_sent a = {};
-	u16 protocol = 0;
+	u16 protocol = 0, type = 0;
 	u8 state = tcp_state_of(sk);
 	GET(protocol, sk, sock, sk_protocol);
-	if (protocol != 6 || (state != TCP_ESTABLISHED && state != TCP_CLOSE_WAIT))
-		return 0;
+	GET(type, sk, sock, sk_type);
+	if (protocol != 6 || type != 1 || (state != TCP_ESTABLISHED && state != TCP_CLOSE_WAIT))
+		return 0;	/* raw and netlink sockets may have protocol 6 and state 1 too, but are no SOCK_STREAM */
 	tcp_account(&a, sk, state);
 	tcp_born(&s, sk, now, a.role);
 	s.established_ns = UNKNOWN64;
@@ -505,37 +506,49 @@ int on_tcp_probe(struct bpf_raw_tracepoint_args *ctx)
 	return 0;
 }
 
-static __always_inline int tcp_io(void *sk)
+/* Another thread than before sends or receives. */
+static __always_inline struct tcp_socket *tcp_new_user(void *sk, struct tcp_socket *s, u64 user)
 {
-	u64 key = (u64)sk, user = bpf_get_current_pid_tgid();
-	struct tcp_socket *s = tcp_sockets.lookup(&key);
 	if (!s)
 		s = tcp_adopt(sk, bpf_ktime_get_boot_ns());
 	if (!s)
 		return 0;
 	if (s->user >> 32 != user >> 32) {
 		tcp_used(s, user);
-	} else if (s->user != user) {
+	} else {
 		s->user = user;
 		s->proc.tid = user;
 	}
+	return s;
+}
+
+static __always_inline void tcp_note(struct tcp_socket *s, u32 tid)
+{
 	struct control *c = get_control();
-	if (c && c->tls_depth) {
-		u32 tid = user;
+	if (c && c->tls_depth)
 		tcp_last_sock.update(&tid, &s->sock);
-	}
-	return 0;
 }
 
 int on_tcp_receive(struct bpf_raw_tracepoint_args *ctx)
 {
-	void *sk = (void *)ctx->args[0];
-	return tcp_owned(sk) ? tcp_io(sk) : 0;	/* kernel TLS and the like read in softirqs */
+	u64 key = ctx->args[0], user = bpf_get_current_pid_tgid();
+	struct tcp_socket *s = tcp_sockets.lookup(&key);
+	if (!s || s->user != user)	/* kernel TLS and the like read in softirqs too */
+		s = tcp_owned((void *)key) ? tcp_new_user((void *)key, s, user) : 0;
+	if (s)
+		tcp_note(s, user);
+	return 0;
 }
 
 int on_tcp_send(struct bpf_raw_tracepoint_args *ctx)
 {
-	return tcp_io((void *)ctx->args[0]);
+	u64 key = ctx->args[0], user = bpf_get_current_pid_tgid();
+	struct tcp_socket *s = tcp_sockets.lookup(&key);
+	if (!s || s->user != user)
+		s = tcp_new_user((void *)key, s, user);
+	if (s)
+		tcp_note(s, user);
+	return 0;
 }
 
 static __always_inline void tcp_sent_again(void *common, void *sk, u8 kind, u32 count)

@@ -113,11 +113,12 @@ class Backlog:
     def _notable(self, table: str, rows: np.ndarray) -> np.ndarray:
         """Not plainly successful, or slow: shape (n,) bool."""
         names = rows.dtype.names or ()
-        slow: np.ndarray = rows["duration_ns"] >= self._config.slow_s * 1e9 if "duration_ns" in names else np.ones(len(rows), np.bool_)
-        if "result" not in names:
-            return slow
-        plain = TABLES[table].code("result", "allowed" if table == "limiter_decision" else "ok")
-        return np.logical_or(slow, rows["result"] != plain)
+        notable = np.ones(len(rows), np.bool_)
+        if "duration_ns" in names:
+            notable = np.asarray(rows["duration_ns"] >= self._config.slow_s * 1e9)
+        if "result" in names:
+            notable |= rows["result"] != TABLES[table].code("result", "allowed" if table == "limiter_decision" else "ok")
+        return notable
 
     def _within_rate(self, table: str, rows: np.ndarray, now: float) -> np.ndarray:
         """The rows that the rate allows, notable ones first; findings, clock changes and RTT rows are never many."""

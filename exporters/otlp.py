@@ -52,7 +52,7 @@ class _Lane:
         if outcome.status == "retry":
             self.failures += 1
             self.last_error = outcome.message
-            pause = min(_BACKOFF_S[1], _BACKOFF_S[0] * 2 ** min(self.failures - 1, 8)) * random.uniform(0.8, 1.2)  # noqa: S311
+            pause = min(_BACKOFF_S[1], _BACKOFF_S[0] * 2 ** min(self.failures - 1, 8)) * random.uniform(0.8, 1.2)
             self.not_before = time.monotonic() + max(pause, outcome.retry_after_s)
             return False
         self._settle(outcome, self.request.items)
@@ -142,7 +142,7 @@ class OtlpExporter:
     def _run(self) -> None:
         try:
             self._work()
-        except Exception as error:  # noqa: BLE001 - the agent goes on without export, and says so in its state
+        except Exception as error:
             self._failure = f"the exporter stopped: {type(error).__name__}: {error}"
 
     def _work(self) -> None:

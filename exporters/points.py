@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,9 +11,9 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
     AGGREGATION_TEMPORALITY_CUMULATIVE,
     AGGREGATION_TEMPORALITY_DELTA,
     ExponentialHistogramDataPoint,
+    NumberDataPoint,
 )
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric as MetricMessage
-from opentelemetry.proto.metrics.v1.metrics_pb2 import NumberDataPoint
 
 from exporters.aggregate import Attributes, Series
 from exporters.metrics import Metric

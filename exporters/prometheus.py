@@ -1,7 +1,7 @@
 """The Prometheus text endpoint: ``GET /metrics`` on 127.0.0.1, from the same store as OTLP.
 
-Its own 200 lines, not prometheus_client: that wants its own registry (each series kept twice), brings http.server and 4 MB,
-and has no limit on slow clients. One thread, a selector, few connections, one deadline for each; the agent's loop and a
+Its own 180 lines, not prometheus_client: that has a registry of its own (each series kept twice), costs 5 MB, and its
+server knows no limit for slow clients. One thread, a selector, few connections, one deadline for each; the agent's loop and a
 client that sends nothing, byte by byte, or too much never meet.
 
 Text format 0.0.4: https://prometheus.io/docs/instrumenting/exposition_formats/. Names and units follow the OpenTelemetry

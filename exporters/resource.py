@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import unquote
 
 
-def describe(boot_id: str, env: Mapping[str, str]) -> dict[str, str]:
+def describe(boot_id: str, env: Mapping[str, str], version: str) -> dict[str, str]:
     """Resource attributes; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win, as specified.
 
     ``host.id`` is /etc/machine-id, as the convention says for Linux. ``host.boot.id`` (no convention) tells which boot's
@@ -19,7 +18,7 @@ def describe(boot_id: str, env: Mapping[str, str]) -> dict[str, str]:
     uname, release = os.uname(), _os_release()
     out = {
         "service.name": "tickscope",
-        "service.version": _version(),
+        "service.version": version,
         "host.name": socket.gethostname(),
         "host.id": _line("/etc/machine-id"),
         "host.arch": {"x86_64": "amd64", "aarch64": "arm64"}.get(uname.machine, uname.machine),
@@ -37,13 +36,6 @@ def describe(boot_id: str, env: Mapping[str, str]) -> dict[str, str]:
     if env.get("OTEL_SERVICE_NAME", "").strip():
         out["service.name"] = env["OTEL_SERVICE_NAME"].strip()
     return {k: v for k, v in out.items() if v}
-
-
-def _version() -> str:
-    try:
-        return version("tickscope")
-    except PackageNotFoundError:
-        return "0"
 
 
 def _line(path: str) -> str:

@@ -123,7 +123,8 @@ class SpanEncoder:
         cells = _cells(table, rows)
         names = cells.get(kind.column, [None] * len(rows))
         outcome = cells.get(kind.error[0], [None] * len(rows))
-        attribute, columns = self._attribute, [(_name(table, c), v) for c, v in cells.items() if c not in _LEFT_OUT]
+        columns = [self._attribute.column(_name(table, c), v) for c, v in cells.items()]
+        attributes = [b"".join(row) for row in zip(*columns, strict=True)] if columns else [b""] * len(rows)
         out = []
         for i, (trace, span, parent) in enumerate(ids):
             message = Span(trace_id=trace, span_id=span, parent_span_id=parent, name=f"{kind.word} {names[i]}" if names[i] else kind.word,
@@ -132,12 +133,7 @@ class SpanEncoder:
                 message.status.code = Status.STATUS_CODE_ERROR
             if table == "finding":
                 self._explain(message, rows[i])
-            pieces = [message.SerializeToString()]
-            for name, values in columns:
-                value = values[i]
-                if value is not None:
-                    pieces.append(attribute(name, value))
-            out.append(b"".join(pieces))
+            out.append(message.SerializeToString() + attributes[i])
         if "pid" in (rows.dtype.names or ()):
             for t_ns, pid, (trace, span, _) in zip(rows["t_ns"].tolist(), rows["pid"].tolist(), ids, strict=True):
                 self._recent[table, t_ns, pid] = trace, span

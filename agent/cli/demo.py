@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from agent.cli import options
+from agent.config import SYSCALL_MODES
 
 if TYPE_CHECKING:
     from agent.config import Config
@@ -18,17 +16,17 @@ if TYPE_CHECKING:
 
 
 @click.command("demo")
-@click.option("--duration", type=click.FloatRange(1), metavar="S", help="Stop after S seconds instead of at Ctrl-C.")
+@click.option("--config", "config_file", type=click.Path(dir_okay=False), envvar="TICKSCOPE_CONFIG", help="Settings (YAML).")
+@click.option("--duration", metavar="S", help="Stop by itself after this long: 90s, 5m, 2h.")
 @click.option("--step-clock", is_flag=True, help="Step the wall clock by +0.3 ms and back, once. Without it no clock is touched.")
-@click.option("--config", type=click.Path(dir_okay=False), help="Configuration file.")
-@click.option("--store", type=click.Path(file_okay=False), metavar="DIR", help="The store's directory.")
-@options.output
-def command(duration: float | None, step_clock: bool, config: str | None, store: str | None, fmt: str) -> None:
+@click.option("--syscalls", type=click.Choice(SYSCALL_MODES), help="How much of system call time is measured [default: sampled].")
+@click.option("--store", type=click.Path(file_okay=False), help="The store's directory [default: /var/lib/tickscope].")
+def command(config_file: str | None, duration: str | None, step_clock: bool, syscalls: str | None, store: str | None) -> None:
     """Run the agent together with a small workload of its own, on loopback, which is removed at the end.
 
     A private Redis with a stream and a consumer group, a rate limiter in Python that asks it, a Go program with
     golang.org/x/time/rate, TLS connections, a program that syncs files. Every 30 seconds that Redis is stopped for 1.5 seconds,
-    so that there is something to find. The live summary is shown on a terminal, in the table format:
+    so that there is something to find. In another shell:
 
     \b
     tickscope findings
@@ -38,36 +36,41 @@ def command(duration: float | None, step_clock: bool, config: str | None, store:
     from pathlib import Path
 
     from agent.cli.output import note
+    from agent.cli.run import flags
     from agent.config import resolve
     from agent.demo.session import Workload
     from agent.privilege import require_root
 
+    given: dict[str, Any] = flags(duration, syscalls=syscalls, store=store)
+    settings = resolve(given, os.environ, config_file)
     require_root()
-    given: dict[str, Any] = {"store": store, "duration_s": duration, "live": fmt == "table" and sys.stdout.isatty()}
-    settings = resolve(given, os.environ, config)
-    with Workload(Path(settings.run_dir) / "intake.sock", duration, step_clock) as workload:
+    with Workload(Path(settings.run_dir) / "intake.sock", settings.duration_s or None, step_clock) as workload:
         for text in workload.notes:
             note(f"demo: {text}")
         if workload.redis_url is not None:
-            settings = resolve({**given, "redis": (*settings.redis, workload.redis_url)}, os.environ, config)
+            settings = resolve({**given, "redis": (*settings.redis, workload.redis_url)}, os.environ, config_file)
         status = _agent(settings, workload)
     click.get_current_context().exit(status)
 
 
 def _agent(config: Config, workload: Workload) -> int:
-    """Runs the agent as ``run`` does, but as a child, since this process must outlive it to end the workload.
+    """Runs the agent as ``run`` does, but in a child: this process must outlive it to end the workload.
 
-    The child has a session of its own and gets the signals from us, each once.
+    The child has a session of its own, so that it gets each signal from us and only once. Returns its exit status.
     """
-    import json
+    from agent.cli.run import run_agent
 
-    reader, writer = os.pipe()
-    child = subprocess.Popen([sys.executable, "-m", "agent.main", str(reader)], pass_fds=[reader], start_new_session=True)
-    os.close(reader)
-    workload.adopt(child.pid)
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setsid()
+            run_agent(config)
+        finally:
+            os._exit(1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda n, _: child.send_signal(n))
-    with os.fdopen(writer, "w") as pipe:
-        json.dump(config.to_json(), pipe)
-    status = child.wait()
+        signal.signal(number, lambda n, _: os.kill(child, n))
+    workload.adopt(child)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # only the cleaning up is left
     return status if status >= 0 else 128 - status

@@ -135,7 +135,8 @@ class History:
         boot_mono = np.maximum.accumulate(self._rows["boot_mono_ns"])
         at = np.searchsorted(self._rows["t_ns"] - boot_mono, mono_ns, "right") - 1
         shift: np.ndarray = boot_mono[np.maximum(at, 0)]
-        return np.asarray(mono_ns, np.int64) + shift
+        boot: np.ndarray = np.asarray(mono_ns, np.int64) + shift
+        return boot
 
     def _pieces(self) -> tuple[_Pieces, _Pieces]:
         found = self._tables

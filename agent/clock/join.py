@@ -182,9 +182,9 @@ class Join:
 
     @staticmethod
     def _kind(call: Call, moved: bool) -> str:
-        if moved or call.sets_time or call.modes & timex.SETOFFSET and not call.modes & timex.ADJTIME:
+        if moved or call.sets_time or (call.modes & timex.SETOFFSET and not call.modes & timex.ADJTIME):
             return "step"
-        if call.modes & timex.ADJTIME or call.asked_ns is not None and call.modes & timex.OFFSET:
+        if call.modes & timex.ADJTIME or (call.asked_ns is not None and call.modes & timex.OFFSET):
             return "slew"
         if call.modes & timex.TAI:
             return "tai"

@@ -2,48 +2,91 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
 import socket
 from pathlib import Path
+from typing import NamedTuple
 
 from agent import privilege
-from agent.clock.watch import listen, run_watch
+from agent.clock.watch import MESSAGE, listen, run_watch
+
+
+class Told(NamedTuple):
+    """A message of the watch. actor: pid, -1 unknown; dropped: subscribers dropped so far, for being slow or too many."""
+
+    t_ns: int
+    real_mono_before_ns: int
+    real_mono_after_ns: int
+    err_ns: int
+    actor: int
+    dropped: int
 
 
 class WatchProcess:
-    """The agent's side: ``pid``, and ``sock`` on which the watch's messages come (agent/clock/watch.py, MESSAGE)."""
+    """The agent's side. ``pid``; ``sock`` is readable when the watch has told something; ``alive`` until it is seen to be gone."""
 
     def __init__(self, pid: int, sock: socket.socket) -> None:
-        self.pid, self.sock = pid, sock
+        self.pid, self.sock, self.alive, self.dropped = pid, sock, True, 0
 
     def begin(self, steps_fd: int) -> None:
         """Sets it going. steps_fd: the map ``clock_last``, or -1. Raises OSError where the watch is gone."""
         socket.send_fds(self.sock, [b"go"], [steps_fd] if steps_fd >= 0 else [])
         self.sock.setblocking(False)
 
+    def messages(self) -> list[Told]:
+        """What it told since the last call."""
+        out: list[Told] = []
+        while self.alive:
+            try:
+                data = self.sock.recv(MESSAGE.size)
+            except BlockingIOError:
+                break
+            except ConnectionResetError:
+                data = b""
+            if len(data) == MESSAGE.size:
+                out.append(Told(*MESSAGE.unpack(data)))
+                self.dropped = out[-1].dropped
+            else:
+                self.alive = False
+                self._quieten()
+        return out
+
+    def _quieten(self) -> None:
+        """Puts a socket that never becomes readable in the place of the closed one, so that nobody who polls it spins."""
+        self._spare = socket.socketpair()
+        os.dup2(self._spare[0].fileno(), self.sock.fileno(), inheritable=False)
+
+    def state(self) -> dict[str, object]:
+        """For ``status``."""
+        gone = "gone: steps are found by comparing, and nobody gets notices; restart tickscope"
+        return {"subscribers_dropped": self.dropped, "watch": "running" if self.alive else gone}
+
     def close(self) -> None:
-        """Its end of the socket closing ends the watch."""
+        """Ends the watch, by its end of the socket closing, and waits for it."""
         self.sock.close()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
 
 
 def start(path: Path, uid: int, gid: int) -> WatchProcess:
-    """Forks the watch, which binds the notice socket and gives up every privilege. Raises OSError."""
+    """Forks the watch, which gives up every privilege; its notice socket is at ``path``. Raises OSError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     notices = listen(str(path))
     os.chown(path, uid, gid)
     path.chmod(0o666)
-    pid = os.fork()
+    parent, pid = os.getpid(), os.fork()
     if pid:
         theirs.close()
         notices.close()
         return WatchProcess(pid, ours)
     try:
         ours.close()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         privilege.set_name("tickscope-clock")
         privilege.drop(uid, gid)
-        _, fds, _, _ = socket.recv_fds(theirs, 16, 1)
-        run_watch(theirs, notices, fds[0] if fds else -1)
+        privilege.die_with_parent(parent)
+        go, fds, _, _ = socket.recv_fds(theirs, 16, 1)
+        if go:
+            run_watch(theirs, notices, fds[0] if fds else -1)
     finally:
         os._exit(0)

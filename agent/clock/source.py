@@ -16,7 +16,7 @@ from agent.kernel.wire import decode
 from agent.tables import TABLES
 
 if TYPE_CHECKING:
-    from agent.clock.watch import WatchProcess
+    from agent.clock.process import WatchProcess
 
 SAMPLE_NS = 1_000_000_000
 #: A sample becomes a row when something changed, else this often.
@@ -44,7 +44,6 @@ class ClockSource:
         self._first = [sample.row(reading, state, cut=False)]
         history.append(self._first[0])
         self._count(reading)
-        watch.describe = self.state
 
     def on_events(self, records: np.ndarray) -> None:
         """Takes records of ``struct clock_event``."""
@@ -57,8 +56,8 @@ class ClockSource:
     def drain(self, now_ns: int) -> Iterator[Batch]:
         if self._first:
             yield Batch("clock_offset", self._first.pop())
-        for t_ns, _, real_mono, _, _, _ in self._watch.messages():
-            self._join.hint(t_ns, real_mono)
+        for told in self._watch.messages():
+            self._join.hint(told.t_ns, told.real_mono_after_ns)
             self._sampled_ns = 0
         due = now_ns - self._sampled_ns >= SAMPLE_NS
         if not due and not self._join.pending:
@@ -111,7 +110,7 @@ class ClockSource:
         return {
             **reading._asdict(), "drift_ppb": None if np.isnan(drift) else round(drift), "freq_ppb": state.freq_ppb,
             "synchronised": not state.status & timex.STA_UNSYNC, "maxerror_us": state.maxerror_us, "tai_s": state.tai_s,
-            "segments": len(self.history.segments.start_ns),
+            "segments": len(self.history.segments.start_ns), **self._watch.state(),
         }  # fmt: skip
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """The clock watch: a process of its own that sleeps on a cancel-on-set timer and tells of every step within a millisecond.
 
-Standard library only: it stays small, and nothing that the agent does can delay it. ``start`` forks it.
+Standard library only: it stays small, and nothing that the agent does can delay it. Forked by
+agent/clock/process.py.
 
 A step cancels the timer (timerfd_create(2), TFD_TIMER_CANCEL_ON_SET). The timer is never read, so it stays cancelled and every
 further step wakes a sleeper again. Several threads sleep in epoll_wait on it, which wakes one of them a step (epoll's waiters are
@@ -21,10 +22,6 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
-
-from agent import privilege
 
 SLEEPERS = 4
 SUBSCRIBERS = 64
@@ -95,14 +92,10 @@ class Steps:
 
 
 class Watch:
-    """agent: the SOCK_SEQPACKET to the agent, which may send the descriptor of map clock_last and whose closing ends the watch.
+    """The sockets of ``run_watch``, and the kernel program's steps where there are any. Raises OSError where the timer cannot be had."""
 
-    notices: a listening socket. Raises OSError where the timer cannot be had.
-    """
-
-    def __init__(self, agent: socket.socket, notices: socket.socket) -> None:
-        self._agent, self._notices = agent, notices
-        self._steps: Steps | None = None
+    def __init__(self, agent: socket.socket, notices: socket.socket, steps: Steps | None) -> None:
+        self._agent, self._notices, self._steps = agent, notices, steps
         self._subscribers: dict[int, socket.socket] = {}
         self._dropped = 0
         self._lock = threading.Lock()
@@ -124,11 +117,7 @@ class Watch:
                 if fd == self._notices.fileno():
                     self._accept()
                 elif fd == self._agent.fileno():
-                    data, fds, _, _ = socket.recv_fds(self._agent, 1, 1)
-                    if not data:
-                        return
-                    self._steps = Steps(fds[0])
-                    os.close(fds[0])
+                    return
                 else:
                     with self._lock:
                         self._forget(fd)
@@ -197,74 +186,12 @@ class Watch:
             subscriber.close()
 
 
-class WatchProcess:
-    """The agent's side of a running watch. ``describe`` gives what the clock source knows, for ``state``."""
+def run_watch(agent: socket.socket, notices: socket.socket, steps_fd: int = -1) -> None:
+    """Watches until the agent's end closes. SIGINT is left to the agent.
 
-    def __init__(self, sock: socket.socket, pid: int) -> None:
-        self.sock, self.pid = sock, pid
-        self.alive = True
-        self.describe: Callable[[], dict[str, object]] = dict
-
-    def use_steps(self, clock_last_fd: int) -> None:
-        """Hands over the map of the kernel program's last steps, so that notices name their actor. Raises OSError."""
-        socket.send_fds(self.sock, [b"s"], [clock_last_fd])
-
-    def messages(self) -> list[tuple[int, int, int, int, int, int]]:
-        """What it told since the last call, as ``MESSAGE`` has it."""
-        out: list[tuple[int, int, int, int, int, int]] = []
-        while self.alive:
-            try:
-                data = self.sock.recv(MESSAGE.size)
-            except BlockingIOError:
-                break
-            except ConnectionResetError:
-                data = b""
-            if len(data) != MESSAGE.size:
-                self.alive = False
-                break
-            fields = MESSAGE.unpack(data)
-            out.append((fields[0], fields[1], fields[2], fields[3], fields[4], fields[5]))
-        return out
-
-    def state(self) -> dict[str, object]:
-        return {**self.describe(), "watch": "running" if self.alive else "gone: steps are found by comparing, without notices; restart tickscope"}
-
-    def close(self) -> None:
-        """Ends the watch and waits for it."""
-        self.sock.close()
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
-
-
-def start(path: Path | str, uid: int, gid: int) -> WatchProcess:
-    """Forks the watch as that user, with its notice socket at ``path``. Call early, from a small single-threaded process.
-
-    Raises OSError where the socket cannot be made.
+    agent: SOCK_SEQPACKET. notices: listening. steps_fd: the map clock_last, or -1 where there is none. Raises OSError.
     """
-    notices = listen(str(path))
-    os.chown(path, uid, gid)
-    os.chmod(path, 0o666)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    parent, pid = os.getpid(), os.fork()
-    if pid == 0:
-        try:
-            ours.close()
-            privilege.drop(uid, gid)
-            privilege.die_with_parent(parent)
-            privilege.set_name("tickscope-clock")
-            run_watch(theirs, notices)
-        finally:
-            os._exit(1)
-    theirs.close()
-    notices.close()
-    ours.setblocking(False)
-    return WatchProcess(ours, pid)
-
-
-def run_watch(agent: socket.socket, notices: socket.socket) -> None:
-    """Watches until the agent is gone, then exits. SIGINT is left to the agent. Raises OSError."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     agent.setblocking(False)
-    Watch(agent, notices).run()
-    os._exit(0)
+    Watch(agent, notices, Steps(steps_fd) if steps_fd >= 0 else None).run()

@@ -13,7 +13,6 @@ from agent.correlate.words import number, plural, process, seconds, span
 Rule = Callable[[Episode, View], Iterator[Verdict]]
 
 _LEAST = 0.3  # a verdict below this is no explanation
-_SAYS_NO_ANSWER = ("timed out", "timeout", "no answer", "did not answer")
 
 
 def clock(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -27,14 +26,16 @@ def clock(episode: Episode, view: View) -> Iterator[Verdict]:
         if not -(view.config.persist_s + 1) * SECOND <= lead <= max(2 * SECOND, min(size, 600 * SECOND)) or jump.t_ns > episode.end_ns:
             continue
         seen = True
-        enough = {"refusals": 10e6, "decision_latency": 0.3 * (episode.value - episode.base), "queue_lag": 0.3e9 * (episode.value - episode.base)}[episode.symptom]
-        mine = [a for (limiter, pid, _), a in jump.affected.items() if limiter.decode("utf-8", "replace") == episode.key[0] and pid == (episode.pid or -1)]
+        rise = (episode.value - episode.base) * (1e9 if episode.unit == "s" else 1)
+        enough = 10e6 if episode.symptom == "refusals" else 0.3 * rise
+        mine = [a for a in jump.affected.values() if a.limiter == episode.key[0] and a.pid == episode.pid]
         if any(a.immune for a in mine):
             yield Verdict(jump.cause, 0.0, "", "that limiter does not use the wall clock")
         elif size < enough or (episode.symptom == "queue_lag" and episode.unit != "s"):
             yield Verdict(jump.cause, 0.0, "", f"the clock moved by only {span(size)}")
         else:
-            words = f"the wall clock was moved {'back' if jump.backward else 'forward'} by {span(size)}" + (f" by {process(jump.comm, jump.pid)}" if jump.pid else "")
+            who = f" by {process(jump.comm, jump.pid)}" if jump.pid else ""
+            words = f"the wall clock was moved {'back' if jump.backward else 'forward'} by {span(size)}{who}"
             yield Verdict(jump.cause, 0.93 if abs(lead) <= 2 * SECOND else 0.8, str(jump.t_ns), words,
                           (item("clock_change", "size", jump.size_ns, "ns", t_ns=jump.t_ns, pid=jump.pid, lead_ns=lead),))
     if not seen:
@@ -97,8 +98,9 @@ def consumers(episode: Episode, view: View) -> Iterator[Verdict]:
         yield Verdict("consumer_slow", 0.0, "", "the rate of acknowledgements is not known")
         return
     usual = "" if out_was is None else f", usually {number(out_was)}"
-    if out == 0 and (out_was or 0) > 0:
-        yield Verdict("consumer_stopped", 0.9, episode.scope, f"nothing was acknowledged any more{usual} per second", rates)
+    if out == 0 and ((out_was or 0) > 0 or (arriving or 0) > 0):
+        more = f" any more{usual} per second" if out_was else f" while {number(arriving or 0)} messages per second arrived"
+        yield Verdict("consumer_stopped", 0.9, episode.scope, f"nothing was acknowledged{more}", rates)
     elif out_was is not None and out < 0.7 * out_was:
         yield Verdict("consumer_slow", 0.85, episode.scope, f"its consumers acknowledged only {number(out)} messages per second{usual}", rates)
     elif arriving is not None and out < 0.95 * arriving and not arriving >= 1.5 * facts.get("in_base", arriving):
@@ -108,15 +110,15 @@ def consumers(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def broker(episode: Episode, view: View) -> Iterator[Verdict]:
-    """What the poller saw of the broker itself: it took long to answer a poll, or did not answer."""
+    """What the poller saw of the broker itself: it took long to answer, did not answer, or was not there."""
+    if episode.symptom not in ("broker_stall", "broker_down"):
+        return
+    where = str(episode.key[1])
+    seen = item("queue_lag", "time without an answer", episode.value, "ns", baseline=episode.base, peer=where, reason=episode.words, t_ns=episode.start_ns)
     if episode.symptom == "broker_stall":
-        yield Verdict("broker_slow", 0.8, "", f"the {episode.key[0]} server took {span(episode.value)} to answer, usually {span(episode.base)}",
-                      (item("queue_lag", "time to answer a poll", episode.value, "ns", baseline=episode.base, t_ns=episode.end_ns),))
-    elif episode.symptom == "broker_down":
-        slow = any(phrase in episode.words.lower() for phrase in _SAYS_NO_ANSWER)
-        words = f"the {episode.key[0]} server did not answer" if slow else f"the {episode.key[0]} server could not be reached" + (f" ({episode.words})" if episode.words else "")
-        yield Verdict("broker_slow" if slow else "broker_down", 0.85 if slow else 0.95, "", words,
-                      (item("queue_lag", "status", "down", "", reason=episode.words, t_ns=episode.end_ns),))
+        yield Verdict("broker_slow", 0.85, where, f"it did not answer for {span(episode.value)}", (seen,))
+    else:
+        yield Verdict("broker_down", 0.95, where, f"it could not be reached ({episode.words})" if episode.words else "it could not be reached", (seen,))
 
 
 def accepting(episode: Episode, view: View) -> Iterator[Verdict]:

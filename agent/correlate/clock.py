@@ -81,7 +81,8 @@ class ClockWatch:
         for jump in new:
             reach = min(self._config.keep_ns, self._config.clock_cap_ns + abs(jump.size_ns))
             oldest = self.decisions.from_ns
-            jump.complete = abs(jump.size_ns) <= self._config.clock_cap_ns and (not self.decisions.dropped or oldest is None or oldest <= jump.t_ns - min(abs(jump.size_ns), reach))
+            kept = not self.decisions.dropped or oldest is None or oldest <= jump.t_ns - abs(jump.size_ns)
+            jump.complete = kept and abs(jump.size_ns) <= self._config.clock_cap_ns
             self._count(jump, self.decisions.between(jump.t_ns - reach, until_ns))
         self.counting = [jump for jump in self.counting + new if jump.until_ns > until_ns]
         return new

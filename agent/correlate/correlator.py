@@ -11,8 +11,9 @@ from agent.correlate.config import SECOND, CorrelatorConfig
 from agent.correlate.episode import Episode, Verdict
 from agent.correlate.finding import Finding
 from agent.correlate.limiters import LimiterWatch
-from agent.correlate.queues import AcceptWatch, BrokerWatch, QueueWatch
+from agent.correlate.queues import QueueWatch
 from agent.correlate.rows import KEPT, Inbox, compact
+from agent.correlate.servers import AcceptWatch, BrokerWatch
 from agent.correlate.view import View
 
 _UNKNOWN = Verdict("unknown", 0.0, "", "")

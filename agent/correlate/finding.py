@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, field
 
 from agent.batch import Batch, make
@@ -134,6 +135,8 @@ def _clause(e: Episode) -> str:
     if e.symptom == "refusals":
         failed = e.facts.get("errors", 0) > e.facts.get("refused", 0)
         return f"{e.subject[0].upper()}{e.subject[1:]} {'failed' if failed else 'refused'} up to {percent(e.value)} of decisions instead of {percent(e.base)} {when}"
+    if e.metric == "stuck":
+        return f"{e.subject[0].upper()}{e.subject[1:]} stood still while messages arrived {when}"
     if e.symptom == "queue_lag":
         what = {"age_s": "its oldest undelivered message was", "pending_s": "its oldest unacknowledged message was", "lag": "its lag was"}[e.metric]
         unit = " messages" if e.metric == "lag" else " old"
@@ -142,7 +145,8 @@ def _clause(e: Episode) -> str:
         return f"The {e.subject} held {number(e.value)} of {number(e.facts.get('limit', 0))} connections {when}"
     if e.symptom == "broker_down":
         return f"{e.subject[0].upper()}{e.subject[1:]} was down {when}"
-    return f"{e.subject[0].upper()}{e.subject[1:]} took {value} instead of {base} to answer {when}"
+    usually = f" instead of {base}" if not math.isnan(e.base) else ""
+    return f"{e.subject[0].upper()}{e.subject[1:]} took {value}{usually} to answer {when}"
 
 
 def _sorted(jump: Jump) -> list[Affected]:

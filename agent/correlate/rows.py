@@ -24,7 +24,7 @@ KEPT: dict[str, tuple[str, ...]] = {
                      "goroutine", "sock_id"),
     "socket_queue": ("t_ns", *_PROC, "kind", "saddr", "sport", "queue", "limit", "overflows"),
     "queue_lag": ("t_ns", "system", "destination", "partition", "consumer_group", "lag_messages", "lag_s", "oldest_undelivered_s",
-                  "oldest_pending_s", "pending", "consumers", "in_per_s", "out_per_s", "status", "reason", "poll_ns"),
+                  "oldest_pending_s", "pending", "consumers", "in_per_s", "out_per_s", "status", "reason", "poll_ns", "peer"),
     "limiter_decision": ("t_ns", "tid", *_PROC, "limiter_id", "library", "result", "cost", "limit_per_s", "burst", "window_ns",
                          "wait_ns", "duration_ns", "step_immune", "goroutine"),
 }

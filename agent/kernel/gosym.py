@@ -54,6 +54,8 @@ class GoBinary(Elf):
         header = self.section_header(".go.buildinfo")
         if header is not None:
             return self._build_at(int(header["addr"]))
+        if len(self.sections):
+            return None
         for one in self._loads[self._loads["flags"] & _WRITABLE != 0]:  # the linker puts it first in the data
             head = self.read(int(one["vaddr"]), min(_PIECE, int(one["filesz"])))
             at = head.find(gobuild.MAGIC)
@@ -91,6 +93,8 @@ class GoBinary(Elf):
             section = self.section_header(name)
             if section is not None:
                 return self._pclntab_at(int(section["addr"]))
+        if len(self.sections):
+            raise ElfError("no Go function table")
         pattern = re.compile(b"|".join(re.escape(m) for m in gopcln.magics(1 if self.machine == X86_64 else 4)))
         for start, piece in self._search_area():
             for match in pattern.finditer(piece):

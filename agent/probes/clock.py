@@ -16,13 +16,12 @@ _LIBC = "who adjusts a frequency or an offset, on kernels before 6.14"
 
 
 def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: dict[str, Any]) -> Iterable[object]:
-    """The clock source, fed by this family. config: ``watch`` (agent.clock.watch.WatchProcess) and ``history``."""
+    """The clock source, fed by this family. config: ``watch`` (agent.clock.process.WatchProcess) and ``history``."""
     from agent.clock.libc import Libraries
     from agent.clock.source import ClockSource
 
     source = ClockSource(config["watch"], config["history"])
     kernel.listen("clock_events", source.on_events)
-    config["watch"].use_steps(family.maps["clock_last"])
     kernel.control["watch_tid"] = config["watch"].pid
     if "clock_out" in family.programs:
         Libraries(family, helper, targets)

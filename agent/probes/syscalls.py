@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agent.kernel.load import Family
     from agent.kernel.source import KernelSource
 
-_SLOW, _WAITING, _BY_FD, _WRITES_FD, _FCNTL = range(5)
+_SLOW, _WAITING, _BY_FD, _WRITES_FD = range(1, 5)
 _FD_TYPES = np.array([b"", b"file", b"directory", b"block device", b"char device", b"pipe", b"socket", b"anon"], "S16")
 
 #: Calls that wait for input, time or another program; by name. Calls that are neither here nor below count as slow.
@@ -36,7 +36,7 @@ _WAIT = """epoll_wait epoll_pwait epoll_pwait2 poll ppoll select pselect6 nanosl
 _READ = "read readv pread64 preadv preadv2 recvfrom recvmsg recvmmsg getdents getdents64"
 #: Calls that are slow when they block, whatever the descriptor is, and whose descriptor is worth naming.
 _WRITE = """write writev pwrite64 pwritev pwritev2 sendto sendmsg sendmmsg connect fsync fdatasync sync_file_range flock
-    ftruncate fallocate sendfile splice tee vmsplice ioctl close shutdown fchmod fchown fstat lseek"""
+    fcntl ftruncate fallocate sendfile splice tee vmsplice ioctl close shutdown fchmod fchown fstat lseek"""
 
 
 @cache
@@ -55,7 +55,7 @@ def classes() -> np.ndarray:
     """What a blocking call is (the enum in the C source), by number; shape (512,), u64."""
     out = np.full(512, _SLOW, np.uint64)
     number = {name.decode(): i for i, name in enumerate(names()) if name}
-    for group, value in ((_WAIT, _WAITING), (_READ, _BY_FD), (_WRITE, _WRITES_FD), ("fcntl", _FCNTL)):
+    for group, value in ((_WAIT, _WAITING), (_READ, _BY_FD), (_WRITE, _WRITES_FD)):
         for name in group.split():
             if name in number:
                 out[number[name]] = value

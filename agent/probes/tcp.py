@@ -61,5 +61,5 @@ PROBE = Probe(
         _plain("tcp_close"),
     ),
     aggregates=(Aggregate(("tcp_rtt_a", "tcp_rtt_b"), "tcp_rtt_key", "tcp_rtt_value", _rtt),),
-    options={"TCP_RTT_GATE_NS": 10_000_000, "TCP_SOCKETS": 32768, "TCP_RTT_SOCKETS": 8192},
+    options={"TCP_RTT_GATE_NS": 10_000_000, "TCP_SOCKETS": 32768, "TCP_RTT_SOCKETS": 16384},
 )

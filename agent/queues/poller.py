@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from agent.batch import Batch
+from agent.batch import Batch, make
+from agent.tables import TABLES
 
 
 class Queue(Protocol):
@@ -30,7 +31,8 @@ class Queue(Protocol):
 class QueuePoller:
     """Asks each queue every ``interval_s`` seconds; a ``Source``, see agent.batch.
 
-    capacity: batches kept until the next drain; then the oldest go, and are counted in ``losses()``.
+    capacity: batches kept until the next drain; then the oldest go, are counted in ``losses()``, and
+    become a loss row (stage intake, source queues) of the next drain.
     """
 
     name = "queues"
@@ -40,7 +42,8 @@ class QueuePoller:
         self._capacity, self._interval_s = capacity, interval_s
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._dropped = 0
+        self._dropped = self._reported = 0
+        self._drained_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         self._failures: dict[str, str] = {}
         self._threads = [threading.Thread(target=self._run, args=(q,), name=q.name, daemon=True) for q in queues]
         for thread in self._threads:
@@ -53,6 +56,11 @@ class QueuePoller:
         with self._lock:
             batches = list(self._batches)
             self._batches.clear()
+            lost, self._reported = self._dropped - self._reported, self._dropped
+        if lost:
+            stage = TABLES["loss"].code("stage", "intake")
+            batches.append(make("loss", 1, t_ns=now_ns, stage=stage, source=b"queues", count=lost, from_ns=self._drained_ns, to_ns=now_ns))
+        self._drained_ns = now_ns
         return batches
 
     def losses(self) -> dict[str, int]:

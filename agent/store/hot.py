@@ -6,6 +6,7 @@ writing works again a ``loss`` row a table says how many went missing and betwee
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -105,12 +106,12 @@ class HotStore:
 
         One write, at most about a millisecond a megabyte. Rows are copied where they must wait.
         """
-        self._maintain()
         new = [b for b in batches if len(b.rows)]
         if self._failure is not None and _boot_ns() < self._retry_at:
             self._hold(new)
             return
         try:
+            self._maintain()
             if self._fd < 0:
                 self._open_next()
             self._write(self._held + new, tick_ns)
@@ -226,7 +227,8 @@ class HotStore:
         """Where sealing does not work, retention is the store's own: closed hot segments beyond max_bytes go, oldest first."""
         closed = segments.hot_files(self._dir_fd)[:-1]
         while closed and self._hot_bytes() > self.limits.max_bytes:
-            os.unlink(segments.hot_name(closed.pop(0)), dir_fd=self._dir_fd)
+            with contextlib.suppress(FileNotFoundError):  # Sealed meanwhile.
+                os.unlink(segments.hot_name(closed.pop(0)), dir_fd=self._dir_fd)
 
     def _open_next(self) -> None:
         name = segments.hot_name(self._seq + 1)
@@ -261,15 +263,12 @@ class HotStore:
 
 
 def _write_end(fd: int) -> None:
-    """Mark a clean close; on a full disk the mark is missing, and the next start reports a possible gap."""
+    """Mark a clean close. On a disk that refuses it the mark is missing, which the next start reports as a possible gap."""
     size = os.fstat(fd).st_size
     end = Encoder.end()
-    try:
+    with contextlib.suppress(OSError):
         if os.write(fd, end) < len(end):
             os.ftruncate(fd, size)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS):
-            raise
 
 
 def _crash(dir_fd: int, seq: int) -> tuple[Head | None, int] | None:

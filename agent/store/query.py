@@ -19,11 +19,12 @@ from agent.clock.history import Converted, History
 from agent.columns import NULL_I64
 from agent.errors import UNREACHABLE, USAGE, AgentError
 from agent.store.names import columns, quote, unknown
-from agent.store.reader import HotRows, Snapshot, merged, snapshot
+from agent.store.reader import Snapshot, merged, snapshot
 from agent.store.window import WALL, Window, parse
 from agent.tables import TABLES
 
 _TRIES = 10
+_HISTORY = ("t_ns", "real_mono_ns", "boot_mono_ns", "err_ns", "cut")
 _WALL_TYPE = "STRUCT(wall_ns BIGINT, wall_err_ns BIGINT, wall_state VARCHAR, wall_alt_ns BIGINT)"
 
 
@@ -179,22 +180,29 @@ def to_wall(history: History, t_ns: np.ndarray) -> Converted:
 
 
 def offsets(taken: Snapshot, path: Path, boot_id: str) -> np.ndarray:
-    """The clock_offset rows of one boot, hot and sealed."""
+    """The clock_offset rows of one boot, hot and sealed, with the columns that a History needs.
+
+    Segments that retention removed since the snapshot are left out, as their rows are gone as well.
+    """
     import duckdb
 
     table = TABLES["clock_offset"]
-    parts: list[HotRows] = [p for p in taken.hot.get("clock_offset", []) if p.boot_id == boot_id]
-    found = [table.empty(0), *(p.rows for p in parts)]
-    files = [f"{path}/{s.name}/clock_offset.parquet" for s in taken.sealed
-             if s.head.boot_id == boot_id and "clock_offset" in s.tables]
+    found = [table.empty(0), *(p.rows for p in taken.hot.get("clock_offset", []) if p.boot_id == boot_id)]
+    files = [f"{path}/{s.name}/clock_offset.parquet" for s in taken.sealed if s.head.boot_id == boot_id and "clock_offset" in s.tables]
     with duckdb.connect() as db:
-        for file in filter(os.path.exists, files):
-            stored = db.execute("SELECT * FROM read_parquet(?)", [file]).fetchnumpy()
+        for _ in range(_TRIES):
+            files = [file for file in files if os.path.exists(file)]
+            if not files:
+                break
+            try:
+                stored = db.execute(f"SELECT {', '.join(_HISTORY)} FROM read_parquet(?)", [files]).fetchnumpy()
+            except duckdb.IOException:
+                continue
             rows = table.empty(len(stored["t_ns"]))
-            for c in table.columns:
-                if c.name in stored:
-                    values = np.ma.asarray(stored[c.name])
-                    rows[c.name] = values.data
-                    rows[c.name][np.ma.getmaskarray(values)] = c.null
+            for name in _HISTORY:
+                values = np.ma.asarray(stored[name])
+                rows[name] = values.data
+                rows[name][np.ma.getmaskarray(values)] = table.by_name[name].null
             found.append(rows)
+            break
     return np.concatenate(found)

@@ -2,8 +2,8 @@
 
     python -m tests.bench.probe_cost_tcp [PAIRS]
 
-As root, with redis-server, redis-benchmark and BCC. A hit's figure holds what the kernel's own two clock reads add to it: the
-program that returns at once (on_tcp_state_softirq on loopback) shows how much. Ratios are medians of interleaved pairs, each
+As root, with redis-server, redis-benchmark and BCC. The kernel's measuring adds two clock reads to each hit; an empty program on
+tcp_probe in the same run shows how much, and the net figures are without it. Ratios are medians of interleaved pairs, each
 drained as the agent would, and count only where nothing was lost.
 """
 
@@ -21,12 +21,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from agent.kernel.bpf import program_stats
-from agent.kernel.load import load
+from agent.kernel.load import BPF_DIR, load
 from agent.kernel.source import KernelSource
-from agent.probes import discover
+from agent.probes import Probe, Program, discover
 
 STATS = Path("/proc/sys/kernel/bpf_stats_enabled")
 CONNECTS = 5003
+EMPTY = Probe("empty", (Program("on_empty", target="tcp_probe"),))
 
 
 @contextlib.contextmanager
@@ -65,11 +66,24 @@ def churn(n: int) -> None:
                 server.close()
 
 
+@contextlib.contextmanager
+def sources_with_empty() -> Iterator[Path]:
+    """The BPF sources and a program that does nothing."""
+    with tempfile.TemporaryDirectory() as directory:
+        for path in BPF_DIR.iterdir():
+            (Path(directory) / path.name).symlink_to(path)
+        (Path(directory) / EMPTY.source).write_text("int on_empty(struct bpf_raw_tracepoint_args *ctx) { return 0; }\n")
+        yield Path(directory)
+
+
 class Tcp:
     """The attached family, drained every 10 ms by a thread."""
 
+    def __init__(self, *more: Probe, bpf_dir: Path = BPF_DIR) -> None:
+        self.probes, self.bpf_dir = [discover()["tcp"], *more], bpf_dir
+
     def __enter__(self) -> Tcp:
-        self.loaded = load([discover()["tcp"]])
+        self.loaded = load(self.probes, bpf_dir=self.bpf_dir)
         self.family = self.loaded.families["tcp"]
         if self.family.state != "attached":
             raise SystemExit(self.family.reason)
@@ -89,7 +103,8 @@ class Tcp:
                     self.lost += int(batch.rows["count"].sum())
 
     def costs(self) -> dict[str, tuple[int, int]]:
-        return {name: program_stats(fd) for name, fd in self.family.programs.items()}
+        families = self.loaded.families.values()
+        return {name: program_stats(fd) for family in families for name, fd in family.programs.items()}
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
@@ -104,14 +119,15 @@ def per_hit(port: int) -> None:
     STATS.write_text("1")
     try:
         for name, work in (("redis-benchmark", lambda: requests_per_s(port)), (f"{CONNECTS} connections", lambda: churn(CONNECTS))):
-            with Tcp() as tcp:
+            with sources_with_empty() as bpf_dir, Tcp(EMPTY, bpf_dir=bpf_dir) as tcp:
                 work()
                 time.sleep(0.2)
                 costs = tcp.costs()
+            nothing = costs["on_empty"][0] / max(costs["on_empty"][1], 1)
             print(f"{name}: rows {tcp.rows}")
             for program, (run_ns, hits) in costs.items():
                 if hits:
-                    print(f"  {program:26}{hits:>9} hits {run_ns / hits:8.1f} ns a hit")
+                    print(f"  {program:26}{hits:>9} hits {run_ns / hits:8.1f} ns a hit, {run_ns / hits - nothing:7.1f} net")
     finally:
         STATS.write_text(saved)
 

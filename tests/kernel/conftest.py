@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from agent.batch import Source
 from agent.kernel.load import Loaded, load
 from agent.kernel.source import KernelSource
 from agent.probes import discover
@@ -23,11 +24,13 @@ class Attached:
         for family in self.loaded.families.values():
             assert family.state == "attached", family.reason
         self.source = KernelSource(self.loaded, interval_ns=200_000_000)
+        self.extra: list[Source] = []
         self._rows: dict[str, list[np.ndarray]] = {}
 
     def pump(self) -> None:
-        for batch in self.source.drain(time.clock_gettime_ns(time.CLOCK_BOOTTIME)):
-            self._rows.setdefault(batch.table, []).append(batch.rows)
+        for source in [self.source, *self.extra]:
+            for batch in source.drain(time.clock_gettime_ns(time.CLOCK_BOOTTIME)):
+                self._rows.setdefault(batch.table, []).append(batch.rows)
 
     def rows(self, table: str) -> np.ndarray:
         return np.concatenate([TABLES[table].empty(0), *self._rows.get(table, [])])
@@ -59,4 +62,5 @@ def attach() -> Iterator[Callable[..., Attached]]:
 
     yield start
     for one in live:
-        one.source.close()
+        for source in [*one.extra, one.source]:
+            source.close()

@@ -25,8 +25,9 @@ class LocalAttacher:
         self._links: list[int] = []
 
     def open_proc(self, pid: int, what: str) -> int:
-        """A read-only descriptor of ``exe``, ``maps`` or ``root:/path`` of a process. Raises OSError."""
-        name = f"root/{what[5:].lstrip('/')}" if what.startswith("root:") else what
+        """A read-only descriptor of ``exe``, ``maps``, ``root:/path`` or ``map:START-END`` of a process. Raises OSError."""
+        kind, _, rest = what.partition(":")
+        name = {"root": f"root/{rest.lstrip('/')}", "map": f"map_files/{rest}"}.get(kind, what)
         return os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
     def attach_uprobe(self, program_fd: int, file_fd: int, offsets: Iterable[int], ret: bool = False) -> list[int]:

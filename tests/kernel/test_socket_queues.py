@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from agent.batch import make
 from agent.columns import NULL_I64
 from agent.queues.netlink import INET_DIAG_MSG, LISTEN, STATES, qdiscs, tcp_sockets
 from agent.queues.sockets import TABLE, SocketQueues
+from agent.store.hot import HotStore
 
 
 @pytest.fixture(params=["127.0.0.1", "::1"])
@@ -183,3 +188,42 @@ def test_no_privilege_is_needed(listener: socket.socket) -> None:
     assert os.read(reader, 16) == b"1"
     os.close(reader)
     client.close()
+
+
+def verb(*arguments: str) -> list[dict[str, object]]:
+    from click.testing import CliRunner
+
+    from agent.cli.queues import command
+
+    result = CliRunner().invoke(command, [*arguments, "-o", "json"])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)["rows"]
+    assert isinstance(rows, list)
+    return rows
+
+
+def test_the_verb_shows_the_latest_poll_and_now_agrees(listener: socket.socket, tmp_path: Path) -> None:
+    port = listener.getsockname()[1]
+    store = HotStore(tmp_path, Path("/proc/sys/kernel/random/boot_id").read_text().strip(), "here", seal_command=())
+    clients = []
+    for n in (3, 7):
+        clients += [socket.create_connection(listener.getsockname()[:2]) for _ in range(n)]
+        lag = make(
+            "queue_lag",
+            1,
+            t_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME),
+            system="redis",
+            destination="jobs",
+            consumer_group="g",
+            lag_messages=n,
+            exact=1,
+        )
+        store.append([*SocketQueues().poll(), lag])
+    stored, now = verb("--store", str(tmp_path)), verb("--now")
+    store.close()
+    assert [(r["queue"], r["consumer_group"], r["length"], r["exact"]) for r in stored if r["system"] == "redis"] == [("jobs", "g", 7, True)]
+    for rows in (stored, now):
+        assert [(r["length"], r["limit"]) for r in rows if r["system"] == "accept" and str(r["queue"]).endswith(f":{port}")] == [(10, 17)]
+        assert "lo" in [r["queue"] for r in rows if r["system"] == "qdisc"]
+    for client in clients:
+        client.close()

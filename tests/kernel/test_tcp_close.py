@@ -7,26 +7,29 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from agent.columns import NULL_I64
 from agent.tables import TABLES
-from tests.lab.tcp import ask, echo_server, reset, swallow
+from tests.kernel.conftest import Attached
+from tests.lab.tcp import Pick, ask, echo_server, reset, swallow
 
+Attach = Callable[..., Attached]
 CLIENT, SERVER = (TABLES["tcp_close"].code("role", r) for r in ("client", "server"))
 
 
-def of_port(port: int):
+def of_port(port: int) -> Pick:
     return lambda rows: rows[(rows["sport"] == port) | (rows["dport"] == port)]
 
 
-def rows_of(tcp, table: str, port: int, n: int, limit_s: float = 5) -> np.ndarray:
+def rows_of(tcp: Attached, table: str, port: int, n: int, limit_s: float = 5) -> np.ndarray:
     return tcp.wait(table, of_port(port), lambda rows: len(rows) >= n, limit_s)
 
 
-def test_bytes_and_owners_of_both_ends(attach) -> None:
+def test_bytes_and_owners_of_both_ends(attach: Attach) -> None:
     tcp = attach("tcp")
     sizes = [1, 2, 3, 5, 7, 1009, 65537, 1_000_003, 11, 13, 17]
     with echo_server() as (server_pid, port):
@@ -51,7 +54,7 @@ def test_bytes_and_owners_of_both_ends(attach) -> None:
 
 
 @pytest.mark.parametrize("how", ["server first", "half closed", "unread data", "nothing sent"])
-def test_bytes_however_it_ends(attach, how: str) -> None:
+def test_bytes_however_it_ends(attach: Attach, how: str) -> None:
     """SYN and FIN take a sequence number each, and are no bytes."""
     tcp = attach("tcp")
     to_server, to_client = (0, 0) if how == "nothing sent" else (31, 37)
@@ -79,7 +82,7 @@ def test_bytes_however_it_ends(attach, how: str) -> None:
     assert tcp.lost() == 0
 
 
-def test_resets(attach) -> None:
+def test_resets(attach: Attach) -> None:
     tcp = attach("tcp")
     with echo_server() as (server_pid, port):
         for _ in range(13):
@@ -98,7 +101,7 @@ def test_resets(attach) -> None:
     assert tcp.lost() == 0
 
 
-def test_connections_older_than_the_probe(attach) -> None:
+def test_connections_older_than_the_probe(attach: Attach) -> None:
     """Role, owner and bytes are known as soon as they are used; when they began is not."""
     with echo_server() as (server_pid, port):
         old = socket.create_connection(("127.0.0.1", port))
@@ -120,7 +123,7 @@ def test_connections_older_than_the_probe(attach) -> None:
     assert tcp.lost() == 0
 
 
-def test_accepted_and_never_used_belongs_to_the_listener(attach) -> None:
+def test_accepted_and_never_used_belongs_to_the_listener(attach: Attach) -> None:
     tcp = attach("tcp")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -132,7 +135,7 @@ def test_accepted_and_never_used_belongs_to_the_listener(attach) -> None:
     assert set(rtt["role"]) == {SERVER}
 
 
-def test_a_listener_shared_by_processes_names_none_of_them(attach) -> None:
+def test_a_listener_shared_by_processes_names_none_of_them(attach: Attach) -> None:
     """Two servers on one port: before its first use an accepted socket could be either's."""
     tcp = attach("tcp")
     with contextlib.ExitStack() as stack:
@@ -154,7 +157,7 @@ def test_a_listener_shared_by_processes_names_none_of_them(attach) -> None:
     assert set(rtt["pid"]) == {NULL_I64}
 
 
-def test_the_thread_that_used_it_last(attach) -> None:
+def test_the_thread_that_used_it_last(attach: Attach) -> None:
     tcp = attach("tcp")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -186,7 +189,7 @@ def test_the_thread_that_used_it_last(attach) -> None:
         ("on_tcp_receive_reset", "received"),
     ],
 )
-def test_without_its_program_nothing_is_seen(attach, program: str, table: str) -> None:
+def test_without_its_program_nothing_is_seen(attach: Attach, program: str, table: str) -> None:
     tcp = attach("tcp")
     os.close(tcp.loaded.families["tcp"].links.pop(program))
     with echo_server() as (_, port):

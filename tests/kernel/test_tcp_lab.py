@@ -6,19 +6,22 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from agent.tables import TABLES
-from tests.lab.tcp import ask, swallow
+from tests.kernel.conftest import Attached
+from tests.lab.tcp import Pick, ask, swallow
 from tests.lab.wire import Wire, every, first
 
+Attach = Callable[..., Attached]
 RETRANSMIT = TABLES["tcp_retransmit"]
 CLIENT, SERVER = (TABLES["tcp_close"].code("role", r) for r in ("client", "server"))
 
 
-def within(wire: Wire):
+def within(wire: Wire) -> Pick:
     return lambda rows: rows[np.isin(rows["netns"], [wire.left.inode, wire.right.inode])]
 
 
@@ -42,7 +45,7 @@ def echo(server: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("ipv6", [False, True])
-def test_rtt_of_a_long_connection(attach, ipv6: bool) -> None:
+def test_rtt_of_a_long_connection(attach: Attach, ipv6: bool) -> None:
     """20 ms each way is a smoothed RTT of 40 ms and what the forwarder adds, in each interval while it is used."""
     tcp = attach("tcp")
     with Wire(delay_s=0.02) as wire:
@@ -75,7 +78,7 @@ def test_rtt_of_a_long_connection(attach, ipv6: bool) -> None:
     assert tcp.lost() == 0
 
 
-def test_data_retransmits_are_the_kernels_count(attach) -> None:
+def test_data_retransmits_are_the_kernels_count(attach: Attach) -> None:
     tcp = attach("tcp")
     with Wire(drop=every("data", 41)) as wire:
         client, server = connection(wire)
@@ -104,7 +107,7 @@ def test_data_retransmits_are_the_kernels_count(attach) -> None:
     assert tcp.lost() == 0
 
 
-def test_syn_retransmits(attach) -> None:
+def test_syn_retransmits(attach: Attach) -> None:
     tcp = attach("tcp")
     with Wire(drop=first("syn", 3)) as wire:
         clients = []
@@ -135,7 +138,7 @@ def test_syn_retransmits(attach) -> None:
     assert tcp.lost() == 0
 
 
-def test_synack_retransmits(attach) -> None:
+def test_synack_retransmits(attach: Attach) -> None:
     tcp = attach("tcp")
     with Wire(drop=first("synack", 1)) as wire:
         client, server = connection(wire)
@@ -152,7 +155,7 @@ def test_synack_retransmits(attach) -> None:
     assert tcp.lost() == 0
 
 
-def test_what_the_kernel_failed_to_send_is_not_counted(attach) -> None:
+def test_what_the_kernel_failed_to_send_is_not_counted(attach: Attach) -> None:
     """A firewall refuses what the host itself sends: RetransSegs counts the attempts, TCPRetransFail those that failed."""
     from pyroute2.nftables.main import NFTables
 
@@ -178,7 +181,7 @@ def test_what_the_kernel_failed_to_send_is_not_counted(attach) -> None:
 
 
 @pytest.mark.parametrize(("program", "kind"), [("on_tcp_retransmit", "syn"), ("on_tcp_retransmit_synack", "synack")])
-def test_without_its_program_nothing_is_seen(attach, program: str, kind: str) -> None:
+def test_without_its_program_nothing_is_seen(attach: Attach, program: str, kind: str) -> None:
     tcp = attach("tcp")
     os.close(tcp.loaded.families["tcp"].links.pop(program))
     with Wire(drop=first(kind, 1)) as wire:

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 from tests.kernel.tls_rig import PROLOGUE, Rig, names
 
+pytest_plugins = ["tests.kernel.tls_fixtures"]
+
 
 def test_blocking_handshakes_at_both_ends(rig: Rig, certs: Path) -> None:
     rows = rig.python(PROLOGUE + """

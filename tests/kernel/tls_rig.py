@@ -9,13 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from tests.kernel.local_attach import LocalAttacher
 
 from agent.kernel.load import load
 from agent.kernel.source import KernelSource
 from agent.kernel.targets import Targets
 from agent.probes import discover
 from agent.tables import TABLES
+from tests.kernel.local_attach import LocalAttacher
 
 
 class Rig:

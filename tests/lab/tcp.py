@@ -8,7 +8,12 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+#: Chooses rows of a table.
+Pick = Callable[[np.ndarray], np.ndarray]
 
 _ECHO = """
 import socket, sys
@@ -29,8 +34,8 @@ while True:
 def echo_server(host: str = "127.0.0.1", family: int = socket.AF_INET) -> Iterator[tuple[int, int]]:
     """A process of its own that echoes, one connection after the other: (pid, port)."""
     with subprocess.Popen([sys.executable, "-c", _ECHO, host, str(int(family))], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
         try:
-            assert process.stdout is not None
             yield process.pid, int(process.stdout.readline())
         finally:
             process.kill()
@@ -65,8 +70,8 @@ def reset(connection: socket.socket) -> None:
 
 
 @contextlib.contextmanager
-def closed_port(host: str = "127.0.0.1") -> Iterator[int]:
+def closed_port(host: str) -> Iterator[int]:
     """A port that nobody listens on, kept from others."""
-    with socket.socket() as holder:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as holder:
         holder.bind((host, 0))
         yield holder.getsockname()[1]

@@ -26,12 +26,11 @@ def boot_ns() -> int:
 
 def to_wall(t_ns: np.ndarray) -> np.ndarray:
     """This host's own offset, now: no clock is stepped while these tests run."""
-    wall: np.ndarray = t_ns + (time.time_ns() - boot_ns()) // 1_000_000 * 1_000_000
-    return wall
+    return np.asarray(t_ns + (time.time_ns() - boot_ns()) // 1_000_000 * 1_000_000)
 
 
 def exporter(endpoint: str, store: MetricStore, **settings: object) -> OtlpExporter:
-    return OtlpExporter(config(endpoint, **settings), describe(BOOT_ID, {}), to_wall, store)
+    return OtlpExporter(config(endpoint, **settings), describe(BOOT_ID, {}, "0.1"), to_wall, store)
 
 
 def config(endpoint: str, **settings: object) -> OtlpConfig:
@@ -60,7 +59,7 @@ def workload(now: int) -> list[Batch]:
              result=TABLES["tls_handshake"].code("result", "ok")),
         make("clock_change", CHANGES, t_ns=at[:CHANGES], pid=53, tid=53, kind=TABLES["clock_change"].code("kind", "step"), size_ns=500_000),
         make("finding", 1, t_ns=now, finding_id=b"f1", state=TABLES["finding"].code("state", "closed"), start_ns=now - 10**9, end_ns=now,
-             symptom=b"refusals", cause=b"clock_step", sentence="the clock was stepped".encode(),
+             symptom=b"refusals", cause=b"clock_step", sentence=b"the clock was stepped",
              evidence=b'[{"table":"clock_change","what":"step","value":500000,"unit":"ns","t_ns":%d,"pid":53}]' % now),
         make("tcp_rtt", RTT_ROWS, t_ns=now, pid=41, tid=43, comm=b"api", role=TABLES["tcp_rtt"].code("role", "client"), daddr=address("10.9.8.7"),
              dport=6379, interval_ns=10**9, samples=3, rtt_sum_us=3 * 256, rtt_min_us=200, rtt_max_us=600, hist=hist),

@@ -23,7 +23,7 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_DELTA, Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-_PATHS = {"/v1/traces": ExportTraceServiceRequest, "/v1/metrics": ExportMetricsServiceRequest}
+_PATHS: dict[str, Any] = {"/v1/traces": ExportTraceServiceRequest, "/v1/metrics": ExportMetricsServiceRequest}
 _YEAR_2020_NS = 1_577_836_800 * 10**9
 
 
@@ -109,7 +109,7 @@ class StrictReceiver:
         name = metric.name
         _require(bool(name) and len(name) <= 255 and name[0].isalpha(), f"metric name {name!r}")
         _require(bool(metric.unit and metric.description), f"{name}: no unit or description")
-        kind = metric.WhichOneof("data")
+        kind = str(metric.WhichOneof("data"))
         _require(kind in ("gauge", "sum", "exponential_histogram"), f"{name}: data is {kind}")
         data = getattr(metric, kind)
         _require(len(data.data_points) > 0, f"{name}: no points")
@@ -193,11 +193,11 @@ def _response(signal: str, answer: Answer) -> bytes:
         traces = ExportTraceServiceResponse()
         if answer.rejected or answer.message:
             traces.partial_success.rejected_spans, traces.partial_success.error_message = answer.rejected, answer.message
-        return traces.SerializeToString()
+        return bytes(traces.SerializeToString())
     metrics = ExportMetricsServiceResponse()
     if answer.rejected or answer.message:
         metrics.partial_success.rejected_data_points, metrics.partial_success.error_message = answer.rejected, answer.message
-    return metrics.SerializeToString()
+    return bytes(metrics.SerializeToString())
 
 
 class _HttpServer:

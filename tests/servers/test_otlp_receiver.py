@@ -14,7 +14,19 @@ import pytest
 from agent.batch import make
 from exporters.aggregate import MetricStore
 from exporters.otlp import OtlpExporter
-from tests.servers.otlp_load import CALLS, CHANGES, DECISIONS, HANDSHAKES, RETRANSMITS, RTT_ROWS, SPANS, boot_ns, exporter, until, workload
+from tests.servers.otlp_load import (
+    CALLS,
+    CHANGES,
+    DECISIONS,
+    HANDSHAKES,
+    RETRANSMITS,
+    RTT_ROWS,
+    SPANS,
+    boot_ns,
+    exporter,
+    until,
+    workload,
+)
 from tests.servers.strict_receiver import Answer, StrictReceiver, attributes
 
 
@@ -99,8 +111,7 @@ def test_deltas_add_up_across_failures(receiver: StrictReceiver, protocol: str, 
     started.append(sink)
     for _ in range(5):
         store.offer(make("tcp_reset", 7, t_ns=boot_ns(), direction=0))
-        before = receiver.requests
-        until(lambda seen=before: receiver.requests > seen, "another request")
+        _another_request(receiver)
     store.offer(make("tcp_reset", 2, t_ns=boot_ns(), direction=0))
 
     def total() -> int:
@@ -110,6 +121,11 @@ def test_deltas_add_up_across_failures(receiver: StrictReceiver, protocol: str, 
     sink.close()
     assert total() == 37
     assert receiver.violations == []
+
+
+def _another_request(receiver: StrictReceiver) -> None:
+    before = receiver.requests
+    until(lambda: receiver.requests > before, "another request")
 
 
 def test_partial_success_is_read_and_counted(receiver: StrictReceiver, protocol: str, started: list[OtlpExporter]) -> None:

@@ -274,10 +274,12 @@ def test_poller_runs_beside_and_counts_what_nobody_drained(redis: Redis) -> None
     until = time.monotonic() + 20
     while not poller.losses()["overflow"] and time.monotonic() < until:
         time.sleep(0.01)
-    batches = list(poller.drain(0))
     poller.close()
-    assert poller.losses()["overflow"] > 0
+    *batches, loss = poller.drain(5)
     assert 0 < len(batches) <= 2
+    assert loss.table == "loss"
+    assert loss.rows["count"][0] == poller.losses()["overflow"] > 0
+    assert list(poller.drain(6)) == []
     assert poller.failures() == {}
 
 

@@ -72,9 +72,9 @@ class Host:
         n = len(t)
         noise = self.rng.poisson(20, n)
         self.add("queue_lag", n, **({
-            "t_ns": t, "system": b"redis", "destination": destination, "consumer_group": b"workers", "lag_messages": noise if lag is None else lag,
+            "t_ns": t, "system": b"redis", "peer": PEER, "destination": destination, "consumer_group": b"workers", "lag_messages": noise if lag is None else lag,
             "oldest_undelivered_s": noise / max(incoming, 1) if age is None else age, "oldest_pending_s": 0.1, "pending": 3, "consumers": consumers,
-            "in_per_s": self.rng.normal(incoming, incoming / 20, n), "out_per_s": self.rng.normal(incoming if out is None else out, incoming / 20, n).clip(0)
+            "in_per_s": self.rng.normal(incoming, incoming / 20, n).clip(0), "out_per_s": self.rng.normal(incoming if out is None else out, incoming / 20, n).clip(0)
             if out != 0 else 0.0, "status": b"ok", "poll_ns": (self.rng.lognormal(np.log(poll_ms * MS), 0.3, n)).astype(np.int64)} | more))
 
     def accept(self, a: float, b: float, queue: object = None, limit: int = 511, overflows: object = 12) -> None:

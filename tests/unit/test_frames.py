@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -92,7 +93,7 @@ def test_a_tail_that_was_cut_off_and_rewritten_is_read_again() -> None:
     assert [len(f.rows) for f in got] == [4]
 
 
-def schema_frame(doc: dict[str, object], ref: int = 0) -> bytes:
+def schema_frame(doc: Mapping[str, object], ref: int = 0) -> bytes:
     return _frame(Kind.SCHEMA, ref, 0, json.dumps(doc).encode())
 
 

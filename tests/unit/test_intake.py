@@ -128,6 +128,7 @@ MALFORMED: list[object] = [
     {"limiter": "a", "result": "allowed", "duration_ns": 2**63},
     {"limiter": "a", "result": "allowed", "key": {}},
     {"limiter": "a", "result": "allowed", "trace_id": "xyz"},
+    b'{"limiter":"a","result":"allowed"}' + b" " * 9000,
     b"[" * 5000,
     b'{"limiter":"a","result":"allowed","cost":' + b"1" * 5000 + b"}",
     b'{"limiter":"a","result":"allowed","x":"' + b"y" * 9000 + b'"}',

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 from typing import Any
@@ -241,7 +242,7 @@ def test_a_store_that_is_not_there_is_status_4_with_a_remedy(tmp_path: Path, arg
 
 def test_formats_agree(tmp_path: Path) -> None:
     write(tmp_path, make("finding", 2, t_ns=[1, 2], causes=[b'[{"cause":"tls"}]', b'[{"cut off'], sentence=b'a "quoted", one', confidence=0.5))
-    argv = ["query", "finding", "--columns", "t_ns,sentence,causes,confidence,pid" if False else "t_ns,sentence,causes,confidence"]
+    argv = ["query", "finding", "--columns", "t_ns,sentence,causes,confidence"]
     rows = ask(tmp_path, *argv)["rows"]
     assert [r["causes"] for r in rows] == [[{"cause": "tls"}], '[{"cut off']
     assert [json.loads(line) for line in verb(tmp_path, *argv, "-o", "ndjson").stdout.splitlines()] == rows
@@ -363,3 +364,20 @@ def test_record_without_an_agent_says_so(tmp_path: Path) -> None:
 def test_a_session_refuses_a_bad_table_in_sql(tmp_path: Path) -> None:
     with Session(_empty(tmp_path), ["loss"]) as session, pytest.raises(AgentError, match="no table"):
         session.run("SELECT * FROM lost")
+
+
+def test_a_terminal_gets_the_columns_that_fit_and_a_note(tmp_path: Path) -> None:
+    write(tmp_path, make("tcp_connect", 3, t_ns=1, duration_ns=1_234_567, comm=b"x", result=0))
+    main, side = os.openpty()
+    termios.tcsetwinsize(side, (24, 60))
+    code = "from agent.cli.main import main; main()"
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TICKSCOPE_STORE": str(tmp_path), "NO_COLOR": "1"}
+    done = subprocess.run([sys.executable, "-c", code, "query", "tcp_connect"], env=env, stdout=side, stderr=subprocess.PIPE, text=True, check=True)
+    os.close(side)
+    lines = os.read(main, 65536).decode().splitlines()
+    os.close(main)
+    assert max(map(len, lines)) <= 60
+    assert "1.23ms" in lines[1]
+    assert "\x1b" not in lines[0]
+    assert "pid" not in lines[0].split()  # Unknown in all rows.
+    assert "hidden" in done.stderr

@@ -1,0 +1,144 @@
+"""The clock family and the clock watch running for real, and programs that step clocks by at most 0.3 ms and undo it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from tests.kernel.local_attach import LocalAttacher
+
+from agent.clock import process, sample
+from agent.clock.history import History
+from agent.kernel.load import load
+from agent.kernel.source import KernelSource
+from agent.kernel.targets import Targets
+from agent.probes import discover
+from agent.tables import TABLES
+
+#: What the stepping programs begin with. step(HOW, ns) moves the wall clock through that call.
+PROLOGUE = """
+import ctypes, os, struct, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+raw = libc.syscall; raw.restype = ctypes.c_long
+TIMEX = "<I4xqqqqi4xqqqqqqqqi4xqqqqqi44x"
+def timex(modes=0, offset=0, freq=0, status=0, constant=0, seconds=0, part=0, tick=0):
+    return ctypes.create_string_buffer(struct.pack(TIMEX, modes, offset, freq, 0, 0, status, constant, 0, 0, seconds, part, tick, *[0] * 9), 208)
+def offset(by):
+    return timex(0x2100, seconds=by // 10**9, part=by % 10**9)
+def pair(ns, per):
+    return struct.pack("<qq", ns // 10**9, ns % 10**9 // per)
+base, ahead = time.time_ns() - time.monotonic_ns(), 0
+def step(how, by):
+    if how == "adjtimex": return libc.adjtimex(offset(by))
+    if how == "clock_adjtime": return libc.clock_adjtime(0, offset(by))
+    if how == "raw_clock_adjtime": return raw(305, 0, offset(by))
+    if how == "raw_adjtimex": return raw(159, offset(by))
+    global ahead
+    ahead += by  # kept, so that the time between reading and setting does not add up over many steps
+    target = time.monotonic_ns() + base + ahead + 15_000
+    if how == "clock_settime": return libc.clock_settime(0, pair(target, 1))
+    if how == "settimeofday": return libc.settimeofday(pair(target, 1000), None)
+    if how == "raw_clock_settime": return raw(227, 0, pair(target, 1))
+    if how == "raw_settimeofday": return raw(164, pair(target, 1000), None)
+"""
+
+
+class Rig:
+    """Everything that runs for the clock in an agent, drained by the test.
+
+    probes False: the clock watch alone. libc False: no uprobes. detached: tracepoint programs to take off again.
+    """
+
+    def __init__(self, directory: Path, *, probes: bool = True, libc: bool = True, detached: tuple[str, ...] = ()) -> None:
+        self.path = directory / "notices.sock"
+        os.chmod(directory, 0o755)
+        self.watch = process.start(self.path, 65534, 65534)
+        self.history = History()
+        self.attacher = LocalAttacher()
+        probe = discover()["clock"]
+        self.loaded = load([probe] if probes else [])
+        self.kernel = KernelSource(self.loaded)
+        if probes:
+            family = self.loaded.families["clock"]
+            assert family.state == "attached", family.reason
+            self.watch.begin(family.maps["clock_last"])
+            self.targets = Targets(self.attacher, self.kernel)
+            for name in detached:
+                os.close(family.links.pop(name))
+            if not libc:
+                family.programs.pop("clock_out")
+            assert probe.setup is not None
+            found = probe.setup(family, self.kernel, self.attacher, self.targets, {"watch": self.watch, "history": self.history})
+            self.sources = [self.kernel, self.targets, *found]
+            self.targets.start()
+        else:
+            from agent.clock.source import ClockSource
+
+            self.watch.begin(-1)
+            self.sources = [ClockSource(self.watch, self.history)]
+        self.subscriber = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.subscriber.connect(str(self.path))
+        self.subscriber.setblocking(False)
+        self._line = b""
+        self._rows: dict[str, list[np.ndarray]] = {}
+        self.settle()
+        self.baseline = sample.read().real_mono_ns
+
+    def pump(self) -> None:
+        for source in self.sources:
+            for batch in source.drain(time.clock_gettime_ns(time.CLOCK_BOOTTIME)):  # type: ignore[attr-defined]
+                self._rows.setdefault(batch.table, []).append(batch.rows)
+
+    def settle(self, seconds: float = 0.4) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.pump()
+            time.sleep(0.01)
+
+    def rows(self, table: str = "clock_change") -> np.ndarray:
+        return np.concatenate([TABLES[table].empty(0), *self._rows.get(table, [])])
+
+    def python(self, script: str, *args: str, user: int | None = None) -> tuple[int, str]:
+        """Runs a program to its end while pumping; (pid, its output)."""
+        child = subprocess.Popen([sys.executable, "-c", PROLOGUE + script, *args], stdout=subprocess.PIPE, text=True, user=user)
+        while child.poll() is None:
+            self.pump()
+            time.sleep(0.005)
+        out = child.communicate()[0]
+        assert child.returncode == 0, out
+        self.settle()
+        return child.pid, out
+
+    def of(self, pid: int) -> np.ndarray:
+        rows = self.rows()
+        return rows[rows["pid"] == pid]
+
+    def lost(self) -> int:
+        return int(self.rows("loss")["count"].sum())
+
+    def notices(self) -> list[dict[str, object]]:
+        """Those since the last call."""
+        try:
+            while data := self.subscriber.recv(1 << 16):
+                self._line += data
+        except BlockingIOError:
+            pass
+        *lines, self._line = self._line.split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def close(self) -> None:
+        """Puts the wall clock back to where it was, to the nanosecond that can be read, and stops everything."""
+        away = self.baseline - sample.read().real_mono_ns
+        assert abs(away) < 500_000, f"the tests moved the clock by {away} ns"
+        subprocess.run([sys.executable, "-c", PROLOGUE + "sys.exit(step('clock_adjtime', int(sys.argv[1])) < 0)", str(away)], check=True)
+        self.subscriber.close()
+        for source in reversed(self.sources):
+            source.close()  # type: ignore[attr-defined]
+        self.attacher.close()
+        self.watch.close()

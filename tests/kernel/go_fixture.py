@@ -1,0 +1,97 @@
+"""Builds the Go test programs once, into a cache directory, and runs them with their own account of what they did."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = Path(__file__).parent / "goprograms" / "limits"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", "/var/tmp")) / "tickscope-go-tests"
+DEBIAN_GOPATH = Path("/usr/share/gocode")
+
+
+def _go_minor() -> int:
+    text = subprocess.run(["go", "env", "GOVERSION"], check=True, capture_output=True, text=True).stdout
+    match = re.match(r"go1\.(\d+)", text)
+    return int(match[1]) if match else 99
+
+
+def _build(out: Path, args: list[str], toolchain: str, pie: bool) -> str:
+    """Builds from the module proxy, else offline from Debian's package; what went wrong, or an empty text."""
+    env = os.environ | {"CGO_ENABLED": "0"}
+    if toolchain:
+        env |= {"GOTOOLCHAIN": toolchain, "GOFLAGS": "", "GOENV": "off"}
+    old = ["-modfile=old.mod"] if toolchain or _go_minor() < 26 else []
+    mode = ["-buildmode=pie"] if pie else []
+    done = subprocess.run(["go", "build", *old, *mode, *args, "-o", str(out), "."], cwd=PROGRAM, env=env, capture_output=True, text=True, check=False)
+    if done.returncode and not toolchain and (DEBIAN_GOPATH / "src/golang.org/x/time/rate").is_dir():
+        env |= {"GO111MODULE": "off", "GOPATH": str(DEBIAN_GOPATH), "GOFLAGS": ""}
+        done = subprocess.run(["go", "build", *mode, *args, "-o", str(out), "."], cwd=PROGRAM, env=env, capture_output=True, text=True, check=False)
+    return done.stderr if done.returncode else ""
+
+
+def go_binary(kind: str = "plain") -> Path:
+    """A build of the program: ``plain``, ``pie``, ``stripped`` (by the linker), ``piestripped`` (by strip), or ``go1.NN.MM``.
+
+    Skips where there is no Go, or no toolchain of that version to be had; a current Go that cannot build is a failure.
+    """
+    if not shutil.which("go"):
+        pytest.skip("needs Go: apt install golang")
+    sources = b"".join((PROGRAM / name).read_bytes() for name in ("main.go", "go.mod", "old.mod"))
+    version = subprocess.run(["go", "version"], check=True, capture_output=True).stdout
+    out = CACHE / hashlib.sha256(sources + version).hexdigest()[:16] / f"limits-{kind}"
+    if out.exists():
+        return out
+    out.parent.mkdir(parents=True, exist_ok=True)
+    fresh = out.with_name(f".{os.getpid()}-{out.name}")
+    toolchain = kind if kind.startswith("go1") else ""
+    problem = _build(fresh, ["-ldflags=-s -w"] if kind == "stripped" else [], toolchain, kind.startswith("pie"))
+    if problem and toolchain:
+        pytest.skip(f"cannot get {toolchain}: {problem[-200:]}")
+    assert not problem, problem
+    if kind == "piestripped":
+        subprocess.run(["strip", str(fresh)], check=True)
+    fresh.rename(out)
+    return out
+
+
+@dataclass
+class Limits:
+    """A running test program. ``go`` lets it begin and returns its decisions; ``end`` lets it exit."""
+
+    process: subprocess.Popen[str]
+
+    @classmethod
+    def start(cls, binary: Path, mode: str, count: int, *, at_once: bool = False) -> Limits:
+        args = [str(binary), mode, str(count), *(["now"] if at_once else [])]
+        return cls(subprocess.Popen(args, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def go(self) -> list[dict[str, Any]]:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.truth()
+
+    def truth(self) -> list[dict[str, Any]]:
+        assert self.process.stdout is not None
+        told = json.loads(self.process.stdout.readline())
+        assert told["pid"] == self.pid
+        return list(told["decisions"])
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        assert self.process.wait(10) == 0

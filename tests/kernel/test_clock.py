@@ -1,0 +1,256 @@
+"""Steps, frequency changes and attempts of real programs: each one row, with the right actor, call, sign and size."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.kernel.clock_rig import Rig
+
+from agent.clock import timex
+from agent.columns import NULL_I64
+from agent.tables import TABLES
+
+EPERM = -1
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    one = Rig(tmp_path)
+    yield one
+    one.close()
+
+
+def kinds(rows: np.ndarray) -> list[str]:
+    return [TABLES["clock_change"].by_name["kind"].names[k] for k in rows["kind"]]
+
+
+#: 23 steps, pausing sys.argv[3] seconds; prints REALTIME - MONOTONIC around each, as the program itself sees it.
+STEPS = """
+how, size, pause = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+def gap():
+    best = None
+    for _ in range(5):
+        a, r, b = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+        best = min(best or (b - a, 0), (b - a, r - (a + b) // 2))
+    return best[1]
+for i in range(23):
+    before, start = gap(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    assert step(how, -size if i % 2 else size) >= 0, os.strerror(ctypes.get_errno())
+    end = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    print(gap() - before, start, end)
+    time.sleep(pause)
+step("clock_adjtime", base - gap())
+"""
+
+
+@pytest.mark.parametrize(("how", "via"), [
+    ("clock_settime", "clock_settime"), ("settimeofday", "clock_settime"), ("adjtimex", "clock_adjtime"), ("clock_adjtime", "clock_adjtime"),
+    ("raw_clock_settime", "clock_settime"), ("raw_settimeofday", "settimeofday"), ("raw_adjtimex", "adjtimex"),
+    ("raw_clock_adjtime", "clock_adjtime"),
+])  # fmt: skip
+def test_every_step_once_with_actor_call_sign_and_size(rig: Rig, how: str, via: str) -> None:
+    pid, out = rig.python(STEPS, how, "200000", "0.002")
+    truth = np.array([line.split() for line in out.splitlines()], np.int64)
+    rows = rig.of(pid)
+    assert len(rows) == 24  # the undoing is one
+    assert kinds(rows) == ["step"] * 24
+    assert set(rows["via"][:23].tolist()) == {via.encode()}
+    assert set(rows["comm"].tolist()) == {Path(sys.executable).resolve().name.encode()[:15], Path(sys.executable).name.encode()[:15]} & set(rows["comm"].tolist())
+    assert np.sign(rows["size_ns"][:23]).tolist() == [1 if i % 2 == 0 else -1 for i in range(23)]
+    assert (np.abs(rows["size_ns"][:23] - truth[:, 0]) <= rows["err_ns"][:23] + 500).all()  # the program's own reading is that good
+    assert (rows["err_ns"] <= 5_000).all()
+    assert ((truth[:, 1] <= rows["t_ns"][:23]) & (rows["t_ns"][:23] <= truth[:, 2])).all()
+    assert (rows["ret"] == 0).all()
+    assert (rows["real_mono_after_ns"] - rows["real_mono_before_ns"] == rows["size_ns"]).all()
+    assert (rows["real_mono_before_ns"][1:] == rows["real_mono_after_ns"][:-1]).all()
+    if how.endswith("settime"):
+        assert (np.abs(rows["requested_ns"][:23] - rows["real_mono_after_ns"][:23] - rows["t_ns"][:23]) < 1_000).all()
+    assert len(rig.rows()) == 24, "something else was reported"
+    cuts = rig.rows("clock_offset")
+    assert (cuts["cut"] == 1).sum() == 24
+
+
+BURST = """
+how, pause = sys.argv[1], float(sys.argv[2])
+sizes = [s for i in range(50) for s in (10_000 * i + 1_000, -10_000 * i - 1_000)]
+for by in (*sizes[:50], 300_000):
+    assert step(how, by) >= 0
+    if pause: time.sleep(pause)
+"""
+
+
+def burst_sizes() -> list[int]:
+    return [*[s for i in range(50) for s in (10_000 * i + 1_000, -10_000 * i - 1_000)][:50], 300_000]
+
+
+@pytest.mark.parametrize(("how", "pause"), [("adjtimex", "0"), ("raw_clock_adjtime", "0"), ("raw_clock_adjtime", "0.005")])
+def test_a_burst_is_as_many_rows_and_notices(rig: Rig, how: str, pause: str) -> None:
+    rig.notices()
+    pid, _ = rig.python(BURST, how, pause)
+    rows, wanted = rig.of(pid), np.array(burst_sizes())
+    assert len(rows) == 51
+    assert (np.abs(rows["size_ns"] - wanted) <= rows["err_ns"]).all()
+    assert (rows["requested_ns"] == wanted).all()
+    assert (rows["err_ns"] < 5_000).all()
+    assert rig.lost() == 0
+    told = rig.notices()
+    assert abs(sum(int(str(n["size_ns"])) for n in told) - 300_000) < 1_000
+    if pause != "0":
+        assert [n["actor"] for n in told] == [{"pid": pid, "comm": rows["comm"][0].decode()}] * 51
+        assert (np.abs(np.array([n["size_ns"] for n in told]) - wanted) <= [n["err_ns"] for n in told]).all()
+
+
+FREQUENCY = """
+how = sys.argv[1]
+def adjust(modes, freq):
+    t = timex(modes, freq=freq)
+    return {"adjtimex": lambda: libc.adjtimex(t), "ntp_adjtime": lambda: libc.ntp_adjtime(t),
+            "clock_adjtime": lambda: libc.clock_adjtime(0, t), "raw": lambda: raw(159, t)}[how](), struct.unpack(TIMEX, t.raw)[2]
+_, now = adjust(0, 0)
+try:
+    assert adjust(2, now + 65536)[0] >= 0
+    time.sleep(0.05)
+    for _ in range(23): adjust(0, 0)
+finally:
+    assert adjust(2, now)[0] >= 0
+print(now)
+"""
+
+
+@pytest.mark.parametrize("how", ["adjtimex", "ntp_adjtime", "clock_adjtime", "raw"])
+def test_a_frequency_change_and_its_undoing_and_no_reads(rig: Rig, how: str) -> None:
+    before = rig.baseline
+    pid, out = rig.python(FREQUENCY, how)
+    rows = rig.of(pid)
+    assert kinds(rows) == ["frequency"] * 2
+    assert rows["modes"].tolist() == [b"FREQUENCY"] * 2
+    base = timex.freq_ppb(int(out), 10_000)
+    assert rows["freq_before_ppb"].tolist() == [base, base + 1000]
+    assert rows["freq_after_ppb"].tolist() == [base + 1000, base]
+    assert (rows["size_ns"] == 0).all()
+    assert (rows["ret"] >= 0).all()
+    assert len(rig.rows()) == 2
+    assert len(rig.history.segments.start_ns) == 1, "a frequency change does not move REALTIME - MONOTONIC"
+    assert abs(int(rig.history.segments.real_boot_ns[0] + rig.rows("clock_offset")["boot_mono_ns"][0]) - before) < 1_000
+
+
+ADJTIME = """
+try:
+    assert libc.adjtime(struct.pack("<qq", 0, 7), None) == 0
+finally:
+    assert libc.adjtime(struct.pack("<qq", 0, 0), None) == 0
+assert libc.adjtime(None, ctypes.create_string_buffer(16)) == 0
+"""
+
+
+def test_adjtime_is_a_slew_and_its_query_is_nothing(rig: Rig) -> None:
+    pid, _ = rig.python(ADJTIME)
+    rows = rig.of(pid)
+    assert kinds(rows) == ["slew", "slew"]
+    assert rows["modes"].tolist() == [b"SINGLESHOT"] * 2
+    assert rows["requested_ns"].tolist() == [7_000, 0]
+    assert len(rig.rows()) == 2
+
+
+REFUSED = """
+assert os.getuid()
+hows = ["clock_settime", "settimeofday", "adjtimex", "clock_adjtime", "raw_clock_settime", "raw_settimeofday", "raw_adjtimex"]
+for how in hows: assert step(how, 1000) == -1
+assert libc.adjtimex(timex(2, freq=1 << 16)) == -1
+assert libc.adjtime(struct.pack("<qq", 0, 7), None) == -1
+assert libc.adjtimex(timex()) >= 0
+"""
+
+
+def test_refused_attempts_are_rows_and_change_nothing(rig: Rig) -> None:
+    pid, _ = rig.python(REFUSED, user=65534)
+    rows = rig.of(pid)
+    assert kinds(rows) == ["step"] * 7 + ["frequency", "slew"]
+    assert rows["ret"].tolist() == [EPERM] * 9
+    assert (np.abs(rows["size_ns"]) <= rows["err_ns"] + 300).all()
+    assert (rows["freq_before_ppb"] == rows["freq_after_ppb"]).all()
+    assert len(rig.rows()) == 9
+    assert not (rig.rows("clock_offset")["cut"] == 1).any()
+    assert rig.notices() == []
+
+
+INVALID = """
+assert libc.clock_settime(0, pair(10**9, 1)[:8] + struct.pack("<q", -1)) == -1
+assert libc.adjtimex(timex(0x4000, tick=1)) == -1
+"""
+
+
+def test_invalid_arguments_are_failed_attempts(rig: Rig) -> None:
+    pid, _ = rig.python(INVALID)
+    rows = rig.of(pid)
+    assert kinds(rows) == ["step", "frequency"]
+    assert rows["ret"].tolist() == [-22, -22]
+
+
+@pytest.mark.parametrize("missing", ["clock_woke", "clock_ask", "libc"])
+def test_any_one_view_may_be_missing(tmp_path: Path, missing: str) -> None:
+    rig = Rig(tmp_path, libc=missing != "libc", detached=() if missing == "libc" else (missing,))
+    try:
+        pid, _ = rig.python(STEPS, "clock_settime", "100000", "0.002")
+        assert kinds(rig.of(pid)) == ["step"] * 24
+        assert len(rig.rows()) == 24
+        assert (rig.rows()["err_ns"] < 5_000).all()
+    finally:
+        rig.close()
+
+
+@pytest.mark.parametrize("probes", [True, False])
+def test_without_the_programs_steps_are_found_but_nobody_is_named(tmp_path: Path, probes: bool) -> None:
+    rig = Rig(tmp_path, probes=probes, libc=False, detached=("clock_woke", "clock_ask"))
+    try:
+        pid, _ = rig.python(STEPS, "clock_settime", "100000", "0.15")
+        rows = rig.rows()
+        assert len(rig.of(pid)) == 0
+        assert (rows["pid"] == NULL_I64).all()
+        assert kinds(rows) == ["step"] * 24
+        assert len(rig.notices()) == 24
+        assert set(rows["via"].tolist()) == {b"none"}
+    finally:
+        rig.close()
+
+
+def test_a_frequency_change_that_only_polling_sees(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, libc=False, detached=("clock_ask",))
+    try:
+        pid, _ = rig.python(FREQUENCY.replace("time.sleep(0.05)", "time.sleep(1.3)"), "adjtimex")
+        rig.settle(1.2)
+        assert len(rig.of(pid)) == 0
+        assert kinds(rig.rows()) == ["frequency"] * 2
+        assert np.diff(rig.rows()["freq_after_ppb"]).tolist() == [-1000]
+    finally:
+        rig.close()
+
+
+def test_subscribers_that_do_not_read_are_dropped_and_counted(rig: Rig) -> None:
+    slow = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    slow.connect(str(rig.path))
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+    rig.python("for _ in range(997): assert step('raw_clock_adjtime', 1000) >= 0 and step('raw_clock_adjtime', -1000) >= 0; time.sleep(1e-4)")
+    assert rig.watch.dropped >= 1
+    told = rig.notices()
+    assert told
+    slow.close()
+
+
+def test_the_watch_ends_with_the_agent_and_does_not_heed_ctrl_c(rig: Rig) -> None:
+    os.kill(rig.watch.pid, signal.SIGINT)
+    pid, _ = rig.python("step('clock_adjtime', 5000)")
+    assert rig.notices()[0]["actor"]["pid"] == pid  # type: ignore[index]
+    status = Path(f"/proc/{rig.watch.pid}/status").read_text()
+    assert "CapEff:\t0000000000000000" in status
+    assert "NoNewPrivs:\t1" in status
+    assert "Uid:\t65534\t65534" in status
+    rig.watch.sock.close()
+    assert os.waitpid(rig.watch.pid, 0) == (rig.watch.pid, 0)

@@ -1,0 +1,160 @@
+"""Where handshakes happen, and what they leave alone: sockets, threads, mount namespaces, other programs, established data."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agent.kernel import bpf
+from tests.kernel.tls_rig import PROLOGUE, Rig, names
+
+pytest_plugins = ["tests.kernel.tls_fixtures"]
+
+LIBRARIES = sorted(Path("/usr/lib").glob("*-linux-gnu/libssl.so.3")) + sorted(Path("/usr/lib").glob("*-linux-gnu/libssl.so.1.1"))
+
+
+@pytest.mark.parametrize("rig", [("tcp",)], indirect=True)
+def test_the_socket_is_known(rig: Rig, certs: Path) -> None:
+    pid, out = rig.run("/usr/bin/python3", "-c", PROLOGUE + """
+for i in range(31):
+    a, b = pair()
+    print(a.getsockname()[1], a.getpeername()[1])
+    both(lambda: cc.wrap_socket(a, server_hostname="localhost"), lambda: sc.wrap_socket(b, server_side=True))
+""", str(certs))  # fmt: skip
+    rows = rig.of(pid)
+    pairs = {tuple(map(int, line.split())) for line in out.splitlines()}
+    client, server = (rows[np.array(names(rows, "role")) == role] for role in ("client", "server"))
+    assert len(client) == len(server) == 31
+    assert set(zip(client["sport"].tolist(), client["dport"].tolist(), strict=True)) == pairs
+    assert set(zip(server["dport"].tolist(), server["sport"].tolist(), strict=True)) == pairs
+    assert (rows["sock_id"] > 0).all()
+    assert rig.lost() == 0
+
+
+def test_many_threads(rig: Rig, certs: Path) -> None:
+    rows = rig.python(PROLOGUE + """
+def many():
+    for i in range(13):
+        a, b = pair(); both(lambda: cc.wrap_socket(a, server_hostname="localhost"), lambda: sc.wrap_socket(b, server_side=True))
+threads = [threading.Thread(target=many) for _ in range(7)]
+for t in threads: t.start()
+for t in threads: t.join()
+""", str(certs))  # fmt: skip
+    assert len(rows) == 2 * 7 * 13
+    assert set(names(rows, "result")) == {"ok"}
+    assert int(rig.source.control["tls_depth"][0]) == 0
+    assert rig.lost() == 0
+
+
+def test_another_mount_namespace(rig: Rig, certs: Path, tmp_path: Path) -> None:
+    """A library that exists only inside the namespace, at a path that means nothing outside."""
+    root = tmp_path / "image"
+    root.mkdir()
+    inside = Path("/mnt")
+    for library in (LIBRARIES[0], LIBRARIES[0].with_name(LIBRARIES[0].name.replace("ssl", "crypto"))):
+        shutil.copy(library, root / library.name)
+    assert not (inside / LIBRARIES[0].name).exists()
+    script = PROLOGUE + """
+time.sleep(0.6)
+for i in range(37):
+    a, b = pair(); both(lambda: cc.wrap_socket(a, server_hostname="localhost"), lambda: sc.wrap_socket(b, server_side=True))
+assert "/mnt/libssl" in open("/proc/self/maps").read()
+"""
+    pid, _ = rig.run("unshare", "-m", "sh", "-c", f'mount --bind {root} /mnt && LD_LIBRARY_PATH=/mnt exec /usr/bin/python3 -c "$0" "$1"', script, str(certs))
+    rows = rig.of(pid)
+    assert len(rows) == 74
+    assert set(names(rows, "result")) == {"ok"}
+    version = subprocess.run(["openssl", "version"], capture_output=True, text=True, check=True).stdout.split()[1]
+    assert set(rows["library_version"].tolist()) == {version.encode()}
+
+
+def test_a_library_that_was_replaced_before_we_came(certs: Path, tmp_path: Path) -> None:
+    """Upgrades unlink the file that running servers still use."""
+    for library in (LIBRARIES[0], LIBRARIES[0].with_name(LIBRARIES[0].name.replace("ssl", "crypto"))):
+        shutil.copy(library, tmp_path / library.name)
+    child = subprocess.Popen(["/usr/bin/python3", "-c", PROLOGUE + """
+sys.stdin.readline()
+for i in range(11):
+    a, b = pair(); both(lambda: cc.wrap_socket(a, server_hostname="localhost"), lambda: sc.wrap_socket(b, server_side=True))
+""", str(certs)], stdin=subprocess.PIPE, text=True, env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})  # fmt: skip
+    while "libssl" not in Path(f"/proc/{child.pid}/maps").read_text():
+        time.sleep(0.02)
+    for library in tmp_path.iterdir():
+        library.unlink()
+    rig = Rig()
+    try:
+        child.communicate("go\n", timeout=10)
+        rig.settle()
+        assert len(rig.of(child.pid)) == 22
+    finally:
+        rig.close()
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="no node, a program with OpenSSL linked in")
+def test_a_program_with_openssl_linked_in(rig: Rig, certs: Path) -> None:
+    pid, _ = rig.run("node", "-e", """
+const tls = require('tls'), fs = require('fs'), d = process.argv[1];
+const cert = fs.readFileSync(d + '/cert'), key = fs.readFileSync(d + '/key');
+setTimeout(() => {
+  const s = tls.createServer({cert, key}, c => c.on('data', x => c.end(x)).on('error', () => {}));
+  s.listen(0, '127.0.0.1', () => {
+    let left = 17;
+    const one = () => {
+      const c = tls.connect({port: s.address().port, ca: cert, servername: 'localhost'}, () => c.write('x'));
+      c.on('data', () => {}).on('close', () => { if (--left) one(); else s.close(); });
+    };
+    one();
+  });
+}, 600);
+""", str(certs))  # fmt: skip
+    rows = rig.of(pid)
+    assert names(rows, "role").count("client") == 17
+    assert len(rows) == 34
+    assert set(names(rows, "result")) == {"ok"}
+    assert (rows["calls"] > 1).all()
+
+
+def _hits(rig: Rig) -> int:
+    return sum(bpf.program_stats(fd)[1] for name, fd in rig.tls.programs.items() if name != "tls_exit")
+
+
+def test_established_data_is_not_probed(rig: Rig, certs: Path) -> None:
+    """10,000 writes and reads, new session tickets, key updates: no program runs."""
+    stats = bpf._bpf(32, bpf._attr(struct.pack("<I", 0)))  # BPF_ENABLE_STATS while the descriptor is open
+    assert stats >= 0
+    go, here = os.pipe()
+    child = subprocess.Popen(["/usr/bin/python3", "-c", PROLOGUE + f"""
+import os
+a, b = pair(); ends = []
+both(lambda: ends.append(cc.wrap_socket(a, server_hostname="localhost")), lambda: ends.append(sc.wrap_socket(b, server_side=True)))
+c, s = sorted(ends, key=lambda e: e.server_side)
+s.send(b"x"); c.recv(9)
+print("up", flush=True); os.read({go}, 1)
+for i in range(10000): c.send(b"hello"); assert s.recv(9) == b"hello"
+print("done", flush=True); os.read({go}, 1)
+""", str(certs)], stdout=subprocess.PIPE, text=True, pass_fds=[go])  # fmt: skip
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "up\n"
+        rig.settle()
+        before, mine = _hits(rig), len(rig.of(child.pid))
+        others = len(rig.rows())
+        os.write(here, b"x")
+        assert child.stdout.readline() == "done\n"
+        rig.settle()
+        assert (before > 0, mine, len(rig.of(child.pid))) == (True, 2, 2)
+        assert _hits(rig) - before <= 12 * (len(rig.rows()) - others)  # other programs of this host may shake hands meanwhile
+    finally:
+        os.write(here, b"xx")
+        child.wait(10)
+        for fd in (stats, go, here):
+            os.close(fd)
+        if child.stdout:
+            child.stdout.close()

@@ -1,0 +1,62 @@
+"""Where the exporter's settings come from, and which wins."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.errors import USAGE, AgentError
+from exporters.config import resolve
+from exporters.resource import describe
+
+_BASE = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318/"}
+
+
+def test_off_unless_an_endpoint_is_given() -> None:
+    assert not resolve({}, {}, {}).enabled
+    assert not resolve({}, {**_BASE, "OTEL_SDK_DISABLED": "true"}, {}).enabled
+
+
+def test_only_the_base_url_gets_a_path() -> None:
+    got = resolve({}, {**_BASE, "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://m:1/custom"}, {})
+    assert got.traces is not None
+    assert got.metrics is not None
+    assert (got.traces.endpoint, got.metrics.endpoint) == ("http://collector:4318/v1/traces", "http://m:1/custom")
+    grpc = resolve({}, {**_BASE, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, {})
+    assert grpc.traces is not None
+    assert grpc.traces.endpoint == "http://collector:4318/"
+
+
+def test_flag_beats_environment_beats_file() -> None:
+    file = {"endpoint": "http://file:1", "timeout_s": 1, "interval_s": 1, "compression": "gzip", "decisions": "slow"}
+    env = {**_BASE, "OTEL_EXPORTER_OTLP_TIMEOUT": "2500", "OTEL_METRIC_EXPORT_INTERVAL": "7000"}
+    from_env = resolve(file, env, {"endpoint": None})
+    assert from_env.traces is not None
+    assert (from_env.traces.endpoint, from_env.traces.timeout_s, from_env.interval_s) == ("http://collector:4318/v1/traces", 2.5, 7.0)
+    assert (from_env.traces.compression, from_env.decisions) == ("gzip", "slow")
+    from_flag = resolve(file, env, {"endpoint": "flag:3", "timeout_s": 3})
+    assert from_flag.traces is not None
+    assert (from_flag.traces.endpoint, from_flag.traces.timeout_s) == ("http://flag:3/v1/traces", 3.0)
+
+
+def test_signals_are_switched_and_set_apart() -> None:
+    got = resolve({}, {**_BASE, "OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_METRICS_HEADERS": "A=1,b=x%3Dy",
+                       "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE": "LowMemory"}, {})
+    assert got.traces is None
+    assert got.metrics is not None
+    assert got.metrics.headers == (("a", "1"), ("b", "x=y"))
+    assert got.temporality == "delta"
+    assert resolve({}, _BASE, {}).temporality == "cumulative"
+
+
+@pytest.mark.parametrize("file", [{"endpoint": "ftp://x"}, {"endpoint": "x:1", "protocol": "http/json"}, {"endpoint": "x:1", "timeout_s": "soon"},
+                                  {"endpoint": "x:1", "max_queue_bytes": 1}, {"endpoitn": "x:1"}])
+def test_a_wrong_value_is_a_usage_error(file: dict[str, object]) -> None:
+    with pytest.raises(AgentError) as raised:
+        resolve(file, {}, {})
+    assert raised.value.exit_code == USAGE
+    assert raised.value.remedy
+
+
+def test_the_environment_completes_the_resource() -> None:
+    got = describe("b-1", {"OTEL_SERVICE_NAME": "edge", "OTEL_RESOURCE_ATTRIBUTES": "service.name=lost,deployment.environment.name=a%20b"}, "0.1")
+    assert (got["service.name"], got["deployment.environment.name"], got["host.boot.id"], got["os.type"]) == ("edge", "a b", "b-1", "linux")

@@ -1,0 +1,149 @@
+"""Folding rows into series, and series into points."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric as MetricMessage
+
+from agent.batch import make
+from agent.columns import NULL_I64
+from agent.tables import TABLES
+from exporters.aggregate import DRIFT_SPAN_NS, GAUGE_TTL_NS, OVERFLOW, MetricStore, Series
+from exporters.metrics import METRICS, Metric
+from exporters.points import PointEncoder
+
+_S = 10**9
+
+
+def _series(store: MetricStore, name: str) -> list[Series]:
+    return next((s for m, s in store.collect() if m.name == name), [])
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda m: m.name)
+def test_the_registry_names_columns_that_exist(metric: Metric) -> None:
+    columns = TABLES[metric.table].by_name
+    named = [*metric.columns, *(metric.hist or ()), metric.value, metric.distinct, metric.client_only]
+    assert [n for n in named if n and n not in columns] == []
+    if metric.where:
+        assert set(metric.where[1]) <= set(columns[metric.where[0]].names)
+    assert metric.instrument in ("counter", "gauge", "histogram")
+    if metric.instrument == "histogram":
+        assert metric.unit in ("ns", "us")
+
+
+def test_names_are_unique_both_ways() -> None:
+    assert len({m.name for m in METRICS}) == len({m.prometheus for m in METRICS}) == len(METRICS)
+
+
+@given(st.lists(st.integers(0, 2**53), min_size=1, max_size=200))
+def test_an_event_is_counted_in_the_bucket_of_its_power_of_two(values: list[int]) -> None:
+    store = MetricStore()
+    store.offer(make("tls_handshake", len(values), t_ns=np.arange(len(values)), duration_ns=values))
+    (series,) = _series(store, "tickscope.tls.handshake.duration")
+    expected = np.zeros(64, np.int64)
+    for v in values:
+        expected[max(v, 1).bit_length() - 1] += 1
+    assert series.buckets.tolist() == expected.tolist()
+    assert (series.count, series.low, series.high) == (len(values), min(values), max(values))
+    assert series.value == pytest.approx(sum(values))
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(1, 9)), min_size=1, max_size=60), st.integers(1, 5))
+def test_folding_does_not_depend_on_how_rows_are_batched(rows: list[tuple[int, int, int]], pieces: int) -> None:
+    def total(sizes: list[list[tuple[int, int, int]]]) -> dict[object, float]:
+        store = MetricStore()
+        for part in sizes:
+            if part:
+                who, kind, count = zip(*part, strict=True)
+                store.offer(make("tcp_retransmit", len(part), t_ns=1, comm=[b"p%d" % w for w in who], kind=[min(k, 2) for k in kind], count=count))
+        return {s.attributes: s.value for s in _series(store, "tickscope.tcp.retransmits")}
+
+    assert total([rows]) == total([rows[i::pieces] for i in range(pieces)])
+
+
+def test_unknown_values_are_left_out_not_counted_as_zero() -> None:
+    store = MetricStore()
+    store.offer(make("limiter_decision", 3, t_ns=1, wait_ns=[NULL_I64, 4, NULL_I64], duration_ns=NULL_I64))
+    assert [s.count for s in _series(store, "tickscope.limiter.wait")] == [1]
+    assert _series(store, "tickscope.limiter.decision.duration") == []
+    assert [s.value for s in _series(store, "tickscope.limiter.decisions")] == [3]
+
+
+def test_series_beyond_the_bound_go_into_one_that_says_so() -> None:
+    store = MetricStore(max_series=5)
+    store.offer(make("tcp_reset", 97, t_ns=1, comm=[b"c%d" % i for i in range(97)]))
+    store.offer(make("tcp_reset", 97, t_ns=2, comm=[b"c%d" % i for i in range(97)]))
+    series = {s.attributes: s.value for s in _series(store, "tickscope.tcp.resets")}
+    assert len(series) == 5
+    assert series[OVERFLOW] == 2 * 93
+    assert sum(series.values()) == 2 * 97
+
+
+def test_a_servers_peers_are_one_series() -> None:
+    store = MetricStore()
+    hist = np.zeros((6, 64), np.uint32)
+    hist[:, 3] = 1
+    peers = np.frombuffer(b"".join(bytes(10) + b"\xff\xff\x0a\x00\x00" + bytes([i]) for i in range(6)), "V16")
+    store.offer(make("tcp_rtt", 6, t_ns=1, comm=b"s", role=[0, 0, 0, 1, 1, 1], daddr=peers, hist=hist))
+    assert sorted(s.count for s in _series(store, "tickscope.tcp.rtt")) == [1, 1, 1, 3]
+
+
+def test_a_gauge_is_the_newest_value_and_goes_stale() -> None:
+    store = MetricStore()
+    store.offer(make("queue_lag", 2, t_ns=[2 * _S, _S], destination=b"q", lag_messages=[5, 9]))
+    assert [s.value for s in _series(store, "tickscope.queue.lag")] == [5]
+    store.offer(make("queue_lag", 1, t_ns=3 * _S + GAUGE_TTL_NS, destination=b"other", lag_messages=1))
+    assert [dict(s.attributes)["messaging.destination.name"] for s in _series(store, "tickscope.queue.lag")] == ["other"]
+
+
+def test_a_running_total_counts_from_its_first_sight_and_over_a_reset() -> None:
+    store = MetricStore()
+    for hits in (100, 107, 3):
+        store.offer(make("probe_status", 1, t_ns=1, probe=b"tcp", hits=hits))
+        store.collect()
+    assert [s.value for s in _series(store, "tickscope.probe.hits")] == [7 + 3]
+
+
+def test_a_finding_is_counted_once() -> None:
+    store = MetricStore()
+    for _ in range(3):
+        store.offer(make("finding", 2, t_ns=1, finding_id=[b"a", b"b"], cause=b"tls"))
+        store.collect()
+    assert [s.value for s in _series(store, "tickscope.findings")] == [2]
+
+
+def test_drift_is_a_slope_in_parts_per_billion() -> None:
+    store = MetricStore()
+    store.offer(make("clock_offset", 1, t_ns=0, mono_raw_ns=1000))
+    assert _series(store, "tickscope.clock.drift") == []
+    store.offer(make("clock_offset", 1, t_ns=2 * DRIFT_SPAN_NS, mono_raw_ns=1000 + 2 * DRIFT_SPAN_NS // 1000))
+    assert [s.value for s in _series(store, "tickscope.clock.drift")] == [pytest.approx(1e6)]
+
+
+def test_a_wall_step_back_keeps_a_deltas_length() -> None:
+    """The clock goes back by a minute between two exports: the second interval is still 10 s long and ends now."""
+    offset = [1_700_000_000 * _S]
+    store, encoder = MetricStore(), PointEncoder("delta", lambda t: t + offset[0], 0)
+    seen = []
+    for now in (10 * _S, 20 * _S):
+        store.offer(make("tcp_reset", 1, t_ns=now))
+        (message,), points = encoder.encode([c for c in store.collect() if c[0].name == "tickscope.tcp.resets"], now)
+        encoder.committed()
+        point = MetricMessage.FromString(message).sum.data_points[0]
+        seen.append((point.time_unix_nano - offset[0], point.time_unix_nano - point.start_time_unix_nano, point.as_int, points))
+        offset[0] -= 60 * _S
+    assert seen == [(10 * _S, 10 * _S, 1, 1), (20 * _S, 10 * _S, 1, 1)]
+
+
+def test_what_was_not_committed_is_in_the_next_delta() -> None:
+    store, encoder = MetricStore(), PointEncoder("delta", lambda t: t + 1_700_000_000 * _S, 0)
+    store.offer(make("tcp_reset", 3, t_ns=1))
+    encoder.encode(store.collect(), _S)
+    store.offer(make("tcp_reset", 4, t_ns=2))
+    (message,), _ = encoder.encode(store.collect(), 2 * _S)
+    assert MetricMessage.FromString(message).sum.data_points[0].as_int == 7
+    encoder.committed()
+    assert encoder.encode(store.collect(), 3 * _S) == ([], 0)
