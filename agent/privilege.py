@@ -118,6 +118,15 @@ def die_with_parent(parent: int) -> None:
         os._exit(0)
 
 
+def keep_only(*fds: int) -> None:
+    """Closes every descriptor above stderr but these: what a forked child did not ask for it must not hold."""
+    low = 3
+    for fd in sorted(fds):
+        os.closerange(low, fd)
+        low = fd + 1
+    os.closerange(low, os.sysconf("SC_OPEN_MAX"))
+
+
 def set_name(name: str) -> None:
     """The process's name in ps and /proc/PID/comm (15 bytes)."""
     buffer = ct.create_string_buffer(name.encode()[:15])

@@ -4,6 +4,7 @@
  * Driven by agent/probes/limiter.py. All numbers leave as the program holds them; user space makes sense of floats and times. */
 
 #define LIMITER_OPEN 1
+#define LIMITER_SETTLE_NS 1000000000
 
 struct limiter_decision {
 	u64 t_ns;		/* end of the decision, CLOCK_BOOTTIME */
@@ -29,11 +30,11 @@ struct limiter_decision {
 };
 BPF_RINGBUF_OUTPUT(limiter_decisions, 1024);
 
-/* A binary, by inode number. User space writes all but decisions. Zeros: not watched at the moment. */
+/* A binary, by inode number. User space writes all but decisions. */
 struct limiter_binary {
 	u64 decisions;
-	u64 every;
-	u64 since_ns;		/* decisions that began before the probes were attached are not measured */
+	u64 every;		/* 0: not watched now, its probes come or go */
+	u64 since_ns;		/* when all its probes were attached: decisions that began before are left out */
 	char library_version[24];
 };
 BPF_F_TABLE("hash", u64, struct limiter_binary, limiter_binaries, 1024, 0);
@@ -86,6 +87,24 @@ static __always_inline void limiter_orphan(void)
 	struct limiter_counts *counts = limiter_counter();
 	if (counts)
 		__sync_fetch_and_add(&counts->orphans, 1);
+}
+
+/* Null where the executable's inode is not the one that user space opened (some stacked file systems): watched all the same. */
+static __always_inline struct limiter_binary *limiter_binary_of(void *task)
+{
+	void *exe = PTR(PTR(task, task_struct, mm), mm_struct, exe_file);
+	u64 inode = 0;
+	GET(inode, PTR(exe, file, f_inode), inode, i_ino);
+	return limiter_binaries.lookup(&inode);
+}
+
+/* A lost decision, unless it may have been under way when the probes came. */
+static __always_inline void limiter_unmatched(void)
+{
+	struct limiter_binary *binary = limiter_binary_of((void *)bpf_get_current_task());
+	struct limiter_counts *counts = limiter_counter();
+	if (counts && binary && binary->every && bpf_ktime_get_boot_ns() - binary->since_ns > LIMITER_SETTLE_NS)
+		__sync_fetch_and_add(&counts->unmatched, 1);
 }
 
 /* Fills in what both functions have in common. An old start of this goroutine is one whose end was never seen, or this same
@@ -146,17 +165,13 @@ int limiter_wait(struct pt_regs *ctx)
 static __always_inline void limiter_emit(struct limiter_key *key, struct limiter_start *s, struct limiter_decision *from_regs)
 {
 	void *task = (void *)bpf_get_current_task();
-	void *exe = PTR(PTR(task, task_struct, mm), mm_struct, exe_file);
-	u64 inode = 0;
-	struct limiter_binary *binary;
+	struct limiter_binary *binary = limiter_binary_of(task);
 	struct limiter_decision *e;
 	u64 state[3];
-	GET(inode, PTR(exe, file, f_inode), inode, i_ino);
-	binary = limiter_binaries.lookup(&inode);
 	if (binary) {
-		__sync_fetch_and_add(&binary->decisions, 1);
-		if (s->t_ns < binary->since_ns)
+		if (!binary->every || s->t_ns < binary->since_ns)
 			return;
+		__sync_fetch_and_add(&binary->decisions, 1);
 	}
 	e = limiter_decisions.ringbuf_reserve(sizeof(*e));
 	if (!e) {
@@ -202,9 +217,7 @@ int limiter_reserved(struct pt_regs *ctx)
 	limiter_key_of(ctx, &key);
 	started = limiter_reserving.lookup(&key);
 	if (!started) {
-		struct limiter_counts *counts = limiter_counter();
-		if (counts)
-			__sync_fetch_and_add(&counts->unmatched, 1);
+		limiter_unmatched();
 		return 0;
 	}
 	s = *started;

@@ -83,10 +83,11 @@ struct tcp_port {
 	u16 pad;
 };
 
+/* 4 KB pages: the connects and closes of 1,800 connections, both ends here, between two drains. */
 BPF_RINGBUF_OUTPUT(tcp_connects, 64);
 BPF_RINGBUF_OUTPUT(tcp_retransmits, 32);
 BPF_RINGBUF_OUTPUT(tcp_resets, 32);
-BPF_RINGBUF_OUTPUT(tcp_closes, 64);
+BPF_RINGBUF_OUTPUT(tcp_closes, 128);
 BPF_TABLE("hash", struct tcp_rtt_key, struct tcp_rtt_value, tcp_rtt_a, TCP_RTT_SOCKETS);
 BPF_TABLE("hash", struct tcp_rtt_key, struct tcp_rtt_value, tcp_rtt_b, TCP_RTT_SOCKETS);
 BPF_TABLE("array", u32, struct tcp_rtt_value, tcp_rtt_zero, 1);	/* never written: too large for the stack */

@@ -102,18 +102,16 @@ class Backlog:
 
     def _wanted(self, batch: Batch) -> np.ndarray:
         rows, how = batch.rows, self._config.decisions
-        if batch.table == "limiter_decision":
-            return rows[:0] if how == "none" else rows if how == "all" else rows[self._notable(batch.table, rows)]
-        if batch.table == "tcp_connect":
-            return rows[self._notable(batch.table, rows)]
-        if batch.table == "tcp_rtt":
-            return rows[:0] if how == "none" else _without_hist(rows)
-        return rows
+        if how == "none" and batch.table in ("limiter_decision", "tcp_rtt"):
+            rows = rows[:0]
+        elif batch.table == "tcp_connect" or (batch.table == "limiter_decision" and how == "slow"):
+            rows = rows[self._notable(batch.table, rows)]
+        return _without_hist(rows) if batch.table == "tcp_rtt" else rows
 
     def _notable(self, table: str, rows: np.ndarray) -> np.ndarray:
         """Not plainly successful, or slow: shape (n,) bool."""
         names = rows.dtype.names or ()
-        notable = np.ones(len(rows), np.bool_)
+        notable: np.ndarray = np.ones(len(rows), np.bool_)
         if "duration_ns" in names:
             notable = np.asarray(rows["duration_ns"] >= self._config.slow_s * 1e9)
         if "result" in names:

@@ -55,6 +55,11 @@ class Call:
         return self.via in ("clock_settime", "settimeofday")
 
     @property
+    def steps(self) -> bool:
+        """Whether its purpose is a step."""
+        return self.sets_time or (bool(self.modes & timex.SETOFFSET) and not self.modes & timex.ADJTIME)
+
+    @property
     def asked_ns(self) -> int | None:
         """What was asked: a target time for the set calls, else an offset; None where nothing of the kind."""
         seconds, part, offset = int(self.record["asked_s"]), int(self.record["asked_part"]), int(self.record["offset"])

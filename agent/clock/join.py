@@ -147,7 +147,7 @@ class Join:
             return None
         if call.sets_time:
             return asked - (call.t_ns - self.reading.boot_mono_ns), call.last_ns - call.t_ns + _REACH_NS
-        if call.modes & timex.SETOFFSET and not call.modes & timex.ADJTIME:
+        if call.steps:
             return self._real_mono + asked, self._err
         return None
 
@@ -164,25 +164,27 @@ class Join:
     def _change(self, call: Call, after: tuple[int, int]) -> Change:
         size, err = after[0] - self._real_mono, after[1] + self._err
         moved = abs(size) > err + NOISE_NS
+        failed = call.ret is not None and call.ret < 0
+        stepped = moved or (call.steps and not failed)
         change = Change(
             call.t_ns, self._kind(call, moved), call.record, call.via, timex.mode_names(call.modes), call.asked_ns, size, err, self._real_mono,
             after[0], self._ppb(), ret=call.ret, cut_err_ns=after[1],
         )  # fmt: skip
         if moved and call.ret is None:
             change.ret = 0
-        if moved and call.sets_time and change.requested_ns is not None:
+        if stepped and call.sets_time and change.requested_ns is not None:
             instant = change.requested_ns - after[0] + self.reading.boot_mono_ns
             if call.t_ns - SETTLE_NS <= instant <= call.last_ns:
                 change.t_ns = instant
-        if moved:
+        if stepped:
             self._real_mono, self._err = after
         else:
-            change.real_mono_after_ns, change.size_ns = self._real_mono, 0 if change.kind != "step" else size
+            change.real_mono_after_ns, change.size_ns = self._real_mono, 0
         return change
 
     @staticmethod
     def _kind(call: Call, moved: bool) -> str:
-        if moved or call.sets_time or (call.modes & timex.SETOFFSET and not call.modes & timex.ADJTIME):
+        if moved or call.steps:
             return "step"
         if call.modes & timex.ADJTIME or (call.asked_ns is not None and call.modes & timex.OFFSET):
             return "slew"

@@ -81,7 +81,7 @@ def start(path: Path, uid: int, gid: int) -> WatchProcess:
         notices.close()
         return WatchProcess(pid, ours)
     try:
-        ours.close()
+        privilege.keep_only(theirs.fileno(), notices.fileno())
         privilege.set_name("tickscope-clock")
         privilege.drop(uid, gid)
         privilege.die_with_parent(parent)

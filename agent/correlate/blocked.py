@@ -11,7 +11,7 @@ from agent.correlate.join import inside
 from agent.correlate.limiters import took
 from agent.correlate.rows import groups, start_ticks
 from agent.correlate.view import NO_PEER, View
-from agent.correlate.words import number, peer, plural, process, span, text
+from agent.correlate.words import peer, plural, process, span, text
 from agent.tables import TABLES
 
 _WAITING = TABLES["slow_syscall"].code("kind", "waiting")
@@ -121,11 +121,13 @@ def tls(episode: Episode, view: View) -> Iterator[Verdict]:
     rows, lost, threaded = _within(episode, view, "tls_handshake")
     share = min(1.0, float(rows["duration_ns"].sum()) / lost) if lost else 0.0
     if share < _SHARE:
-        yield Verdict("tls", 0.0, "", f"TLS handshakes took {span(float(rows['duration_ns'].sum()))} of it" if len(rows) else "no slow TLS handshake in it")
+        spent = f"TLS handshakes took {span(float(rows['duration_ns'].sum()))} of it"
+        yield Verdict("tls", 0.0, "", spent if len(rows) else "no slow TLS handshake in it")
         return
     longest = float(rows["duration_ns"].max())
     name = peer(rows["peer"][int(rows["duration_ns"].argmax())].tobytes())
-    yield Verdict("tls", (0.98 if threaded else 0.85) * share, episode.scope, f"a TLS handshake{f' with {name}' if name else ''} took {span(longest)}",
+    words = f"a TLS handshake{f' with {name}' if name else ''} took {span(longest)}"
+    yield Verdict("tls", (0.98 if threaded else 0.85) * share, episode.scope, words,
                   (item("tls_handshake", "handshakes inside decisions", len(rows), "", longest_ns=longest, peer=name, pid=episode.pid),))
 
 
@@ -163,5 +165,6 @@ def cpu(episode: Episode, view: View) -> Iterator[Verdict]:
     if share < _SHARE:
         yield Verdict("cpu", 0.0, "", f"it waited {span(queued)} for a CPU")
         return
-    yield Verdict("cpu", 0.9 * share, episode.scope, f"{process(episode.comm, episode.pid)} was ready to run but waited {number(queued / 1e6)} ms for a CPU",
+    words = f"{process(episode.comm, episode.pid)} was ready to run but waited {span(queued)} for a CPU"
+    yield Verdict("cpu", 0.9 * share, episode.scope, words,
                   (item("slow_syscall", "time waiting for a CPU", queued, "ns", pid=episode.pid, share=round(share, 2)),))

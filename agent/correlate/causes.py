@@ -86,7 +86,8 @@ def consumers(episode: Episode, view: View) -> Iterator[Verdict]:
     count, before = facts.get("consumers"), facts.get("consumers_base")
     out, out_was, arriving = facts.get("out"), facts.get("out_base"), facts.get("in")
     members = item("queue_lag", "consumers", count, "", baseline=before)
-    rates = (item("queue_lag", "acknowledged", out, "1/s", baseline=out_was), item("queue_lag", "arriving", arriving, "1/s", baseline=facts.get("in_base")))
+    rates = (item("queue_lag", "acknowledged", out, "1/s", baseline=out_was),
+             item("queue_lag", "arriving", arriving, "1/s", baseline=facts.get("in_base")))
     if count == 0:
         yield Verdict("consumer_stopped", 0.95, episode.scope, "the group has no consumers", (members, *rates))
         return
@@ -104,7 +105,8 @@ def consumers(episode: Episode, view: View) -> Iterator[Verdict]:
     elif out_was is not None and out < 0.7 * out_was:
         yield Verdict("consumer_slow", 0.85, episode.scope, f"its consumers acknowledged only {number(out)} messages per second{usual}", rates)
     elif arriving is not None and out < 0.95 * arriving and not arriving >= 1.5 * facts.get("in_base", arriving):
-        yield Verdict("consumer_slow", 0.7, episode.scope, f"its consumers acknowledged {number(out)} messages per second while {number(arriving)} arrived", rates)
+        words = f"its consumers acknowledged {number(out)} messages per second while {number(arriving)} arrived"
+        yield Verdict("consumer_slow", 0.7, episode.scope, words, rates)
     else:
         yield Verdict("consumer_slow", 0.0, "", f"its consumers acknowledged {number(out)} messages per second{usual}")
 
@@ -114,11 +116,13 @@ def broker(episode: Episode, view: View) -> Iterator[Verdict]:
     if episode.symptom not in ("broker_stall", "broker_down"):
         return
     where = str(episode.key[1])
-    seen = item("queue_lag", "time without an answer", episode.value, "ns", baseline=episode.base, peer=where, reason=episode.words, t_ns=episode.start_ns)
+    seen = item("queue_lag", "time without an answer", episode.value, "ns", baseline=episode.base, peer=where, reason=episode.words,
+                t_ns=episode.start_ns)
     if episode.symptom == "broker_stall":
         yield Verdict("broker_slow", 0.85, where, f"it did not answer for {span(episode.value)}", (seen,))
     else:
-        yield Verdict("broker_down", 0.95, where, f"it could not be reached ({episode.words})" if episode.words else "it could not be reached", (seen,))
+        why = f" ({episode.words})" if episode.words else ""
+        yield Verdict("broker_down", 0.95, where, f"it could not be reached{why}", (seen,))
 
 
 def accepting(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -128,7 +132,8 @@ def accepting(episode: Episode, view: View) -> Iterator[Verdict]:
     lost = int(episode.facts.get("overflows", 0))
     yield Verdict("accept_overflow", 0.6, episode.scope, f"{process(episode.comm, episode.pid)} accepted connections more slowly than they came"
                   + (f", and {plural(lost, 'connection')} did not fit" if lost else ""),
-                  (item("socket_queue", "accept queue", episode.value, "connections", limit=episode.facts.get("limit"), overflows=lost, pid=episode.pid),))
+                  (item("socket_queue", "accept queue", episode.value, "connections", limit=episode.facts.get("limit"), overflows=lost,
+                        pid=episode.pid),))
 
 
 RULES: tuple[Rule, ...] = (clock, broker, blocked.peers, blocked.tls, blocked.syscall, blocked.cpu, config, consumers, accepting, load)

@@ -21,7 +21,7 @@ class CorrelatorConfig:
     clock_cap_ns: int = 10 * SECOND  #: and never longer than this
 
     stall_ns: int = 250_000_000  #: a single decision this slow, far outside its baseline, is a symptom at once
-    poll_stall_ns: int = 500_000_000  #: a broker that took this long to answer one poll
+    poll_stall_ns: int = 250_000_000  #: a broker that took this long to answer one poll (a poll sees but the end of a stall)
     stall_ratio: float = 20.0  #: ... and this many times its usual time
     latency_rise_ns: int = 20_000_000  #: smallest lasting rise of the median decision time
     refusal_rise: float = 0.2  #: smallest lasting rise of the refused share

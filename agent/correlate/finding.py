@@ -15,6 +15,7 @@ from agent.tables import TABLES
 
 _FINDING = TABLES["finding"]
 _NO_CAUSE = Verdict("unknown", 0.0, "", "no cause was seen")
+_AFFECTED = ("decisions in the interval", "not affected: ignores the wall clock")
 _BROKER = ("broker_slow", "broker_down")
 
 
@@ -93,13 +94,13 @@ class Finding:
             j = self.jump
             entries.append(item("clock_change", j.cause, j.size_ns, "ns", t_ns=j.t_ns, pid=j.pid, comm=j.comm, via=j.via, err_ns=j.err_ns,
                                 real_mono_before_ns=j.wall_before_ns, real_mono_after_ns=j.wall_after_ns))
-            entries += [item("limiter_decision", "not affected: ignores the wall clock" if a.immune else "decisions in the interval", a.inside, "decisions",
-                             limiter=a.limiter, library=a.library, pid=a.pid, comm=a.comm, allowed=a.inside_allowed, refused=a.inside_refused,
+            entries += [item("limiter_decision", _AFFECTED[bool(a.immune)], a.inside, "decisions", limiter=a.limiter, library=a.library, pid=a.pid, comm=a.comm, allowed=a.inside_allowed, refused=a.inside_refused,
                              straddling=a.straddling, at_least=None if j.complete else "true") for a in _sorted(j)]
         for v in held[:1]:
             entries += v.evidence
         for e in sorted(self.episodes, key=lambda e: e.order):
-            entries.append(item(_TABLE[e.symptom], e.symptom, e.value, e.unit, baseline=e.base, t_ns=e.start_ns, end_ns=e.end_ns, subject=e.subject, pid=e.pid))
+            entries.append(item(_TABLE[e.symptom], e.symptom, e.value, e.unit, baseline=e.base, t_ns=e.start_ns, end_ns=e.end_ns,
+                                subject=e.subject, pid=e.pid))
         for v in held[1:]:
             entries += v.evidence
         return entries
@@ -134,7 +135,8 @@ def _clause(e: Episode) -> str:
         return f"Decisions of {e.subject} took {'up to ' if e.count > 1 else ''}{value} instead of {base} {when}"
     if e.symptom == "refusals":
         failed = e.facts.get("errors", 0) > e.facts.get("refused", 0)
-        return f"{e.subject[0].upper()}{e.subject[1:]} {'failed' if failed else 'refused'} up to {percent(e.value)} of decisions instead of {percent(e.base)} {when}"
+        what = f"{'failed' if failed else 'refused'} up to {percent(e.value)} of decisions instead of {percent(e.base)}"
+        return f"{e.subject[0].upper()}{e.subject[1:]} {what} {when}"
     if e.metric == "stuck":
         return f"{e.subject[0].upper()}{e.subject[1:]} stood still while messages arrived {when}"
     if e.symptom == "queue_lag":
@@ -160,7 +162,9 @@ def _jump_confidence(jump: Jump) -> float:
 
 def _jump_sentence(jump: Jump) -> str:
     size = span(abs(jump.size_ns))
-    by = f": {process(jump.comm, jump.pid)}{f' called {jump.via}' if jump.via else ' did it'}" if jump.pid else "" if jump.cause == "leap" else ", by whom was not seen"
+    by = "" if jump.cause == "leap" else ", by whom was not seen"
+    if jump.pid:
+        by = f": {process(jump.comm, jump.pid)} {f'called {jump.via}' if jump.via else 'did it'}"
     verb = {"leap": "made a leap second", "clock_slew": "is being slewed"}.get(jump.cause, "jumped")
     head = f"The wall clock {verb} {'back' if jump.backward else 'forward'} by {size} at {instant(jump.t_ns)}{by}."
     hit = [a for a in _sorted(jump) if not a.immune]

@@ -30,7 +30,8 @@ def within(key: np.ndarray, t_ns: np.ndarray, of_key: np.ndarray, from_ns: np.nd
     return interval, order[np.repeat(lo, count) + offset]
 
 
-def _pairs(d: np.ndarray, d_by: list[np.ndarray], e: np.ndarray, e_by: list[np.ndarray], di: np.ndarray, ei: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _pairs(d: np.ndarray, d_by: list[np.ndarray], e: np.ndarray, e_by: list[np.ndarray],
+           di: np.ndarray, ei: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Pairs among the chosen decisions ``di`` and events ``ei`` that agree in every ``by`` column."""
     if not len(di) or not len(ei):
         return di[:0], ei[:0]

@@ -50,9 +50,10 @@ class QueueWatch(Watch):
             q, slots = q[slots >= 0], slots[slots >= 0]
             lag = _nan(q["lag_messages"])
             age = np.where(np.isnan(q["oldest_undelivered_s"]), q["lag_s"], q["oldest_undelivered_s"])
+            stuck = ((q["status"] == b"stuck") & (lag > 0) & (q["in_per_s"] > 0)).astype(np.float64)
             self.series.put(second, slots, age_s=np.where(lag == 0, 0.0, age),
                             pending_s=np.where(_nan(q["pending"]) == 0, 0.0, q["oldest_pending_s"]),
-                            lag=lag, out=q["out_per_s"], stuck=((q["status"] == b"stuck") & (lag > 0) & (q["in_per_s"] > 0)).astype(np.float64), consumers=_nan(q["consumers"]), **{"in": q["in_per_s"]})
+                            lag=lag, out=q["out_per_s"], stuck=stuck, consumers=_nan(q["consumers"]), **{"in": q["in_per_s"]})
         return self.series.carry(second, slots, _CARRY_S)
 
     def _slot(self, row: np.void, second: int) -> int:

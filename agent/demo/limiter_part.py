@@ -53,7 +53,7 @@ def decide(server: Server, intake: Path) -> None:
         }
         if result != "error":
             decision["remaining"] = max(0, left)
-        # A program must never wait for its observer: no agent, or a full queue, is the report's loss.
-        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+        # A program must never wait for its observer, nor end by it: no agent, or a full queue, is the report's loss.
+        with contextlib.suppress(OSError):
             reports.sendto(json.dumps(decision).encode(), socket.MSG_DONTWAIT, str(intake))
         time.sleep(0.03)

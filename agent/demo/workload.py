@@ -22,12 +22,12 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from agent.demo import files_part, go_part, limiter_part, redis_part, tls_part
+from agent.demo import clock_part, files_part, go_part, limiter_part, redis_part, tls_part
 from agent.demo.processes import Processes, own_directory
 
 BASE, PREFIX = Path("/var/tmp"), "tickscope-demo-"  # not /tmp: where that is memory, syncing a file is nothing
 FIRST_STALL_S, STALL_EVERY_S, STALL_S = 15.0, 30.0, 1.5
-STEP_NS, STEP_BACK_S = 300_000, 1.0
+STEP_US, STEP_BACK_S = 300, 1.0
 
 
 class Ended(Exception):
@@ -84,14 +84,14 @@ class Supervisor:
             if self._step_clock:
                 self._step_clock = False
                 self._sleep(STEP_BACK_S)
-                self._step(STEP_NS)
+                self._step(STEP_US)
                 self._sleep(STEP_BACK_S)
-                self._step(-STEP_NS)
+                self._step(-STEP_US)
 
     def close(self) -> None:
         """Undoes everything."""
         if self._stepped:
-            self._step(-STEP_NS)
+            self._step(-STEP_US)
         self.processes.stop()
         shutil.rmtree(self.directory)
 
@@ -103,9 +103,9 @@ class Supervisor:
             finally:
                 os.kill(self._redis.pid, signal.SIGCONT)
 
-    def _step(self, size_ns: int) -> None:
-        time.clock_settime_ns(time.CLOCK_REALTIME, time.clock_gettime_ns(time.CLOCK_REALTIME) + size_ns)
-        self._stepped = size_ns > 0
+    def _step(self, size_us: int) -> None:
+        clock_part.step(size_us)
+        self._stepped = size_us > 0
 
     def _sleep(self, seconds: float) -> None:
         """Raises Ended as soon as our parent has gone or closed our input. Meanwhile sees to the Go build."""

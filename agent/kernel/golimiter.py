@@ -1,7 +1,7 @@
 """Attaches the limiter family's uprobes to Go binaries, keeps what is known of each, and holds their cost to a budget.
 
-A binary is attached once, by inode: every process that runs it is then seen from its first instruction. Its entry is attached before
-its returns, and detached before them, so that what is under way meanwhile is left out rather than half seen.
+A binary is attached once, by inode: every process that runs it is then seen from its first instruction. Decisions count from when
+all its probes are attached to when the first is taken away, so that what is under way meanwhile is left out rather than half seen.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -56,6 +57,7 @@ class Binary:
     sites: list[tuple[str, list[int]]] = field(default_factory=list)
     file: int = -1
     links: list[int] = field(default_factory=list)
+    closing: threading.Thread | None = None
     measured: bool = True
     every: int = 1
     since_ns: int = 0
@@ -165,12 +167,7 @@ class GoLimiters:
 
     def _attach(self, one: Binary, every: int) -> None:
         """Attaches all probes of a binary; one that is refused makes it unavailable with the reason."""
-        one.since_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        one.every = every
-        try:
-            self._publish(one)
-        except OSError as error:  # kernels before 6.0 without CAP_BPF
-            one.state, one.reason, one.measured = "degraded", f"the library's version is not shown and the cost not bounded: {error}", False
+        program = ""
         try:
             for program, offsets in one.sites:
                 one.links += self._helper.attach_uprobe(self._family.programs[program], one.file, offsets)
@@ -178,19 +175,28 @@ class GoLimiters:
             self._detach(one)
             one.state, one.reason = "unavailable", f"attaching {program}: {error}"
             one.remedy = "see `tickscope doctor`"
+            return
+        one.every, one.since_ns = every, time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        self._publish(one, every)
 
-    def _publish(self, one: Binary) -> None:
+    def _publish(self, one: Binary, every: int) -> None:
         """Tells the kernel's side what it needs to know of the binary."""
         value = np.zeros(1, self._value)
         shared = [b for b in self.binaries.values() if b.inode == one.inode and b.library_version != one.library_version]
-        value["decisions"], value["every"], value["since_ns"] = one.decisions, one.every, one.since_ns
+        value["decisions"], value["every"], value["since_ns"] = one.decisions, every, one.since_ns
         value["library_version"] = b"" if shared else one.library_version.encode()
-        bpf.update(self._family.maps["limiter_binaries"], one.inode.to_bytes(8, "little"), value.tobytes())
+        try:
+            bpf.update(self._family.maps["limiter_binaries"], one.inode.to_bytes(8, "little"), value.tobytes())
+        except OSError as error:  # kernels before 6.0 without CAP_BPF
+            one.state, one.reason, one.measured = "degraded", f"the library's version is not shown and the cost not bounded: {error}", False
 
     def _detach(self, one: Binary) -> None:
-        for link in one.links:
-            os.close(link)
-        one.links.clear()
+        """Takes the probes away, in a thread: the kernel waits out a grace period, some 0.1 s, for each."""
+        if one.links:
+            self._publish(one, 0)
+            one.closing = threading.Thread(target=_close_all, args=(one.links,), name="detach", daemon=True)
+            one.links = []
+            one.closing.start()
 
     def _let_go(self, one: Binary) -> None:
         self._detach(one)
@@ -215,7 +221,9 @@ class GoLimiters:
     def _regulate(self, one: Binary, now_ns: int, seconds: float) -> None:
         """Once a second: measures a binary's hits, and turns its probes off and on where they are too many."""
         if not one.links:
-            if now_ns - one.turned_ns >= (one.every - 1) * _CHECK_NS:
+            if one.closing and one.closing.is_alive():
+                one.turned_ns = now_ns
+            elif now_ns - one.turned_ns >= (one.every - 1) * _CHECK_NS:
                 one.turned_ns = now_ns
                 self._attach(one, one.every)
             return
@@ -232,7 +240,7 @@ class GoLimiters:
             self._detach(one)
         elif one.every > 1:
             one.every, one.state, one.reason = 1, "attached", ""
-            self._publish(one)
+            self._publish(one, 1)
             self._news.append(one)
 
     def _missed(self, now_ns: int) -> Iterator[Batch]:
@@ -244,9 +252,17 @@ class GoLimiters:
             self._unmatched = total
 
     def close(self) -> None:
-        """Detaches everywhere."""
+        """Detaches everywhere, and waits until that is done."""
         for one in self.binaries.values():
             self._let_go(one)
+        for one in self.binaries.values():
+            if one.closing:
+                one.closing.join()
+
+
+def _close_all(links: list[int]) -> None:
+    for link in links:
+        os.close(link)
 
 
 def _path_of(fd: int) -> str:

@@ -9,6 +9,7 @@ It exits when the agent's end closes. ``Helper`` is the agent's side.
 from __future__ import annotations
 
 import array
+import contextlib
 import ctypes as ct
 import errno
 import os
@@ -235,9 +236,11 @@ class Helper:
         return self._ask(ATTACH_RAW_TP, name=name.encode(), fds=[program_fd])[0]
 
     def close(self) -> None:
-        """Ends the helper."""
+        """Ends the helper and waits for it."""
         self.alive = False
         self._sock.close()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
 
 
 def start(uid: int, gid: int) -> Helper:
@@ -246,7 +249,7 @@ def start(uid: int, gid: int) -> Helper:
     pid = os.fork()
     if pid == 0:
         try:
-            ours.close()
+            privilege.keep_only(theirs.fileno())
             serve(theirs, uid, gid)
         finally:
             os._exit(1)

@@ -79,10 +79,13 @@ class Limits:
     def pid(self) -> int:
         return self.process.pid
 
-    def go(self) -> list[dict[str, Any]]:
+    def begin(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
+
+    def go(self) -> list[dict[str, Any]]:
+        self.begin()
         return self.truth()
 
     def truth(self) -> list[dict[str, Any]]:

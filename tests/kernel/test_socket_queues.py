@@ -33,7 +33,8 @@ def listener(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
 def rows_of(kind: str, queues: SocketQueues | None = None) -> np.ndarray:
     (batch,) = (queues or SocketQueues(max_listeners=4096)).poll()
     assert batch.table == "socket_queue"
-    return batch.rows[batch.rows["kind"] == TABLE.code("kind", kind)]
+    rows: np.ndarray = batch.rows[batch.rows["kind"] == TABLE.code("kind", kind)]
+    return rows
 
 
 def test_accept_queue_counts_those_who_wait(listener: socket.socket) -> None:

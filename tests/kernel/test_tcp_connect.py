@@ -204,6 +204,18 @@ def test_what_does_not_fit_is_counted(attach: Attach) -> None:
     assert (rows["duration_ns"] == NULL_I64).sum() >= 31 - 8
 
 
+def test_closed_sockets_give_their_room_back(attach: Attach) -> None:
+    tcp = attach("tcp", options={"TCP_SOCKETS": 512, "TCP_RTT_SOCKETS": 4096})
+    with echo_server() as (_, port):
+        for _ in range(1009):
+            with socket.create_connection(("127.0.0.1", port)):
+                tcp.pump()
+        rows = connects(tcp, port, 1009)
+    assert len(rows) == 1009
+    assert (rows["duration_ns"] > 0).all()
+    assert tcp.lost() == 0
+
+
 @pytest.mark.parametrize(("program", "left"), [("on_tcp_state", 0), ("on_tcp_state_softirq", 7), ("on_tcp_probe", 7)])
 def test_without_its_program_nothing_is_seen(attach: Attach, program: str, left: int) -> None:
     """On loopback a connect ends in its own process, when it takes the lock's backlog."""

@@ -26,7 +26,9 @@ def boot_ns() -> int:
 
 def to_wall(t_ns: np.ndarray) -> np.ndarray:
     """This host's own offset, now: no clock is stepped while these tests run."""
-    return np.asarray(t_ns + (time.time_ns() - boot_ns()) // 1_000_000 * 1_000_000)
+    offset = (time.time_ns() - boot_ns()) // 1_000_000 * 1_000_000
+    wall: np.ndarray = t_ns + offset
+    return wall
 
 
 def exporter(endpoint: str, store: MetricStore, **settings: object) -> OtlpExporter:
@@ -37,9 +39,9 @@ def config(endpoint: str, **settings: object) -> OtlpConfig:
     return resolve({}, {}, {"endpoint": endpoint, "interval_s": 0.5, **settings})
 
 
-def address(text: str) -> np.ndarray:
+def address(text: str) -> np.void:
     """A stored IPv4 address."""
-    return np.frombuffer(bytes(10) + b"\xff\xff" + bytes(int(p) for p in text.split(".")), "V16")[0]
+    return np.void(bytes(10) + b"\xff\xff" + bytes(int(p) for p in text.split(".")))
 
 
 def workload(now: int) -> list[Batch]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from math import isnan
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,7 +85,7 @@ def poll(queue: RedisStreams) -> np.ndarray:
     return batch.rows
 
 
-def one(queue: RedisStreams) -> np.void:
+def one(queue: RedisStreams) -> Any:
     rows = poll(queue)
     assert len(rows) == 1
     return rows[0]

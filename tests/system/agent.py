@@ -1,0 +1,77 @@
+"""A whole agent, started as a user starts it: the installed `tickscope`, with a store and sockets of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+TICKSCOPE = Path(sys.executable).with_name("tickscope")
+
+
+class Agent:
+    """A running `tickscope run`. Directories are made with mode 0700 above, as mktemp makes them."""
+
+    def __init__(self, root: Path, *args: str, wrap: tuple[str, ...] = (), env: dict[str, str] | None = None, config: str = "") -> None:
+        self.root, self.store = root, root / "store"
+        self.run_dir = root / "run"
+        self.config = root / "tickscope.yaml"
+        self.config.write_text(config or "prometheus: ''\n")
+        self.env = {**os.environ, "TICKSCOPE_RUN_DIR": str(self.run_dir), "TICKSCOPE_STORE": str(self.store),
+                    "TICKSCOPE_CONFIG": str(self.config), **(env or {})}  # fmt: skip
+        self.errors = root / "stderr"
+        with self.errors.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*wrap, str(TICKSCOPE), "run", *args], env=self.env, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True
+            )
+
+    def cli(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run([str(TICKSCOPE), *args], env=self.env, capture_output=True, text=True, timeout=60)
+        assert not check or done.returncode == 0, done.stderr
+        return done
+
+    def json(self, *args: str) -> dict[str, Any]:
+        """A verb's JSON document; one without rows where there are none."""
+        done = self.cli(*args, "-o", "json", check=False)
+        assert done.returncode in (0, 3), done.stderr
+        return dict(json.loads(done.stdout or '{"rows": [], "gaps": []}'))
+
+    def rows(self, table: str, where: str, enough: int = 0, limit_s: float = 10) -> list[dict[str, Any]]:
+        """Rows of a table; waits until there are ``enough``, then a second longer, so that a surplus shows."""
+        end = time.monotonic() + limit_s
+        while True:
+            rows: list[dict[str, Any]] = self.json("query", table, "--where", where)["rows"]
+            if len(rows) >= enough:
+                break
+            if time.monotonic() > end:
+                return rows
+            time.sleep(0.2)
+        time.sleep(1)
+        return list(self.json("query", table, "--where", where)["rows"])
+
+    def ready(self, limit_s: float = 30) -> Agent:
+        end = time.monotonic() + limit_s
+        while b"ready attached=" not in self.errors.read_bytes():
+            assert self.process.poll() is None, self.errors.read_text()
+            assert time.monotonic() < end, self.errors.read_text()
+            time.sleep(0.05)
+        return self
+
+    def status(self) -> dict[str, Any]:
+        return self.json("status", "--wait", "10")
+
+    def pid(self, role: str = "agent") -> int:
+        return int(next(p["pid"] for p in self.status()["processes"] if p["role"] == role))
+
+    def stop(self, number: int = signal.SIGINT) -> int:
+        if self.process.poll() is None:
+            os.kill(self.process.pid, number)
+        return self.process.wait(30)
+
+    def log(self) -> str:
+        return self.errors.read_text()

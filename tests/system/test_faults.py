@@ -1,0 +1,140 @@
+"""Things that go wrong around the agent: it says so, degrades, and loses nothing it does not report."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.system.agent import Agent
+
+
+def loaders(agent: Agent) -> list[int]:
+    """Loader processes of this agent."""
+    out = subprocess.run(["pgrep", "-f", "-P", str(agent.process.pid), "loader.py"], capture_output=True, text=True).stdout
+    return [int(pid) for pid in out.split()]
+
+
+def kill_next_loader(agent: Agent) -> None:
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        for pid in loaders(agent):
+            time.sleep(0.1)
+            os.kill(pid, signal.SIGKILL)
+            while pid in loaders(agent):
+                time.sleep(0.001)
+            return
+        time.sleep(0.001)
+    raise AssertionError("no loader was seen")
+
+
+def test_a_killed_loader_is_run_again(start: Callable[..., Agent]) -> None:
+    agent = start()
+    kill_next_loader(agent)
+    agent.ready()
+    assert {p["state"] for p in agent.status()["probes"]} == {"attached"}
+
+
+def test_a_loader_killed_twice_leaves_an_agent_that_says_so(start: Callable[..., Agent]) -> None:
+    agent = start()
+    kill_next_loader(agent)
+    kill_next_loader(agent)
+    agent.ready()
+    probes = agent.status()["probes"]
+    assert {p["state"] for p in probes} == {"unavailable"}
+    assert all("SIGKILL" in p["reason"] and p["remedy"] for p in probes)
+    assert agent.rows("socket_queue", "true", 1)
+
+
+def test_without_btf_the_rest_runs(start: Callable[..., Agent]) -> None:
+    agent = start(wrap=("unshare", "-m", "sh", "-c", 'mount -t tmpfs none /sys/kernel/btf && exec "$@"', "sh")).ready()
+    probes = agent.status()["probes"]
+    assert {p["state"] for p in probes} == {"unavailable"}
+    assert all("type information" in p["reason"] and "CONFIG_DEBUG_INFO_BTF" in p["remedy"] for p in probes)
+    assert agent.rows("socket_queue", "true", 1)
+
+
+def test_a_killed_helper_is_reported_and_the_rest_goes_on(start: Callable[..., Agent]) -> None:
+    agent = start().ready()
+    os.kill(agent.pid("helper"), signal.SIGKILL)
+    time.sleep(3)
+    status = agent.status()
+    assert "gone" in status["helper"]
+    assert [p["role"] for p in status["processes"]] == ["agent", "clock watch"]
+    assert agent.json("query", "tcp_rtt", "--since", "1h") is not None
+    assert agent.stop() == 130
+
+
+def test_killed_while_writing_the_store_opens_with_a_marked_gap(start: Callable[..., Agent]) -> None:
+    first = start().ready()
+    writer = subprocess.Popen(["sh", "-c", "while :; do true | cat; done"])
+    try:
+        time.sleep(2)
+        pid = first.pid()
+        os.kill(pid, signal.SIGKILL)
+        killed_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        first.process.wait()
+    finally:
+        writer.kill()
+        writer.wait()
+    rows = first.json("query", "syscall_latency")["rows"]
+    assert rows
+    assert killed_ns - max(r["t_ns"] for r in rows) < 2_500_000_000  # one-second intervals, and at most one second lost
+    second = start(root=first.root).ready()
+    document = second.json("query", "syscall_latency")
+    gaps = [g for g in document["gaps"] if g["stage"] == "store"]
+    assert len(gaps) == 1
+    assert gaps[0]["count"] is None
+    assert killed_ns - 1_500_000_000 < gaps[0]["from_ns"] <= killed_ns + 100_000_000
+    assert len(document["rows"]) >= len(rows)
+
+
+def test_a_store_in_use_is_refused(start: Callable[..., Agent], tmp_path: Path) -> None:
+    first = start().ready()
+    second = start(env={"TICKSCOPE_STORE": str(first.store)})
+    assert second.process.wait(30) == 4
+    assert str(first.pid()) in second.log()
+    assert first.process.poll() is None
+
+
+def test_a_second_agent_on_the_same_sockets_is_refused(start: Callable[..., Agent]) -> None:
+    first = start().ready()
+    second = start(env={"TICKSCOPE_RUN_DIR": str(first.run_dir)})
+    assert second.process.wait(30) == 4
+    assert str(first.pid()) in second.log()
+    assert first.status()["pid"] == first.pid()
+
+
+def test_a_full_disk_is_survived(start: Callable[..., Agent], tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)], check=True)
+    agent = start(env={"TICKSCOPE_STORE": str(small / "store")})
+    try:
+        agent.ready()
+        end = time.monotonic() + 30
+        while agent.status()["store"]["state"] == "ok":
+            subprocess.run(["true"])
+            assert time.monotonic() < end
+        store = agent.status()["store"]
+        assert "No space left" in store["reason"]
+        assert store["remedy"]
+        subprocess.run(["mount", "-o", "remount,size=64m", str(small)], check=True)
+        end = time.monotonic() + 20
+        while agent.status()["store"]["state"] != "ok":
+            time.sleep(0.2)
+            assert time.monotonic() < end
+        assert agent.stop() == 130
+    finally:
+        agent.stop(signal.SIGKILL)
+        subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+def test_a_wrong_configuration_names_the_line(start: Callable[..., Agent]) -> None:
+    agent = start(config="store: /tmp/x\nsyscals: full\n")
+    assert agent.process.wait(30) == 2
+    assert "tickscope.yaml:2" in agent.log()
+    assert "syscalls" in agent.log()

@@ -1,0 +1,75 @@
+"""What /proc says about each process, against what ARCHITECTURE.md promises."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.system.agent import TICKSCOPE, Agent
+
+SYS_ADMIN_PTRACE_SEARCH = (1 << 21) | (1 << 19) | (1 << 2)
+
+
+def facts(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def test_each_process_holds_only_what_is_promised(start: Callable[..., Agent]) -> None:
+    agent = start().ready()
+    uid = str(pwd.getpwnam("tickscope").pw_uid)
+    promised = {"agent": 0, "clock watch": 0, "helper": SYS_ADMIN_PTRACE_SEARCH}
+    processes = agent.status()["processes"]
+    assert {p["role"] for p in processes} == set(promised)
+    for process in processes:
+        found = facts(process["pid"])
+        for name in ("CapInh", "CapBnd", "CapAmb"):
+            assert int(found[name], 16) == 0, (process["role"], name)
+        for name in ("CapPrm", "CapEff"):
+            assert int(found[name], 16) == promised[process["role"]], (process["role"], name)
+        assert found["Uid"].split() == [uid] * 4
+        assert found["NoNewPrivs"] == "1"
+        assert found["Groups"] == ""
+        assert os.stat(f"/proc/{process['pid']}/environ").st_uid == 0, f"{process['role']} is dumpable"
+        assert process["uid"] == int(uid)
+        assert int(process["cap_eff"], 16) == promised[process["role"]]
+        assert process["pss_bytes"] > 0
+    assert facts(next(p["pid"] for p in processes if p["role"] == "helper"))["Seccomp"] == "2"
+
+
+def test_helper_and_watch_hold_few_descriptors(start: Callable[..., Agent]) -> None:
+    agent = start().ready()
+    for role, limit in (("helper", 6), ("clock watch", 16)):
+        links = [os.readlink(f.path) for f in os.scandir(f"/proc/{agent.pid(role)}/fd")]
+        assert len(links) <= limit, links
+        assert not [link for link in links if "control.sock" in link or str(agent.store) in link]
+
+
+def test_no_file_of_the_store_belongs_to_root(start: Callable[..., Agent]) -> None:
+    agent = start().ready()
+    assert {p.stat().st_uid for p in agent.store.rglob("*")} == {pwd.getpwnam("tickscope").pw_uid}
+    assert agent.store.stat().st_mode & 0o7777 == 0o750
+
+
+def test_not_root_is_told_so() -> None:
+    done = subprocess.run(["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", str(TICKSCOPE), "run"], capture_output=True, text=True)
+    assert done.returncode == 5
+    assert "root" in done.stderr
+    assert "sudo tickscope run" in done.stderr
+
+
+def test_a_missing_capability_is_told(start: Callable[..., Agent]) -> None:
+    agent = start(wrap=("setpriv", "--bounding-set=-sys_admin"))
+    assert agent.process.wait(30) == 5
+    assert "CAP_SYS_ADMIN" in agent.log()
+
+
+def test_everything_ends_with_the_agent(start: Callable[..., Agent]) -> None:
+    agent = start().ready()
+    pids = [p["pid"] for p in agent.status()["processes"]]
+    assert agent.stop() == 130
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert not list(agent.run_dir.iterdir())
