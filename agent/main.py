@@ -92,6 +92,7 @@ def run(config: Config) -> int:
 
     store_fd = _directories(config, uid, gid)
     run_dir = Path(config.run_dir)
+    run_fd = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     control_socket = control.bind(run_dir / "control.sock", gid)
     helper = helper_room.start(uid, gid)
     watch = start_watch(run_dir / "notices.sock", uid, gid)
@@ -104,6 +105,8 @@ def run(config: Config) -> int:
 
     options = {"SYSCALLS_SLOW_NS": int(config.slow_syscall_ms * 1e6)}
     loaded = load(_families(config), options)
+    if loaded.uprobe_multi:
+        helper.restrict()
     clock = loaded.families.get("clock")
     watch.begin(clock.maps.get("clock_last", -1) if clock else -1)
     os.chown(run_dir / "intake.sock", uid, gid)
@@ -129,16 +132,16 @@ def run(config: Config) -> int:
     helper.close()
     watch.close()
     for name in ("control.sock", "intake.sock", "notices.sock"):
-        _unlink(run_dir / name)
+        _unlink(name, run_fd)
     status.farewell()
     return INTERRUPTED if signal.SIGINT in stop_signals else 0
 
 
-def _unlink(path: Path) -> None:
+def _unlink(name: str, run_fd: int) -> None:
     try:
-        path.unlink(missing_ok=True)
+        os.unlink(name, dir_fd=run_fd)
     except OSError as error:
-        print(f"tickscope: cannot remove {path}: {error.strerror}", file=sys.stderr)
+        print(f"tickscope: cannot remove {name}: {error.strerror}", file=sys.stderr)
 
 
 def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: helper_room.Helper, watch: Any, intake_socket: Any,
@@ -155,7 +158,7 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: helper_room
 
     boot = host.boot_id()
     limits = Limits(max_bytes=config.max_bytes, max_age_s=config.max_age_days * 86400)
-    store = HotStore(store_fd, boot, host.name(), limits=limits)
+    store = HotStore(store_fd, boot, host.name(), version=host.version(), limits=limits)
     history = History()
     kernel, sources = _kernel_sources(config, loaded, helper, {"watch": watch, "history": history})
     sources += [Intake(intake_socket, config.intake_keys), *_queues(config)]
@@ -197,7 +200,7 @@ def _sinks(config: Config, boot: str, history: Any) -> tuple[list[Sink], dict[st
     from exporters.aggregate import MetricStore
     from exporters.resource import describe
 
-    metrics, resource, missing = MetricStore(), describe(boot, os.environ), {}
+    metrics, resource, missing = MetricStore(), describe(boot, os.environ, host.version()), {}
     sinks: list[Any] = [metrics]
     if otlp.enabled:
         from exporters.otlp import OtlpExporter
@@ -221,6 +224,9 @@ def main() -> None:
         config = Config.from_json(json.load(pipe))
     try:
         sys.exit(run(config))
+    except KeyboardInterrupt:
+        print("tickscope: interrupted before it was ready", file=sys.stderr)
+        sys.exit(INTERRUPTED)
     except AgentError as error:
         print(f"tickscope: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -17,7 +17,7 @@ from pathlib import Path
 from agent.errors import PRIVILEGE, AgentError
 
 USER = "tickscope"
-CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF = 2, 19, 21, 38, 39
+CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF, CAP_CHECKPOINT_RESTORE = 2, 19, 21, 38, 39, 40
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_SET_NAME, _PR_SET_SECCOMP = 1, 4, 8, 15, 22
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
 _CAPSET_V3 = 0x20080522
@@ -105,10 +105,15 @@ def drop(uid: int, gid: int, keep: tuple[int, ...] = ()) -> None:
     os.setgroups([])
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
-    mask = sum(1 << c for c in keep)
-    _capset(mask, mask)
+    keep_capabilities(keep)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def keep_capabilities(keep: tuple[int, ...]) -> None:
+    """Gives up every capability but these, of those that are held. Raises OSError."""
+    mask = sum(1 << c for c in keep)
+    _capset(mask, mask)
 
 
 def die_with_parent(parent: int) -> None:

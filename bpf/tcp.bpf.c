@@ -279,10 +279,16 @@ static __always_inline struct tcp_socket *tcp_adopt(void *sk, u64 now)
 	return tcp_keep(sk, &s);
 }
 
-static __always_inline struct tcp_rtt_value *tcp_rtt_of(struct tcp_rtt_key *key)
+/* Read once a program: the agent may flip it in between. */
+static __always_inline bool tcp_slot(void)
 {
 	struct control *c = get_control();
-	return c && c->slot ? tcp_rtt_b.lookup(key) : tcp_rtt_a.lookup(key);
+	return c && c->slot;
+}
+
+static __always_inline struct tcp_rtt_value *tcp_rtt_of(bool slot, struct tcp_rtt_key *key)
+{
+	return slot ? tcp_rtt_b.lookup(key) : tcp_rtt_a.lookup(key);
 }
 
 /* Current uses this socket. */
@@ -299,12 +305,12 @@ static __always_inline void tcp_used(struct tcp_socket *s, u64 user)
 	if (!s->user && s->sock.role == TCP_ROLE_SERVER)
 		tcp_learn(&s->sock, &s->proc);
 	s->user = user;
-	v = s->sampled_ns ? tcp_rtt_of(&key) : 0;
+	v = s->sampled_ns ? tcp_rtt_of(tcp_slot(), &key) : 0;
 	if (v)
 		v->proc = s->proc;
 }
 
-/* What is known of a socket for a record; r->role and the like stay as they are where nothing is. */
+/* What is known of a socket, for a record. */
 static __always_inline void tcp_describe(struct proc *p, struct sock_ref *r, void *sk, struct tcp_socket *s)
 {
 	if (s) {
@@ -432,7 +438,7 @@ static __always_inline void tcp_change(void *sk, u8 old, u8 new)
 	}
 }
 
-/* Two programs on one tracepoint: the kernel does not run a program again on a CPU where it is running (since 6.2), and a
+/* Two programs on one tracepoint: since 6.2 (05b24ff9b2cf) the kernel does not run a program on a CPU where it is running, and a
  * softirq may interrupt the one that serves a process. */
 int on_tcp_state(struct bpf_raw_tracepoint_args *ctx)
 {
@@ -457,16 +463,17 @@ int on_tcp_destroy(struct bpf_raw_tracepoint_args *ctx)
 	return 0;
 }
 
-static __always_inline struct tcp_rtt_value *tcp_rtt_new(struct tcp_rtt_key *key)
+static __always_inline struct tcp_rtt_value *tcp_rtt_new(bool slot, struct tcp_rtt_key *key)
 {
 	u32 zero = 0;
-	struct control *c = get_control();
 	struct tcp_rtt_value *nothing = tcp_rtt_zero.lookup(&zero);
-	if (!c || !nothing)
+	if (!nothing)
 		return 0;
-	if (c->slot ? tcp_rtt_b.insert(key, nothing) : tcp_rtt_a.insert(key, nothing))
-		lose(c->slot ? LOST_tcp_rtt_b : LOST_tcp_rtt_a);
-	return tcp_rtt_of(key);
+	if (slot ? tcp_rtt_b.insert(key, nothing) : tcp_rtt_a.insert(key, nothing)) {
+		lose(slot ? LOST_tcp_rtt_b : LOST_tcp_rtt_a);
+		return 0;
+	}
+	return tcp_rtt_of(slot, key);
 }
 
 int on_tcp_probe(struct bpf_raw_tracepoint_args *ctx)
@@ -486,9 +493,10 @@ int on_tcp_probe(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	s->sampled_ns = now;
 	struct tcp_rtt_key id = {.id = s->sock.sock_id};
-	v = tcp_rtt_of(&id);
+	bool slot = tcp_slot();
+	v = tcp_rtt_of(slot, &id);
 	if (!v)
-		v = tcp_rtt_new(&id);
+		v = tcp_rtt_new(slot, &id);
 	if (!v)
 		return 0;
 	v->proc = s->proc;

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 import sys
-from importlib.metadata import PackageNotFoundError, version
 
 import click
 
+from agent import host
 from agent.errors import AgentError
 
 #: verb -> one line of help; the module is agent.cli.VERB ("-" and keywords as "_"), its command the attribute ``command``.
@@ -59,15 +59,8 @@ class Verbs(click.Group):
             formatter.write_dl(list(VERBS.items()))
 
 
-def _version() -> str:
-    try:
-        return version("tickscope")
-    except PackageNotFoundError:
-        return "unknown (not installed)"
-
-
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(_version(), prog_name="tickscope")
+@click.version_option(host.version(), prog_name="tickscope")
 def cli() -> None:
     """Which limiter decisions and queue delays were caused by a clock jump, a slow network, a TLS handshake or a system call.
 

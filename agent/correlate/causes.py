@@ -115,14 +115,24 @@ def broker(episode: Episode, view: View) -> Iterator[Verdict]:
     """What the poller saw of the broker itself: it took long to answer, did not answer, or was not there."""
     if episode.symptom not in ("broker_stall", "broker_down"):
         return
-    where = str(episode.key[1])
+    where, raw = episode.scope, episode.key[1]
+    assert isinstance(raw, bytes)
     seen = item("queue_lag", "time without an answer", episode.value, "ns", baseline=episode.base, peer=where, reason=episode.words,
                 t_ns=episode.start_ns)
-    if episode.symptom == "broker_stall":
-        yield Verdict("broker_slow", 0.85, where, f"it did not answer for {span(episode.value)}", (seen,))
-    else:
+    if episode.symptom == "broker_down":
         why = f" ({episode.words})" if episode.words else ""
         yield Verdict("broker_down", 0.95, where, f"it could not be reached{why}", (seen,))
+        return
+    usual, worst = view.rtt_us(raw, episode) if where else (None, None)
+    rtt = item("tcp_rtt", "smoothed RTT", worst, "us", peer=where, baseline=usual)
+    server = view.server(where)
+    who = f"{server[0]} (pid {server[1]})" if server else "the server"
+    if worst is None:
+        yield Verdict("broker_slow", 0.8, where, f"{who} held its answer back, as far as was seen: the network RTT to it is not known", (seen,))
+    elif usual is not None and worst > 2 * usual and (worst - usual) * 1e3 >= _LEAST * episode.value:
+        yield Verdict("network_rtt", 0.85, where, f"the network RTT to it rose from {span(usual * 1e3)} to {span(worst * 1e3)}", (rtt, seen))
+    else:
+        yield Verdict("broker_slow", 0.9, where, f"{who} held its answer back while the network RTT to it stayed at {span(worst * 1e3)}", (seen, rtt))
 
 
 def accepting(episode: Episode, view: View) -> Iterator[Verdict]:

@@ -94,8 +94,9 @@ class Finding:
             j = self.jump
             entries.append(item("clock_change", j.cause, j.size_ns, "ns", t_ns=j.t_ns, pid=j.pid, comm=j.comm, via=j.via, err_ns=j.err_ns,
                                 real_mono_before_ns=j.wall_before_ns, real_mono_after_ns=j.wall_after_ns))
-            entries += [item("limiter_decision", _AFFECTED[bool(a.immune)], a.inside, "decisions", limiter=a.limiter, library=a.library, pid=a.pid, comm=a.comm, allowed=a.inside_allowed, refused=a.inside_refused,
-                             straddling=a.straddling, at_least=None if j.complete else "true") for a in _sorted(j)]
+            entries += [item("limiter_decision", _AFFECTED[bool(a.immune)], a.inside, "decisions", limiter=a.limiter, library=a.library,
+                             pid=a.pid, comm=a.comm, allowed=a.inside_allowed, refused=a.inside_refused, straddling=a.straddling,
+                             at_least=None if j.complete else "true") for a in _sorted(j)]
         for v in held[:1]:
             entries += v.evidence
         for e in sorted(self.episodes, key=lambda e: e.order):
@@ -148,7 +149,7 @@ def _clause(e: Episode) -> str:
     if e.symptom == "broker_down":
         return f"{e.subject[0].upper()}{e.subject[1:]} was down {when}"
     usually = f" instead of {base}" if not math.isnan(e.base) else ""
-    return f"{e.subject[0].upper()}{e.subject[1:]} took {value}{usually} to answer {when}"
+    return f"{e.subject[0].upper()}{e.subject[1:]} did not answer for {value}{usually} {when}"
 
 
 def _sorted(jump: Jump) -> list[Affected]:

@@ -100,7 +100,7 @@ class LimiterWatch(Watch):
         """Single decisions far outside all that their limiter was seen to do."""
         worst = self.series.recent("max_ns", slots, second, 1)[:, 0]
         usual, tops = self.series.baseline("med_ns", slots, second, 1), self.series.baseline("max_ns", slots, second, 1)
-        bar = np.maximum(self.config.stall_ns, np.maximum(self.config.stall_ratio * usual.median, 3 * tops.top))
+        bar = np.maximum(self.config.stall_ns, np.maximum(self.config.stall_ratio * usual.median, 2 * tops.top))
         opened = []
         for i in np.flatnonzero((worst > bar) & (usual.seen >= 3)):
             slot = int(slots[i])

@@ -24,7 +24,7 @@ class BrokerWatch(Watch):
 
     def __init__(self, config: CorrelatorConfig) -> None:
         super().__init__(config)
-        self.names: dict[int, tuple[str, str]] = {}
+        self.names: dict[int, tuple[str, bytes]] = {}
         self._begun: dict[int, tuple[int, int]] = {}
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -45,22 +45,23 @@ class BrokerWatch(Watch):
         return slots
 
     def _slot(self, row: np.void, second: int) -> int:
-        key = text(row["system"]), peer(row["peer"].tobytes())
+        key = text(row["system"]), row["peer"].tobytes()
         slot = self.series.slot(key, second)
         if slot >= 0:
             self.names[slot] = key
         return slot
 
     def describe(self, symptom: str, slot: int) -> Episode:
-        system, where = self.names[slot]
+        system, raw = self.names[slot]
+        where = peer(raw)
         name = f"the {system} server{f' at {where}' if where else ''}"
-        return Episode(symptom, (system, where), slot, name, where, 0, 0, "", "", 0.0, 0.0, 0.0, 0)
+        return Episode(symptom, (system, raw), slot, name, where, 0, 0, "", "", 0.0, 0.0, 0.0, 0)
 
     def judge(self, second: int, slots: np.ndarray, rows: Mapping[str, np.ndarray]) -> list[Episode]:
         """Bad: it took far longer than usual to answer, gave no answer, or was down (from the start: for three polls)."""
         opened = []
         usual = self.series.baseline("poll_ns", slots, second, 1)
-        bar = np.maximum(self.config.poll_stall_ns, np.maximum(self.config.stall_ratio * usual.median, 3 * usual.top))
+        bar = np.maximum(self.config.poll_stall_ns, np.maximum(self.config.stall_ratio * usual.median, 2 * usual.top))
         for i, slot in enumerate(slots.tolist()):
             row = self._worst[slot]
             end, took = int(row["t_ns"]), max(0, int(row["poll_ns"]))

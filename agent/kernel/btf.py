@@ -77,14 +77,14 @@ class Btf:
         _, _, _, _, proto = self._type(pointer)
         return self._type(proto)[3] - 1
 
-    def helpers(self) -> set[str]:
-        """Names of the BPF helpers that the kernel has, without ``BPF_FUNC_``."""
-        type_id = self._find("bpf_func_id", "enum")
+    def enumerators(self, enum: str) -> set[str]:
+        """Names in an enumeration; empty where the kernel does not have it."""
+        type_id = self._find(enum, "enum")
         if type_id < 0:
             return set()
         rest, _, _, vlen, _ = self._type(type_id)
         entries = (ct.c_uint32 * (2 * vlen)).from_address(rest)
-        return {self._name(entries[2 * i]).removeprefix("BPF_FUNC_") for i in range(vlen)}
+        return {self._name(entries[2 * i]) for i in range(vlen)}
 
 
 def defines(btf: Btf, sources: Iterable[str]) -> dict[str, int]:
@@ -93,7 +93,7 @@ def defines(btf: Btf, sources: Iterable[str]) -> dict[str, int]:
     ``OFF_struct__field`` for each ``..., struct, field)`` that names a kernel struct and a field it has, and a value for each
     ``HAS_``, ``TP_`` and ``FUNC_`` word.
     """
-    helpers = btf.helpers()
+    helpers = {name.removeprefix("BPF_FUNC_") for name in btf.enumerators("bpf_func_id")}
     out: dict[str, int] = {}
     for source in sources:
         for struct, field in set(_READ.findall(source)):

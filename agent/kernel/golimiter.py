@@ -36,6 +36,8 @@ REGISTER_ABI_MINOR = 17
 #: Limiter's first fields were in another order until 2020.
 _OLD_LAYOUT = re.compile(r"v0\.0\.0-(201\d|2020(0[1-5]))")
 _CHECK_NS = 1_000_000_000
+#: What a function with a frame starts with (cmd/internal/obj/x86, stacksplit): CMPQ SP, 16(R14), or LEAQ -n(SP), R12 for a large one.
+_PROLOGUES = (b"\x49\x3b\x66\x10", b"\x4c\x8d\x64\x24", b"\x4c\x8d\xa4\x24")
 _HITS_A_DECISION, _LEAST_EVERY, _MOST_EVERY, _CALM = 2, 2, 60, 0.5
 
 
@@ -108,6 +110,8 @@ def _place(binary: GoBinary, found: list[Function], one: Binary) -> None:
     for function in sorted(found, key=lambda f: f.name.endswith("wait")):
         entry, returns = PROGRAMS[function.name.rpartition(".")[2].encode()]
         try:
+            if not binary.read(function.entry, 4).startswith(_PROLOGUES):
+                raise ElfError("it does not begin as the Go compiler begins a function")
             places = [binary.file_offset(at) for at in binary.returns(function)]
         except ElfError as error:
             if entry == "limiter_reserve":
@@ -134,6 +138,7 @@ class GoLimiters:
         self._value = wire.dtype("limiter_binary")
         self._counts = SharedArray(family.maps["limiter_counts"], wire.dtype("limiter_counts")).values
         self._news: list[Binary] = []
+        self._closing: list[threading.Thread] = []
         self._unmatched = 0
         self._checked_ns = 0
 
@@ -194,9 +199,10 @@ class GoLimiters:
         """Takes the probes away, in a thread: the kernel waits out a grace period, some 0.1 s, for each."""
         if one.links:
             self._publish(one, 0)
-            one.closing = threading.Thread(target=_close_all, args=(one.links,), name="detach", daemon=True)
+            one.closing = threading.Thread(target=_close_all, args=(one.links,), name="detach")
             one.links = []
             one.closing.start()
+            self._closing = [t for t in (*self._closing, one.closing) if t.is_alive()]
 
     def _let_go(self, one: Binary) -> None:
         self._detach(one)
@@ -255,9 +261,8 @@ class GoLimiters:
         """Detaches everywhere, and waits until that is done."""
         for one in self.binaries.values():
             self._let_go(one)
-        for one in self.binaries.values():
-            if one.closing:
-                one.closing.join()
+        for thread in self._closing:
+            thread.join()
 
 
 def _close_all(links: list[int]) -> None:

@@ -20,7 +20,7 @@ import struct
 
 from agent import privilege
 
-OPEN_PROC, ATTACH_UPROBE, ATTACH_RAW_TP = 1, 2, 3
+OPEN_PROC, ATTACH_UPROBE, ATTACH_RAW_TP, RESTRICT = 1, 2, 3, 4
 MAX_OFFSETS = 64
 _REQUEST = struct.Struct(f"<4I256s{MAX_OFFSETS}Q")
 _REPLY = struct.Struct("<i")
@@ -29,7 +29,7 @@ _RAW_TRACEPOINTS = (b"sys_enter", b"sys_exit")
 _PERF_EVENT_OPEN, _BPF, _OPENAT2 = (298, 321, 437) if os.uname().machine == "x86_64" else (241, 280, 437)
 _IOC_ENABLE, _IOC_SET_BPF = 0x2400, 0x40042408
 _RESOLVE_IN_ROOT = 0x10
-_BPF_RAW_TRACEPOINT_OPEN = 17
+_BPF_RAW_TRACEPOINT_OPEN, _BPF_LINK_CREATE, _TRACE_UPROBE_MULTI = 17, 28, 48
 _PMU = "/sys/bus/event_source/devices/uprobe"
 
 _libc = ct.CDLL(None, use_errno=True)
@@ -91,15 +91,35 @@ def executable_ranges(fd: int) -> list[tuple[int, int]]:
 
 
 def attach_uprobe(program: int, file: int, offsets: list[int], ret: bool) -> list[int]:
-    """A perf event a probe, all processes; closing it detaches. Raises OSError, EINVAL for an offset outside code."""
+    """Attaches for all processes; closing what is returned detaches. Raises OSError, EINVAL for an offset outside code.
+
+    One uprobe_multi link where the program was loaded for it (kernel 6.6), else a perf event an offset.
+    """
     ranges = executable_ranges(file)
     if not all(any(low <= o < high for low, high in ranges) for o in offsets):
         raise OSError(errno.EINVAL, "an offset lies outside the executable segments")
+    path = ct.create_string_buffer(f"/proc/self/fd/{file}".encode())
+    try:
+        return [_multi_link(program, path, offsets, ret)]
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    return _perf_events(program, path, offsets, ret)
+
+
+def _multi_link(program: int, path: ct.Array[ct.c_char], offsets: list[int], ret: bool) -> int:
+    places = struct.pack(f"<{len(offsets)}Q", *offsets)
+    buffer = ct.create_string_buffer(places, len(places))
+    head = struct.pack("<IIIIQQQQ", program, 0, _TRACE_UPROBE_MULTI, 0, ct.addressof(path), ct.addressof(buffer), 0, 0)
+    attr = (head + struct.pack("<II", len(offsets), int(ret))).ljust(128, b"\0")
+    return _call(_BPF, ct.c_int(_BPF_LINK_CREATE), ct.c_char_p(attr), ct.c_uint(64))
+
+
+def _perf_events(program: int, path: ct.Array[ct.c_char], offsets: list[int], ret: bool) -> list[int]:
     with open(f"{_PMU}/type") as pmu:
         kind = int(pmu.read())
     with open(f"{_PMU}/format/retprobe") as form:
         config = (1 << int(form.read().split(":")[1])) if ret else 0
-    path = ct.create_string_buffer(f"/proc/self/fd/{file}".encode())
     links: list[int] = []
     try:
         for offset in offsets:
@@ -135,6 +155,9 @@ def _handle(request: bytes, fds: list[int]) -> list[int]:
         return attach_uprobe(fds[0], fds[1], offsets[:count], bool(flags & RETURN_PROBE))
     if operation == ATTACH_RAW_TP and len(fds) == 1:
         return [attach_raw_tracepoint(fds[0], name)]
+    if operation == RESTRICT:
+        privilege.keep_capabilities(NEEDED_BY_LINKS)
+        return []
     raise OSError(errno.EINVAL, "unknown request")
 
 
@@ -152,14 +175,14 @@ def _send(sock: socket.socket, data: bytes, fds: list[int]) -> None:
     sock.sendmsg([data], ancillary)
 
 
-def needed_capabilities() -> tuple[int, ...]:
-    """What attaching takes: CAP_SYS_ADMIN for the uprobe PMU (kernels since CVE-2025-38466 insist), ptrace and search for /proc."""
-    return (privilege.CAP_SYS_ADMIN, privilege.CAP_SYS_PTRACE, privilege.CAP_DAC_READ_SEARCH)
+#: To look into other processes' files: ptrace access and search, and checkpoint for /proc/PID/map_files.
+NEEDED_BY_LINKS = (privilege.CAP_SYS_PTRACE, privilege.CAP_DAC_READ_SEARCH, privilege.CAP_CHECKPOINT_RESTORE)
+#: The uprobe PMU insists on CAP_SYS_ADMIN (kernels since CVE-2025-38466); kept only where there are no uprobe_multi links.
+NEEDED_BY_PERF = (privilege.CAP_SYS_ADMIN, *NEEDED_BY_LINKS)
 
-
-#: read close fstat lseek mmap mprotect munmap brk rt_sigreturn ioctl pread64 sendmsg recvmsg exit futex openat newfstatat
+#: read close fstat lseek mmap mprotect munmap brk rt_sigreturn ioctl pread64 sendmsg recvmsg exit futex openat newfstatat capset
 #: exit_group perf_event_open bpf openat2 getrandom readlink rt_sigaction madvise mremap
-_X86_CALLS = (0, 3, 5, 8, 9, 10, 11, 12, 13, 15, 16, 17, 25, 28, 46, 47, 60, 89, 202, 231, 257, 262, 298, 318, 321, 437)
+_X86_CALLS = (0, 3, 5, 8, 9, 10, 11, 12, 13, 15, 16, 17, 25, 28, 46, 47, 60, 89, 126, 202, 231, 257, 262, 298, 318, 321, 437)
 
 
 def serve(sock: socket.socket, uid: int, gid: int) -> None:
@@ -168,7 +191,7 @@ def serve(sock: socket.socket, uid: int, gid: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     privilege.set_name("tickscope-help")
-    privilege.drop(uid, gid, needed_capabilities())
+    privilege.drop(uid, gid, NEEDED_BY_PERF)
     privilege.die_with_parent(parent)
     if os.uname().machine == "x86_64":
         privilege.allow_only(_X86_CALLS)
@@ -234,6 +257,10 @@ class Helper:
     def attach_raw_tracepoint(self, program_fd: int, name: str) -> int:
         """Attaches a program to sys_enter or sys_exit; closing the returned descriptor detaches it."""
         return self._ask(ATTACH_RAW_TP, name=name.encode(), fds=[program_fd])[0]
+
+    def restrict(self) -> None:
+        """Has it give up CAP_SYS_ADMIN, which it does not need where uprobes are attached by links."""
+        self._ask(RESTRICT)
 
     def close(self) -> None:
         """Ends the helper and waits for it."""

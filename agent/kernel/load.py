@@ -40,7 +40,7 @@ class Family:
 class Loaded:
     """What the loader handed over. ``shared`` are the maps of bpf/tickscope.h, empty where nothing could be loaded.
 
-    counted: names of maps; the i-th has element i of the shared map ``lost``.
+    uprobe_multi: uprobes are attached by links that need no CAP_SYS_ADMIN. counted: names of maps; the i-th has element i of the shared map ``lost``.
     """
 
     families: dict[str, Family]
@@ -48,6 +48,7 @@ class Loaded:
     counted: list[str]
     shared: dict[str, int] = field(default_factory=dict)
     words: dict[str, int] = field(default_factory=dict)
+    uprobe_multi: bool = False
 
 
 def maps_of(probe: Probe) -> list[str]:
@@ -161,4 +162,5 @@ def _receive(sock: socket.socket, loaded: Loaded) -> bool:
         family = loaded.families[done["name"]]
         family.state, family.reason, family.remedy, family.plan = done["state"], done["reason"], done["remedy"], done["programs"]
     loaded.words = message.get("words", loaded.words)
+    loaded.uprobe_multi = message.get("uprobe_multi", loaded.uprobe_multi)
     return "done" not in message

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-from tests.kernel.local_attach import LocalAttacher
 
 from agent.clock import process, sample
 from agent.clock.history import History
@@ -20,6 +19,7 @@ from agent.kernel.source import KernelSource
 from agent.kernel.targets import Targets
 from agent.probes import discover
 from agent.tables import TABLES
+from tests.kernel.local_attach import LocalAttacher
 
 #: What the stepping programs begin with. step(HOW, ns) moves the wall clock through that call.
 PROLOGUE = """

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.kernel.clock_rig import Rig
 
 from agent.clock import timex
 from agent.columns import NULL_I64
 from agent.tables import TABLES
+from tests.kernel.clock_rig import Rig
 
 EPERM = -1
 
@@ -35,11 +35,8 @@ def kinds(rows: np.ndarray) -> list[str]:
 STEPS = """
 how, size, pause = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 def gap():
-    best = None
-    for _ in range(5):
-        a, r, b = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
-        best = min(best or (b - a, 0), (b - a, r - (a + b) // 2))
-    return best[1]
+    reads = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(5)]
+    return min((b - a, r - (a + b) // 2) for a, r, b in reads)[1]
 for i in range(23):
     before, start = gap(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     assert step(how, -size if i % 2 else size) >= 0, os.strerror(ctypes.get_errno())

@@ -287,7 +287,6 @@ def test_over_budget_a_binary_is_sampled_and_calm_restores_it(watch: Callable[..
     w.until(lambda: one.every > 1)
     assert one.state == "degraded"
     w.until(lambda: bool((w.attached.rows("limiter_decision")["sample_rate"] < 1).any()), limit_s=60)
-    program.truth()
     w.until(lambda: one.every == 1, limit_s=90)
     assert one.state == "attached"
     rows = w.attached.rows("limiter_decision")
@@ -296,6 +295,7 @@ def test_over_budget_a_binary_is_sampled_and_calm_restores_it(watch: Callable[..
     assert rates - {1.0} <= {1 / k for k in range(2, 61)}
     assert w.attached.lost() == 0
     assert not any(batch.table == "loss" for batch in w.limiters.drain(1 << 62))
+    program.truth()
     program.end()
 
 

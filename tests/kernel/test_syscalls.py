@@ -11,9 +11,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from agent.kernel.helper import attach_raw_tracepoint
 from agent.probes import syscalls
 from agent.tables import TABLES
+from tests.kernel.local_attach import LocalAttacher
 
 SLOW = TABLES["slow_syscall"].code("kind", "slow")
 ALL, SAMPLED, BLOCKED = range(3)
@@ -79,18 +79,11 @@ class Family:
     def __init__(self, attach: Callable[..., object], mode: str = "blocked") -> None:
         self.attached = attach("syscalls")
         self.family = self.attached.loaded.families["syscalls"]  # type: ignore[attr-defined]
-        self.attached.extra = list(syscalls.setup(self.family, self.attached.source, Direct(), None, {"syscalls": mode}))  # type: ignore[attr-defined]
+        self.attached.extra = list(syscalls.setup(self.family, self.attached.source, LocalAttacher(), None, {"syscalls": mode}))  # type: ignore[attr-defined]
         assert self.family.state == "attached", self.family.reason
 
     def slow(self, pid: int, n: int) -> np.ndarray:
         return self.attached.wait("slow_syscall", lambda r: r[(r["pid"] == pid) & (r["kind"] == SLOW)], lambda r: len(r) >= n)  # type: ignore[attr-defined,no-any-return]
-
-
-class Direct:
-    """Attaches in this process, as the privileged helper does in its own."""
-
-    def attach_raw_tracepoint(self, program_fd: int, name: str) -> int:
-        return attach_raw_tracepoint(program_fd, name.encode())
 
 
 def run(code: str) -> tuple[int, list[int]]:

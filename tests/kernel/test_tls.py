@@ -34,7 +34,7 @@ for i in range(101):
 
 
 def test_openssl_programs(rig: Rig, certs: Path) -> None:
-    server = subprocess.Popen(["openssl", "s_server", "-accept", "127.0.0.1:0", "-cert", certs / "cert", "-key", certs / "key", "-naccept", "23", "-brief"],
+    server = subprocess.Popen(["openssl", "s_server", "-accept", "127.0.0.1:0", "-cert", certs / "cert", "-key", certs / "key", "-naccept", "23"],
                               stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.PIPE, text=True)  # fmt: skip
     assert server.stdout is not None and server.stdin is not None
     port = next(line for line in server.stdout if line.startswith("ACCEPT")).strip().rpartition(":")[2]

@@ -29,6 +29,7 @@ from tests.unit.correlate_scenarios import (
     latest,
     network_loss,
     network_rtt,
+    peer,
     refusing,
     run,
     syscall,

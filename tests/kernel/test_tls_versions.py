@@ -1,0 +1,132 @@
+"""OpenSSL 1.1.1 and 3.5 beside the host's own: other Debian releases' libraries, run with their own dynamic linker.
+
+Downloaded once with apt into a directory of its own (TICKSCOPE_TEST_CACHE, else the user's cache); skipped where there is no archive to be had.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.kernel.tls_rig import Rig, names
+
+pytest_plugins = ["tests.kernel.tls_fixtures"]
+
+CACHE = Path(os.environ.get("TICKSCOPE_TEST_CACHE", Path.home() / ".cache/tickscope-tests"))
+RELEASES = {"bullseye": ("1.1.1", ("libssl1.1", "openssl", "libc6")), "trixie": ("3.5.", ("libssl3t64", "openssl", "libc6", "libzstd1", "zlib1g"))}
+
+
+class Tree:
+    """An unpacked release: ``openssl(*arguments)`` is the command line of its openssl program."""
+
+    def __init__(self, release: str) -> None:
+        self.version, packages = RELEASES[release]
+        self.root = CACHE / release
+        if not (self.root / "done").exists():
+            self._fetch(release, packages)
+
+    def _fetch(self, release: str, packages: tuple[str, ...]) -> None:
+        apt = self.root / "apt"
+        for name in ("lists/partial", "cache/archives/partial", "debs"):
+            (apt / name).mkdir(parents=True, exist_ok=True)
+        (apt / "status").touch()
+        key = "/usr/share/keyrings/debian-archive-keyring.gpg"
+        (apt / "sources.list").write_text(f"deb [signed-by={key}] http://deb.debian.org/debian {release} main\n")
+        settings = {"Dir::Etc::sourcelist": apt / "sources.list", "Dir::Etc::sourceparts": "-", "Dir::State::lists": apt / "lists",
+                    "Dir::Cache": apt / "cache", "Dir::State::status": apt / "status", "APT::Sandbox::User": "root"}  # fmt: skip
+        options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
+        for command in (["update"], ["download", *packages]):
+            done = subprocess.run(["apt-get", "-q", *options, *command], cwd=apt / "debs", capture_output=True, text=True)
+            if done.returncode:
+                pytest.skip(f"cannot fetch {release}: {done.stderr.strip().splitlines()[-1:]}")
+        for package in (apt / "debs").glob("*.deb"):
+            subprocess.run(["dpkg-deb", "-x", package, self.root], check=True)
+        (self.root / "done").touch()
+
+    def openssl(self, *arguments: str | Path) -> list[str]:
+        libraries = [str(d) for d in (self.root / "usr/lib/x86_64-linux-gnu", self.root / "lib/x86_64-linux-gnu") if d.is_dir()]
+        linker = next(p for p in (self.root / "usr/lib64", self.root / "lib64", self.root / "lib/x86_64-linux-gnu") if p.is_dir()) / "ld-linux-x86-64.so.2"
+        if not linker.exists():
+            linker = next(self.root.rglob("ld-linux-x86-64.so.2"))
+        return [str(linker.resolve()), "--library-path", ":".join(libraries), str(self.root / "usr/bin/openssl"), *map(str, arguments)]
+
+
+@pytest.fixture(scope="module", params=sorted(RELEASES))
+def tree(request: pytest.FixtureRequest) -> Tree:
+    return Tree(request.param)
+
+
+def _server(tree: Tree, certs: Path, *more: str) -> tuple[subprocess.Popen[str], str]:
+    server = subprocess.Popen(tree.openssl("s_server", "-accept", "127.0.0.1:0", "-cert", certs / "cert", "-key", certs / "key", *more),
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                              env={**os.environ, "OPENSSL_CONF": "/dev/null"})  # fmt: skip
+    assert server.stdout is not None
+    accept = next(line for line in server.stdout if line.startswith("ACCEPT"))
+    return server, accept.strip().rpartition(":")[2]
+
+
+def _end(server: subprocess.Popen[str]) -> None:
+    server.kill()
+    server.communicate()
+
+
+def test_handshakes_of_another_release(rig: Rig, certs: Path, tree: Tree) -> None:
+    """Its s_server against the host's Python, and its s_client: roles, versions, failures, and which library it was."""
+    server, port = _server(tree, certs)
+    rig.settle(0.5)
+    rows = rig.python(f"""
+import socket, ssl, sys
+good = ssl.create_default_context(cafile=sys.argv[1] + "/cert"); bad = ssl.create_default_context()
+for i in range(23):
+    good.maximum_version = ssl.TLSVersion.TLSv1_2 if i % 2 else ssl.TLSVersion.TLSv1_3
+    good.wrap_socket(socket.create_connection(("127.0.0.1", {port})), server_hostname="localhost").close()
+bad.maximum_version = ssl.TLSVersion.TLSv1_2
+for i in range(5):
+    try: bad.wrap_socket(socket.create_connection(("127.0.0.1", {port})), server_hostname="localhost")
+    except ssl.SSLError: pass
+for i in range(3):
+    socket.create_connection(("127.0.0.1", {port})).close()
+""", str(certs))  # fmt: skip
+    mine = rig.of(server.pid)
+    assert names(rows, "result") == ["ok"] * 23 + ["failed"] * 5
+    assert names(mine, "result") == ["ok"] * 23 + ["failed"] * 8
+    assert names(mine, "role") == ["server"] * 31
+    assert sorted(mine["tls_version"].tolist()) == [b""] * 8 + [b"1.2"] * 11 + [b"1.3"] * 12
+    assert mine["error"].tolist()[-3:] == [b"connection closed"] * 3
+    assert all(v.startswith(tree.version.encode()) for v in mine["library_version"].tolist())
+    assert not any(v.startswith(tree.version.encode()) for v in rows["library_version"].tolist())
+    client, _ = rig.run("sh", "-c", 'sleep 0.5; exec "$@" < /dev/null', "sh", *tree.openssl("s_client", "-connect", f"127.0.0.1:{port}"))
+    assert names(rig.of(client), "role") == ["client"]
+    _end(server)
+    assert rig.lost() == 0
+
+
+def test_messages_after_the_handshake_are_none(rig: Rig, certs: Path, tree: Tree) -> None:
+    """Key updates, new tickets, renegotiation and resumed sessions: one row a connection and side."""
+    server, port = _server(tree, certs)
+    clients = []
+    for version, keys in (("-tls1_3", "K\nk\nK\n"), ("-tls1_2", "R\nR\n")):
+        client = subprocess.Popen(tree.openssl("s_client", "-connect", f"127.0.0.1:{port}", version), stdin=subprocess.PIPE,
+                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True)  # fmt: skip
+        clients.append(client.pid)
+        rig.settle(0.5)
+        assert client.stdin is not None
+        for key in keys.splitlines():
+            client.stdin.write(key + "\n")
+            client.stdin.flush()
+            rig.settle(0.3)
+        client.stdin.write("Q\n")
+        client.stdin.close()
+        client.wait(5)
+    rig.settle()
+    assert names(rig.of(server.pid), "result") == ["ok", "ok"]
+    assert names(rig.of(*clients), "result") == ["ok", "ok"]
+    before = len(rig.rows())
+    resumed, _ = rig.run("timeout", "3", *tree.openssl("s_client", "-connect", f"127.0.0.1:{port}", "-tls1_2", "-reconnect"))
+    del resumed
+    assert len(rig.of(server.pid)) == 2 + 6
+    assert len(rig.rows()) - before >= 12
+    _end(server)
