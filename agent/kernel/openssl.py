@@ -107,7 +107,7 @@ def _returned_address(elf: Elf, symbol: Symbol) -> int:
         if len(words) >= 2 and words[0] & 0x9F00001F == 0x90000000 and words[1] & 0xFFC003FF == 0x91000000:  # adrp x0; add x0, x0
             pages = (words[0] >> 5 & 0x7FFFF) << 2 | words[0] >> 29 & 3
             pages -= (pages & 1 << 20) << 1
-            return ((at & ~0xFFF) + (pages << 12) + (words[1] >> 10 & 0xFFF)) % (1 << 64)
+            return int((at & ~0xFFF) + (pages << 12) + (words[1] >> 10 & 0xFFF)) % (1 << 64)
     raise ElfError("TLS_method does not return the address of a table")
 
 

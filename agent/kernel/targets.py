@@ -15,7 +15,7 @@ import re
 import struct
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -213,7 +213,7 @@ class Targets:
         return []
 
     @contextlib.contextmanager
-    def _counted(self) -> Iterable[None]:  # type: ignore[misc]
+    def _counted(self) -> Iterator[None]:
         """Processes end, and containers hold what may not be opened: neither stops the scan."""
         try:
             yield

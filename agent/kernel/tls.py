@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,6 +44,11 @@ def code_key(elf: Elf, vaddr: int, probed: Iterable[int]) -> set[bytes]:
             mark = _BREAKPOINT.get(elf.machine, b"")[: at + _CODE - one]
             patched[one - at : one - at + len(mark)] = mark
     return {struct.pack("<I", offset) + one for one in (code, bytes(patched))}
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 class Handshakes:
@@ -132,9 +138,7 @@ class Handshakes:
         else:
             if not library.implicit:
                 self._note(f"{path}: {library.reason}: handshakes inside SSL_read and SSL_write are not seen, failed ones as abandoned")
-        if not links:
-            return None
-        return lambda: [os.close(link) for link in links] and None
+        return partial(_close, links) if links else None
 
     def _note(self, text: str) -> None:
         if text not in self._family.reason:

@@ -38,8 +38,7 @@ def is_monotonic(wall: np.ndarray) -> np.ndarray:
 def unix_ns(wall: np.ndarray, ext: np.ndarray) -> np.ndarray:
     """Wall time of time.Time values, Unix ns, i64 (n,); unknown where that does not fit (the zero time)."""
     since_1885 = ((wall >> np.uint64(30)) & _SECONDS).astype(np.int64) - _FROM_1885_S
-    signed = ext.astype(np.int64)
-    since_year_1 = np.where(np.abs(signed // 2) < _MAX_S * 4, signed, NULL_I64 // 2) - _FROM_YEAR_1_S
+    since_year_1 = np.clip(ext.astype(np.int64), -(2**62), 2**62) - _FROM_YEAR_1_S
     seconds = np.where(is_monotonic(wall), since_1885, since_year_1)
     known = np.abs(seconds) < _MAX_S
     whole = np.where(known, seconds, 0) * 1_000_000_000 + (wall & _NANOSECONDS).astype(np.int64)

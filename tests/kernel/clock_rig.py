@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import socket
@@ -53,15 +54,16 @@ class Rig:
     """Everything that runs for the clock in an agent, drained by the test.
 
     probes False: the clock watch alone. libc False: no uprobes. detached: tracepoint programs to take off again.
+    without: helpers that the kernel is taken not to have, as older ones do not.
     """
 
-    def __init__(self, directory: Path, *, probes: bool = True, libc: bool = True, detached: tuple[str, ...] = ()) -> None:
+    def __init__(self, directory: Path, *, probes: bool = True, libc: bool = True, detached: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> None:
         self.path = directory / "notices.sock"
         os.chmod(directory, 0o755)
         self.watch = process.start(self.path, 65534, 65534)
         self.history = History()
         self.attacher = LocalAttacher()
-        probe = discover()["clock"]
+        probe = dataclasses.replace(discover()["clock"], options={f"FUNC_{name}": 0 for name in without})
         self.loaded = load([probe] if probes else [])
         self.kernel = KernelSource(self.loaded)
         if probes:

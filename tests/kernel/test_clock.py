@@ -219,6 +219,20 @@ def test_without_the_programs_steps_are_found_but_nobody_is_named(tmp_path: Path
         rig.close()
 
 
+@pytest.mark.parametrize("how", ["adjtimex", "clock_settime"])
+def test_as_on_a_kernel_that_cannot_read_tai(tmp_path: Path, how: str) -> None:
+    rig = Rig(tmp_path, detached=("clock_ask",), without=("ktime_get_tai_ns",))
+    try:
+        pid, out = rig.python(STEPS, how, "200000", "0.12")
+        rows, truth = rig.of(pid), np.array([line.split() for line in out.splitlines()], np.int64)
+        assert kinds(rows) == ["step"] * 24
+        assert len(rig.of(pid, NULL_I64)) == 24
+        assert (np.abs(rows["size_ns"][:23] - truth[:, 0]) <= rows["err_ns"][:23] + 500).all()
+        assert [n["actor"]["pid"] for n in rig.notices()] == [pid] * 24  # type: ignore[index]
+    finally:
+        rig.close()
+
+
 def test_a_frequency_change_that_only_polling_sees(tmp_path: Path) -> None:
     rig = Rig(tmp_path, libc=False, detached=("clock_ask",))
     try:

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+
 from tests.kernel.tls_rig import PROLOGUE, Rig, names
 
 pytest_plugins = ["tests.kernel.tls_fixtures"]

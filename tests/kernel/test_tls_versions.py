@@ -39,7 +39,7 @@ class Tree:
                     "Dir::Cache": apt / "cache", "Dir::State::status": apt / "status", "APT::Sandbox::User": "root"}  # fmt: skip
         options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
         for command in (["update"], ["download", *packages]):
-            done = subprocess.run(["apt-get", "-q", *options, *command], cwd=apt / "debs", capture_output=True, text=True)
+            done = subprocess.run(["apt-get", "-q", *options, *command], cwd=apt / "debs", capture_output=True, text=True, check=False)
             if done.returncode:
                 pytest.skip(f"cannot fetch {release}: {done.stderr.strip().splitlines()[-1:]}")
         for package in (apt / "debs").glob("*.deb"):
@@ -48,10 +48,8 @@ class Tree:
 
     def openssl(self, *arguments: str | Path) -> list[str]:
         libraries = [str(d) for d in (self.root / "usr/lib/x86_64-linux-gnu", self.root / "lib/x86_64-linux-gnu") if d.is_dir()]
-        linker = next(p for p in (self.root / "usr/lib64", self.root / "lib64", self.root / "lib/x86_64-linux-gnu") if p.is_dir()) / "ld-linux-x86-64.so.2"
-        if not linker.exists():
-            linker = next(self.root.rglob("ld-linux-x86-64.so.2"))
-        return [str(linker.resolve()), "--library-path", ":".join(libraries), str(self.root / "usr/bin/openssl"), *map(str, arguments)]
+        linker = next(p for p in self.root.rglob("ld-*.so*") if p.is_file() and not p.is_symlink())
+        return [str(linker), "--library-path", ":".join(libraries), str(self.root / "usr/bin/openssl"), *map(str, arguments)]
 
 
 @pytest.fixture(scope="module", params=sorted(RELEASES))
@@ -106,7 +104,7 @@ for i in range(3):
 
 def test_messages_after_the_handshake_are_none(rig: Rig, certs: Path, tree: Tree) -> None:
     """Key updates, new tickets, renegotiation and resumed sessions: one row a connection and side."""
-    server, port = _server(tree, certs)
+    server, port = _server(tree, certs, *([] if tree.version == "1.1.1" else ["-client_renegotiation"]))
     clients = []
     for version, keys in (("-tls1_3", "K\nk\nK\n"), ("-tls1_2", "R\nR\n")):
         client = subprocess.Popen(tree.openssl("s_client", "-connect", f"127.0.0.1:{port}", version), stdin=subprocess.PIPE,
@@ -124,9 +122,7 @@ def test_messages_after_the_handshake_are_none(rig: Rig, certs: Path, tree: Tree
     rig.settle()
     assert names(rig.of(server.pid), "result") == ["ok", "ok"]
     assert names(rig.of(*clients), "result") == ["ok", "ok"]
-    before = len(rig.rows())
-    resumed, _ = rig.run("timeout", "3", *tree.openssl("s_client", "-connect", f"127.0.0.1:{port}", "-tls1_2", "-reconnect"))
-    del resumed
+    resumer, _ = rig.run("sh", "-c", 'exec "$@" < /dev/null', "sh", *tree.openssl("s_client", "-connect", f"127.0.0.1:{port}", "-tls1_2", "-reconnect"))
     assert len(rig.of(server.pid)) == 2 + 6
-    assert len(rig.rows()) - before >= 12
+    assert len(rig.of(resumer)) == 6
     _end(server)

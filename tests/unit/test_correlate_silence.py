@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from agent.batch import Batch, make
 from agent.correlate.config import CorrelatorConfig
 from agent.correlate.correlator import Correlator
+from agent.correlate.rows import compact, in_order
 from tests.unit.correlate_scenarios import ALL, MS, T0, Host, S, latest, run
 
 
@@ -134,3 +135,9 @@ def test_hours_without_rows_pass_at_once() -> None:
     for batch in host.made:
         correlator.feed(batch)
     assert correlator.advance(T0 + 10**9 * S) == []
+
+
+def test_rows_of_one_instant_are_taken_in_an_order_of_their_own() -> None:
+    rows = compact("queue_lag", make("queue_lag", 7, t_ns=T0, system=b"redis", lag_messages=np.arange(7)).rows)
+    want = in_order(rows)
+    assert all(np.array_equal(in_order(np.random.default_rng(seed).permutation(rows))["lag_messages"], want["lag_messages"]) for seed in range(5))

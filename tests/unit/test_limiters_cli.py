@@ -1,0 +1,143 @@
+"""What the limiter family makes of its records, the catalogue, and ``tickscope limiters``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agent.batch import Batch, make
+from agent.columns import NULL_I64
+from agent.kernel.load import BPF_DIR
+from agent.kernel.wire import Wire
+from agent.limiters.catalogue import CATALOGUE, look_up
+from agent.probes.limiter import decode_decisions, elapsed_ns, unix_ns
+from agent.store.hot import HotStore
+from agent.store.window import this_boot
+from agent.tables import TABLES
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULT = TABLES["limiter_decision"].by_name["result"]
+_SECOND_1_OF_1970 = 62_135_596_800  # seconds from the year 1
+
+
+def monotonic(unix_s: int, ns: int, reading_ns: int) -> tuple[int, int]:
+    """time.Time's two words with a monotonic reading."""
+    return 1 << 63 | (unix_s + 2_682_288_000) << 30 | ns, reading_ns
+
+
+def plain(unix_s: int, ns: int) -> tuple[int, int]:
+    return ns, (unix_s + _SECOND_1_OF_1970) % (1 << 64)
+
+
+def words(*times: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    array = np.array(times, np.uint64)
+    return array[:, 0], array[:, 1]
+
+
+def test_go_times() -> None:
+    day = int(datetime(2031, 5, 6, tzinfo=UTC).timestamp())
+    times = words(monotonic(day, 123_456_789, 42), plain(day, 5), plain(-1, 999_999_999), (0, 0), (7, 1 << 63))
+    assert unix_ns(*times).tolist() == [day * 10**9 + 123_456_789, day * 10**9 + 5, -1, NULL_I64, NULL_I64]
+
+
+def test_go_time_differences() -> None:
+    later = words(monotonic(100, 0, 900), monotonic(100, 0, 900), plain(100, 7), (0, 0))
+    earlier = words(monotonic(5000, 0, 400), plain(99, 999_999_000), plain(99, 0), plain(99, 0))
+    assert elapsed_ns(*later, *earlier).tolist() == [500, 1000, 1_000_000_007, NULL_I64]
+
+
+def records(n: int) -> np.ndarray:
+    wire = Wire.read(BPF_DIR / "events.h", BPF_DIR / "tickscope.h", BPF_DIR / "limiter.bpf.c")
+    r = np.zeros(n, wire.dtype("limiter_decision"))
+    r["limit"], r["tokens"] = np.float64(10).view(np.uint64), np.float64(2).view(np.uint64)
+    r["burst"], r["n"], r["every"], r["reserved"], r["ok"] = 5, 3, 1, 1, 1
+    r["limiter"] = 0xC000012340
+    r["now_wall"], r["now_ext"] = monotonic(1000, 0, 2_000_000_000)
+    r["act_wall"], r["act_ext"] = r["now_wall"], r["now_ext"]
+    r["last_wall"], r["last_ext"] = monotonic(999, 0, 1_900_000_000)
+    return r
+
+
+def test_decisions() -> None:
+    r = records(6)
+    r["act_ext"][1] += np.uint64(70)
+    r["ok"][2:5] = 0
+    r["reserved"][3] = 0
+    r["last_wall"][4] = r["last_ext"][4] = 0
+    r["limit"][5] = r["burst"][5] = r["tokens"][5] = ~np.uint64(0)  # could not be read
+    r["every"][5] = 4
+    (batch,) = decode_decisions(r)
+    rows = batch.rows
+    assert [RESULT.names[i] for i in rows["result"]] == ["allowed", "delayed", "refused", "refused", "refused", "allowed"]
+    assert rows["wait_ns"].tolist() == [0, 70, NULL_I64, NULL_I64, NULL_I64, 0]
+    assert rows["remaining"][:5].tolist() == [2, 2, 3, 3, 5]  # 0.1 s at 10 a second since ``last``; a fresh bucket is full
+    assert np.isnan([rows["remaining"][5], rows["burst"][5], rows["limit_per_s"][5]]).all()
+    assert rows["sample_rate"].tolist() == [1, 1, 1, 1, 1, 0.25]
+    assert set(rows["limiter_id"]) == {b"rate.Limiter@0xc000012340"}
+    assert set(rows["step_immune"]) == {1}
+
+
+def test_catalogue() -> None:
+    old, new = look_up("golang.org/x/time/rate", "v0.1.0"), look_up("golang.org/x/time/rate", "v0.16.0")
+    assert old is not None
+    assert new is not None
+    assert old.back != new.back
+    assert look_up("golang.org/x/time/rate") == new
+    assert look_up("nobody/knows") is None
+    assert all(one.clock in ("caller", "wall", "remote wall", "monotonic") for one in CATALOGUE)
+
+
+def tickscope(store: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TICKSCOPE_STORE": str(store)}
+    code = "from agent.cli.main import main; main()"
+    return subprocess.run([sys.executable, "-c", code, "limiters", *argv], env=env, check=False, capture_output=True, text=True)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    exposed, immune = records(7), records(5)
+    for r, pid in ((exposed, 11), (immune, 12)):
+        r["t_ns"] = now - 1_000_000_000 + np.arange(len(r), dtype=np.uint64)
+        r["proc"]["pid"], r["library_version"] = pid, b"v0.16.0"
+    exposed["now_wall"], exposed["now_ext"] = plain(1000, 0)
+    exposed["act_wall"], exposed["act_ext"] = plain(1000, 0)
+    exposed["ok"][:3] = 0
+    status = make("probe_status", 1, t_ns=now, probe=b"limiter:old", state=TABLES["probe_status"].code("state", "unavailable"), reason=b"/old: built by go1.16")
+    batches: list[Batch] = [*decode_decisions(exposed), *decode_decisions(immune), status]
+    hot = HotStore(tmp_path, this_boot(), "host-a", seal_command=())
+    hot.append(batches)
+    hot.close()
+    return tmp_path
+
+
+def test_limiters_verb(store: Path) -> None:
+    done = tickscope(store, "-o", "json")
+    assert done.returncode == 0, done.stderr
+    doc = json.loads(done.stdout)
+    assert doc["schema"] == 1
+    exposed, immune = sorted(doc["rows"], key=lambda row: row["pid"])
+    assert (exposed["decisions"], exposed["allowed"], exposed["refused"], exposed["delayed"]) == (7, 4, 3, 0)
+    assert (exposed["limit_per_s"], exposed["burst"], exposed["step_immune"]) == (10, 5, False)
+    assert "nothing is admitted" in exposed["on_step_back"]
+    assert (immune["step_immune"], immune["on_step_back"]) == (True, "none")
+    assert doc["binaries"][0]["reason"] == "/old: built by go1.16"
+
+
+def test_limiters_verb_without_rows_and_known(store: Path) -> None:
+    table = tickscope(store)
+    assert "rate.Limiter@0xc000012340" in table.stdout
+    assert "built by go1.16" in table.stderr
+    none = tickscope(store, "--since", "0s")
+    assert none.returncode == 3, none.stderr
+    known = tickscope(store / "nowhere", "--known", "-o", "json")
+    assert known.returncode == 0, known.stderr
+    assert {row["library"] for row in json.loads(known.stdout)["rows"]} == {one.library for one in CATALOGUE}
