@@ -64,7 +64,7 @@ def btf() -> Check:
 def bcc() -> Check:
     code = "import bcc; print(getattr(bcc, 'BPF', None) is not None, getattr(bcc, '__version__', '?'))"
     try:
-        done = subprocess.run([SYSTEM_PYTHON, "-I", "-c", code], capture_output=True, text=True, timeout=30)
+        done = subprocess.run([SYSTEM_PYTHON, "-I", "-c", code], capture_output=True, text=True, timeout=30, check=False)
     except OSError as error:
         return Check("bcc", "fail", f"{SYSTEM_PYTHON}: {error.strerror}", "apt install python3 python3-bpfcc")
     if done.returncode:

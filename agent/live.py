@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
@@ -37,7 +38,7 @@ def percentile(hist: np.ndarray, q: float) -> float:
 
 def duration(ns: float) -> str:
     """A time span for people."""
-    if ns != ns:
+    if math.isnan(ns):
         return "-"
     for unit, scale in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
         if abs(ns) >= scale:
@@ -167,7 +168,7 @@ class Live:
         for row in list(latest.values())[:4]:
             lag = "?" if row["lag_messages"] == NULL_I64 else row["lag_messages"]
             age = row["oldest_undelivered_s"]
-            old = f", oldest {age:.1f} s" if age == age else ""
+            old = f", oldest {age:.1f} s" if not math.isnan(age) else ""
             yield self._bold("queue   ") + f"{row['destination'].decode()}/{row['consumer_group'].decode()}: lag {lag}{old} {row['status'].decode()}"
         sockets = self._rows("socket_queue")
         accept = sockets[sockets["kind"] == 0]

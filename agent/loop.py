@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from agent.batch import Batch, Sink, Source, make
-from agent.correlate.correlator import Correlator
 from agent.containers import Containers
+from agent.correlate.correlator import Correlator
 from agent.store.hot import HotStore
 from agent.tables import TABLES
 

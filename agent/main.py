@@ -22,7 +22,6 @@ from agent.kernel import helper as helper_room
 if TYPE_CHECKING:
     from agent.batch import Sink, Source
     from agent.kernel.load import Loaded
-    from agent.kernel.source import KernelSource
     from agent.loop import Loop
     from agent.status import Status
 
@@ -62,7 +61,7 @@ def _families(config: Config) -> list[Any]:
     return [probe for name, probe in sorted(discover().items()) if name not in off]
 
 
-def _kernel_sources(config: Config, loaded: Loaded, helper: helper_room.Helper, extra: dict[str, Any]) -> tuple[KernelSource, list[Source]]:
+def _kernel_sources(config: Config, loaded: Loaded, helper: helper_room.Helper, extra: dict[str, Any]) -> list[Source]:
     """The kernel source and what the families add to it. A family whose set-up fails is unavailable; the others run."""
     from agent.kernel.source import KernelSource
     from agent.kernel.targets import Targets
@@ -79,7 +78,7 @@ def _kernel_sources(config: Config, loaded: Loaded, helper: helper_room.Helper, 
         except Exception as error:  # noqa: BLE001 - one family's fault must not stop the others
             family.state, family.reason = "degraded", f"{type(error).__name__}: {error}"
     targets.start()
-    return kernel, sources
+    return sources
 
 
 def run(config: Config) -> int:
@@ -160,7 +159,7 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: helper_room
     limits = Limits(max_bytes=config.max_bytes, max_age_s=config.max_age_days * 86400)
     store = HotStore(store_fd, boot, host.name(), version=host.version(), limits=limits)
     history = History()
-    kernel, sources = _kernel_sources(config, loaded, helper, {"watch": watch, "history": history})
+    sources = _kernel_sources(config, loaded, helper, {"watch": watch, "history": history})
     sources += [Intake(intake_socket, config.intake_keys), *_queues(config)]
     sinks, missing = _sinks(config, boot, history)
     loop = Loop(sources, store, Correlator(), [s for s in sinks if hasattr(s, "offer")])

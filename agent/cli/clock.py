@@ -75,7 +75,7 @@ def _changes(store: str) -> list[dict[str, Any]]:
     with Session(store, ["clock_change"]) as session:
         columns = ", ".join(_CHANGES)
         newest = ", ".join(f"{key} DESC" for key in session.order().rsplit(", ", 1))
-        return session.run(f"SELECT {columns} FROM clock_change ORDER BY {newest} LIMIT 10").dicts()[::-1]  # noqa: S608 - our own names
+        return session.run(f"SELECT {columns} FROM clock_change ORDER BY {newest} LIMIT 10").dicts()[::-1]
 
 
 def _histories(session: Session) -> dict[str, History]:
@@ -86,7 +86,7 @@ def _histories(session: Session) -> dict[str, History]:
     from agent.tables import TABLES
 
     names = ("t_ns", "real_mono_ns", "boot_mono_ns", "err_ns", "cut")
-    found = session.run(f"SELECT boot_id, {', '.join(names)} FROM clock_offset WHERE real_mono_ns IS NOT NULL AND boot_mono_ns IS NOT NULL").rows  # noqa: S608 - our own names
+    found = session.run(f"SELECT boot_id, {', '.join(names)} FROM clock_offset WHERE real_mono_ns IS NOT NULL AND boot_mono_ns IS NOT NULL").rows
     out = {}
     for boot in session.boots:
         mine = [row[1:] for row in found if row[0] == boot]
@@ -113,7 +113,7 @@ def history(since: str | None, until: str | None, fmt: str, store: str) -> None:
         where = session.window.overlaps("t_ns", "until_ns")
         if where and rows:
             values = ", ".join(f"({i}, '{r['boot_id']}', {r['t_ns']}, {r['until_ns']})" for i, r in enumerate(rows))
-            kept = session.run(f"SELECT i FROM (VALUES {values}) v(i, boot_id, t_ns, until_ns) WHERE {' AND '.join(where)} ORDER BY i").rows  # noqa: S608 - numbers and boot ids
+            kept = session.run(f"SELECT i FROM (VALUES {values}) v(i, boot_id, t_ns, until_ns) WHERE {' AND '.join(where)} ORDER BY i").rows
             rows = [rows[i] for (i,) in kept]
     emit_rows(rows, fmt, _SEGMENT)
     if not rows:

@@ -49,9 +49,9 @@ def latest(session: Session, where: str) -> list[dict[str, Any]]:
     """The last row of each finding within the session's window; ``where`` is a SQL condition on those."""
     within = " AND ".join(session.window.rows()) or "true"
     last = "row_number() OVER (PARTITION BY boot_id, finding_id ORDER BY t_ns DESC) = 1"
-    newest = f"SELECT * FROM finding WHERE {within} QUALIFY {last}"  # noqa: S608 - the window's own conditions
+    newest = f"SELECT * FROM finding WHERE {within} QUALIFY {last}"
     order = f"ORDER BY {session.order()}, finding_id"
-    return decoded(session.run(f"SELECT * FROM ({newest}) WHERE {where} {order}").dicts())  # noqa: S608 - constants or hex digits
+    return decoded(session.run(f"SELECT * FROM ({newest}) WHERE {where} {order}").dicts())
 
 
 def decoded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

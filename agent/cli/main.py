@@ -50,9 +50,9 @@ class Verbs(click.Group):
             import difflib
 
             near = difflib.get_close_matches(args[0], VERBS, 1)
-            if near:
-                error.message += f" Did you mean {near[0]}?"
-            raise
+            if not near:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {near[0]}?", ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import Any
@@ -22,7 +23,7 @@ def look_at(process: dict[str, Any]) -> dict[str, Any]:
     """Adds uid, effective capabilities, no_new_privs and proportional memory; null where the asker may not read them."""
     pid = process["pid"]
     facts: dict[str, Any] = {"uid": None, "cap_eff": None, "no_new_privs": None, "pss_bytes": None}
-    try:
+    with contextlib.suppress(OSError, KeyError, StopIteration):  # what the asker may not read stays unknown
         with open(f"/proc/{pid}/status") as status:
             lines = dict(line.split(":\t", 1) for line in status if ":\t" in line)
         facts["uid"] = int(lines["Uid"].split()[1])
@@ -30,8 +31,6 @@ def look_at(process: dict[str, Any]) -> dict[str, Any]:
         facts["no_new_privs"] = lines["NoNewPrivs"].strip() == "1"
         with open(f"/proc/{pid}/smaps_rollup") as rollup:
             facts["pss_bytes"] = next(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:"))
-    except (OSError, KeyError, StopIteration):
-        pass
     return {**process, **facts}
 
 

@@ -110,7 +110,7 @@ class ClockSource:
         return {
             **reading._asdict(), "drift_ppb": None if np.isnan(drift) else round(drift), "freq_ppb": state.freq_ppb,
             "synchronised": not state.status & timex.STA_UNSYNC, "maxerror_us": state.maxerror_us, "tai_s": state.tai_s,
-            "segments": len(self.history.segments.start_ns), **self._watch.state(),
+            "segments": len(self.history.segments.start_ns), "late_records": self._join.late, **self._watch.state(),
         }  # fmt: skip
 
     def close(self) -> None:

@@ -22,8 +22,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from agent.kernel import btf  # noqa: E402
-from agent.kernel.plan import FamilyPlan, ProgramPlan, plan  # noqa: E402
+from agent.kernel import btf
+from agent.kernel.plan import FamilyPlan, ProgramPlan, plan
 
 FDS_PER_MESSAGE = 200
 _SYS_BPF = {"x86_64": 321, "aarch64": 280}[os.uname().machine]
@@ -117,11 +117,8 @@ class Loader:
         usable = [p for p in plans if p.state != "unavailable"]
         if not usable:
             return None
-        with Captured():
-            try:
-                return self.compile([p.name for p in usable])
-            except Exception:  # noqa: BLE001 - BCC raises bare Exception
-                pass
+        with Captured(), contextlib.suppress(Exception):  # BCC raises bare Exception; which family it was is found below
+            return self.compile([p.name for p in usable])
         for family in usable:
             captured = Captured()
             try:

@@ -102,12 +102,16 @@ def _returned_address(elf: Elf, symbol: Symbol) -> int:
         if code[start : start + 1] == b"\xb8" and len(code) >= start + 5:  # mov eax, x
             return int(struct.unpack_from("<I", code, start + 1)[0])
     elif elf.machine == AARCH64:
-        words = [w for w in struct.unpack(f"<{len(code) // 4}I", code[: len(code) // 4 * 4]) if w != 0xD503245F]  # bti c
-        at = symbol.value + len(code) // 4 * 4 - 4 * len(words)
-        if len(words) >= 2 and words[0] & 0x9F00001F == 0x90000000 and words[1] & 0xFFC003FF == 0x91000000:  # adrp x0; add x0, x0
-            pages = (words[0] >> 5 & 0x7FFFF) << 2 | words[0] >> 29 & 3
-            pages -= (pages & 1 << 20) << 1
-            return int((at & ~0xFFF) + (pages << 12) + (words[1] >> 10 & 0xFFF)) % (1 << 64)
+        words = struct.unpack(f"<{len(code) // 4}I", code[: len(code) // 4 * 4])
+        start = 1 if words[:1] == (0xD503245F,) else 0  # bti c
+        if words[start:] and words[start] & 0x9F00001F == 0x90000000:  # adrp x0, page; add x0, x0, ... until ret
+            pages = (words[start] >> 5 & 0x7FFFF) << 2 | words[start] >> 29 & 3
+            value = (symbol.value + 4 * start & ~0xFFF) + (pages - ((pages & 1 << 20) << 1) << 12)
+            for word in words[start + 1 :]:
+                if word & 0xFF8003FF != 0x91000000:
+                    break
+                value += (word >> 10 & 0xFFF) << (12 if word & 1 << 22 else 0)
+            return int(value % (1 << 64))
     raise ElfError("TLS_method does not return the address of a table")
 
 

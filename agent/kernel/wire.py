@@ -69,7 +69,7 @@ class Wire:
                 offset += np.dtype(base).itemsize  # type: ignore[call-overload]
         if align and offset % align:
             raise WireError(f"struct {name}: implicit padding at its end; declare it")
-        return np.dtype(fields)  # type: ignore[call-overload,no-any-return]
+        return np.dtype(fields)
 
     def _base(self, owner: str, is_struct: bool, ctype: str, size: str | None) -> object:
         if ctype == "char" and size:
@@ -94,7 +94,8 @@ class Wire:
             dtype = self.dtype(name)
             lines.append(f'_Static_assert(sizeof(struct {name}) == {dtype.itemsize}, "size of {name}");')
             for f in dtype.names or ():
-                offset = (dtype.fields or {})[f][1]
+                assert dtype.fields is not None
+                offset = dtype.fields[f][1]
                 lines.append(f'_Static_assert(__builtin_offsetof(struct {name}, {f}) == {offset}, "{name}.{f}");')
         return "\n".join(lines) + "\n"
 

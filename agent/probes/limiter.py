@@ -14,6 +14,7 @@ from agent.probes import Probe, Program, Ring
 from agent.tables import TABLES
 
 if TYPE_CHECKING:
+    from agent.kernel.golimiter import GoLimiters
     from agent.kernel.load import Family
     from agent.kernel.source import KernelSource
     from agent.kernel.targets import Attacher, Targets
@@ -98,7 +99,7 @@ def decode_decisions(records: np.ndarray) -> Iterable[Batch]:
     return [Batch("limiter_decision", rows)]
 
 
-def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: Mapping[str, object]) -> Iterable[object]:
+def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: Mapping[str, object]) -> Iterable[GoLimiters]:
     """Attaches to every Go binary with the package that ``targets`` finds. config: ``limiter_max_hits_per_s``."""
     from agent.kernel.golimiter import GoLimiters
 

@@ -63,7 +63,8 @@ def classes() -> np.ndarray:
 
 
 def _name(nr: np.ndarray) -> np.ndarray:
-    return names()[np.minimum(nr, 511)]
+    known: np.ndarray = names()[np.minimum(nr, 511)]
+    return known
 
 
 def decode_events(records: np.ndarray) -> Iterator[Batch]:

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from agent.columns import NULL_I64
-from agent.kernel.golimiter import GoLimiters
 from agent.kernel.targets import Targets
+from agent.probes.limiter import setup
 from agent.tables import TABLES
 from tests.kernel.conftest import Attached
 from tests.kernel.go_fixture import Limits, go_binary
@@ -31,9 +31,8 @@ class Watch:
         self.attached = attach("limiter", "exec")
         self.helper = LocalAttacher()
         family = self.attached.loaded.families["limiter"]
-        self.limiters = GoLimiters(family, self.attached.loaded.wire, self.helper, budget)
         self.targets = Targets(self.helper, self.attached.source)
-        self.targets.exe(self.limiters.found)
+        (self.limiters,) = setup(family, self.attached.source, self.helper, self.targets, {"limiter_max_hits_per_s": budget})
         self.targets.start()
         self.status: list[np.ndarray] = []
 
@@ -92,7 +91,7 @@ def names(rows: np.ndarray) -> list[str]:
 
 
 def bracketed(rows: np.ndarray, truth: list[dict[str, Any]]) -> None:
-    """Each decision, matched in order of its end within its limiter and goroutine's own clock readings, lies within them."""
+    """Each decision lies within the program's own clock readings around it, and is of the same limiter and cost."""
     assert len(rows) == len(truth)
     for row, told in zip(rows, truth, strict=True):
         assert told["start_ns"] <= row["t_ns"] - row["duration_ns"] <= row["t_ns"] <= told["end_ns"]

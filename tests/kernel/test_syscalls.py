@@ -144,7 +144,7 @@ def test_full_counts_every_call(attach: Callable[..., object]) -> None:
     assert rows["count"].sum() == 10007
     assert rows["hist"].sum() == 10007
     assert family.attached.lost() == 0  # type: ignore[attr-defined]
-    pid, told = run(LOCKS)
+    pid, _ = run(LOCKS)
     slow = family.slow(pid, 13)
     assert len(slow) == 13
     assert set(slow["basis"]) == {ALL}
