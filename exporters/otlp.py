@@ -142,7 +142,7 @@ class OtlpExporter:
     def _run(self) -> None:
         try:
             self._work()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the agent goes on without export, and says so in its state
             self._failure = f"the exporter stopped: {type(error).__name__}: {error}"
 
     def _work(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes as ct
 import os
 import struct
+from functools import cache
 from typing import NamedTuple
 
 _TIMEX = struct.Struct("<I4xqqqqi4xqqqqqqqqi4xqqqqqi44x")
@@ -54,14 +55,9 @@ def read() -> Timex:
     return Timex(freq, tick, status, maxerror, offset if status & STA_NANO else offset * 1000, tai, state)
 
 
-_loaded: ct.CDLL | None = None
-
-
+@cache
 def _libc() -> ct.CDLL:
-    global _loaded
-    if _loaded is None:
-        _loaded = ct.CDLL(None, use_errno=True)
-    return _loaded
+    return ct.CDLL(None, use_errno=True)
 
 
 def mode_names(modes: int) -> str:

@@ -42,7 +42,7 @@ class Processes:
             _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
             body()
             status = 0
-        except BaseException:  # a forked child must not run into its parent's code
+        except BaseException:  # noqa: BLE001 - a forked child must not run into its parent's code
             traceback.print_exc()
         finally:
             os._exit(status)

@@ -84,7 +84,7 @@ class QueuePoller:
                 try:
                     self._put(queue.poll())
                     self._failures.pop(queue.name, None)
-                except Exception as error:  # one queue's defect must not end the polling; `failures` shows it
+                except Exception as error:  # noqa: BLE001 - one queue's defect must not end the polling; `failures` shows it
                     self._failures[queue.name] = f"{type(error).__name__}: {error}"
                 next_s = max(next_s + self._interval_s, time.monotonic())  # an even pace also when an answer takes long
                 self._stop.wait(next_s - time.monotonic())
