@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
-# Installs what is missing, once, then is `tickscope ARGS` (no ARGS: `run`). Debian 12 and 13.
+# Installs what is missing, once, then is `tickscope ARGS` (no verb: `run`). Debian 12 and 13.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 . deploy/install.sh
-if [ "${1:-}" = demo ]; then install_for demo; else install_for run; fi
-if [ $# -eq 0 ]; then set -- run; fi
+case ${1:-} in
+-h | --help | --version) ;;
+-* | '') set -- run "$@" ;;
+esac
+if [ "$1" = demo ]; then install_for demo; else install_for run; fi
 exec "$TICKSCOPE_VENV/bin/tickscope" "$@"

@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import sys
+import textwrap
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -55,6 +56,7 @@ class Live:
         self._loop, self._status = loop, status
         self._recent: dict[str, deque[tuple[float, np.ndarray]]] = {t: deque() for t in _KEPT}
         self._findings: dict[bytes, np.void] = {}
+        self._changes: list[np.void] = []
         self._before: dict[str, int] = {}
         self._colour = not os.environ.get("NO_COLOR")
         loop.sinks.append(self)
@@ -62,6 +64,8 @@ class Live:
     def offer(self, batch: Batch) -> None:
         if batch.table in self._recent:
             self._recent[batch.table].append((time.monotonic(), batch.rows))
+        elif batch.table == "clock_change":
+            self._changes = [*self._changes, *batch.rows][-2:]
         elif batch.table == "finding":
             for row in batch.rows:
                 self._findings[row["finding_id"]] = row
@@ -110,7 +114,8 @@ class Live:
         yield self._bold("findings") + ("" if self._findings else " none")
         for row in reversed(self._findings.values()):
             state = TABLES["finding"].by_name["state"].names[row["state"]]
-            yield f"  {state:<6} {row['sentence'].decode()}"
+            width = max(shutil.get_terminal_size((100, 40)).columns - 1, 40)
+            yield from textwrap.wrap(f"{state}: {row['sentence'].decode()}", width, initial_indent="  ", subsequent_indent="    ")
 
     def _rates(self) -> Iterable[str]:
         for table, total in sorted(self._loop.totals.items()):
@@ -147,7 +152,18 @@ class Live:
 
     def _clock(self) -> Iterable[str]:
         state = self._status.clock()
-        yield self._bold("clock   ") + "  ".join(f"{k} {v}" for k, v in state.items() if v not in (None, ""))
+        drift, error = state.get("drift_ppb"), state.get("maxerror_us")
+        parts = [
+            f"REALTIME - MONOTONIC {state.get('real_mono_ns', 0) / 1e9:.6f} s",
+            f"drift against RAW {drift / 1e3:+.3f} ppm" if drift is not None else "drift not known yet",
+            "synchronised" if state.get("synchronised") else "not synchronised",
+            f"kernel's error bound {duration(error * 1e3)}" if error is not None else "",
+        ]
+        yield self._bold("clock   ") + "   ".join(filter(None, parts))
+        for row in self._changes[-2:]:
+            kind = TABLES["clock_change"].by_name["kind"].names[row["kind"]]
+            who = f"{row['comm'].decode()} pid {row['pid']}" if row["pid"] != NULL_I64 else "nobody seen"
+            yield f"  {kind} of {duration(row['size_ns']) if row['size_ns'] != NULL_I64 else '?'} by {who}"
 
     def _limiters(self) -> Iterable[str]:
         rows = self._rows("limiter_decision")

@@ -78,6 +78,10 @@ def _kernel_sources(config: Config, loaded: Loaded, helper: helper_room.Helper, 
         except Exception as error:  # noqa: BLE001 - one family's fault must not stop the others
             family.state, family.reason = "degraded", f"{type(error).__name__}: {error}"
     targets.start()
+    if not any(source.name == "clock" for source in sources):
+        from agent.clock.source import ClockSource
+
+        sources.append(ClockSource(extra["watch"], extra["history"]))  # without programs: steps have no actor
     return sources
 
 
@@ -204,7 +208,7 @@ def _sinks(config: Config, boot: str, history: Any) -> tuple[list[Sink], dict[st
     if otlp.enabled:
         from exporters.otlp import OtlpExporter
 
-        sinks.append(OtlpExporter(otlp, resource, lambda t_ns: history.to_wall(t_ns).value, metrics))
+        sinks.append(OtlpExporter(otlp, resource, lambda t_ns: history.to_wall(t_ns).ns, metrics))
     if config.prometheus:
         from exporters.prometheus import PrometheusEndpoint
 

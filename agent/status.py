@@ -69,7 +69,16 @@ class Status:
         return out
 
     def losses(self) -> list[dict[str, Any]]:
-        return [{"stage": stage, "source": source, "count": n} for (stage, source), n in sorted(self._loop.lost.items())]
+        lost = dict(self._loop.lost)
+        lost.update({("store", table): n for table, n in self._loop.store.losses().items()})
+        return [{"stage": stage, "source": source, "count": n} for (stage, source), n in sorted(lost.items()) if n]
+
+    def sources(self) -> list[dict[str, str]]:
+        """Sources that fail, and why; a queue's own failures too."""
+        failing = dict(self._loop.failures)
+        for source in self._loop.sources:
+            failing.update(getattr(source, "failures", dict)() if callable(getattr(source, "failures", None)) else {})
+        return [{"source": name, "failure": why} for name, why in failing.items()]
 
     def clock(self) -> dict[str, Any]:
         """The clock source's own words; empty where the clock family is off."""
@@ -86,7 +95,7 @@ class Status:
         return {
             "pid": os.getpid(), "uptime_s": round(uptime, 3), "ready_s": round(self.ready_s, 3),
             "cpu_s": round(usage.ru_utime + usage.ru_stime, 3), "processes": self.processes(), "probes": self.probes(),
-            "sources": [{"source": n, "failure": why} for n, why in self._loop.failures.items()], "rows": dict(self._loop.totals),
+            "sources": self.sources(), "rows": dict(self._loop.totals), "correlator_dropped": self._loop.correlator.losses(),
             "loss": self.losses(), "clock": self.clock(), "store": {"dir": self._config.store, **self._loop.store.state()},
             "export": self.export(), "helper": "running" if self._helper.alive else "gone: no new uprobes; restart tickscope",
         }  # fmt: skip

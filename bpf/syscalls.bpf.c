@@ -88,6 +88,7 @@ struct syscalls_thread {
 	u64 run_queue_ns;
 	u64 enter_ns;		/* sys_enter, where attached */
 	u64 sock_id;
+	u64 r14;		/* Go: the goroutine that blocks */
 	u32 nr;
 	u32 fd;
 	u32 enter_nr;
@@ -326,6 +327,9 @@ static __always_inline void syscalls_out(void *task, bool preempt, u64 now)
 		t->call_ns = now;
 		t->blocked_ns = t->run_queue_ns = 0;
 	}
+#ifdef LIMITER_OPEN
+	bpf_probe_read_kernel(&t->r14, sizeof(t->r14), &regs->r14);
+#endif
 	t->wake_ns = 0;
 	t->off_ns = now;
 }
@@ -355,7 +359,7 @@ static __always_inline void syscalls_in(void *task, u64 now)
 			return;
 #ifdef LIMITER_OPEN
 		u64 *open = limiter_open.lookup(&tid);
-		if (open) {
+		if (open && *open == t->r14) {
 			goroutine = *open;
 			wanted = true;
 		}

@@ -68,7 +68,7 @@ install_environment() { # extra
 }
 
 install_for() {
-	local packages=(python3-bpfcc python3-venv) extra=
+	local packages=(python3-bpfcc python3-venv passwd) extra=
 	case $1 in
 	demo | test) packages+=(redis-server openssl) ;;
 	esac

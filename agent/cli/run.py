@@ -21,9 +21,10 @@ def run_agent(config: Config) -> None:
     os.set_inheritable(reader, True)
     root = str(Path(__file__).resolve().parents[2])
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    # -P: the directory it is started in, a clone perhaps, is none of ours and may be closed to the agent's user.
     # One malloc arena and no BLAS threads: the agent has a budget of a few tens of megabytes.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
-    os.execve(sys.executable, [sys.executable, "-m", "agent.main", str(reader)], environment)
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "agent.main", str(reader)], environment)
 
 
 def flags(duration: str | None, **given: Any) -> dict[str, Any]:

@@ -71,6 +71,8 @@ def _human(d: dict[str, Any]) -> None:
         print(f"  {p['probe']:<12} {p['state']}" + (f": {p['reason']}" if p["reason"] else ""))
         if p["remedy"]:
             print(f"  {'':<12} try: {p['remedy']}")
+    for failing in d["sources"]:
+        print(f"  {failing['source']}: {failing['failure']}")
     print("rows  " + (", ".join(f"{n} {t}" for t, n in sorted(d["rows"].items())) or "none yet"))
     print("lost  " + (", ".join(f"{x['count']} of {x['source']} ({x['stage']})" for x in d["loss"]) or "nothing"))
     for name, part in (("clock", d["clock"]), ("store", d["store"]), *((k, v) for k, v in d["export"].items())):

@@ -30,7 +30,7 @@ class Workload:
     """
 
     def __init__(self, intake: Path, duration_s: float | None = None, step_clock: bool = False) -> None:
-        self._command = [sys.executable, "-m", "agent.demo.workload", "--intake", str(intake)]
+        self._command = [sys.executable, "-P", "-m", "agent.demo.workload", "--intake", str(intake)]
         self._command += [] if duration_s is None else ["--duration", str(duration_s)]
         self._command += ["--step-clock"] if step_clock else []
         self.redis_url: str | None = None

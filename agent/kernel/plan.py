@@ -14,6 +14,7 @@ class ProgramPlan:
     target: str
     loses: str
     on_demand: bool
+    optional: bool = False
     attach: bool = True
     reason: str = ""
     remedy: str = ""
@@ -32,7 +33,7 @@ class FamilyPlan:
 
     def settle(self) -> None:
         """Derives the family's state from its programs."""
-        missing = [p for p in self.programs if not p.attach]
+        missing = [p for p in self.programs if not p.attach and not p.optional]
         if not missing or self.state == "unavailable":
             return
         self.state = "degraded" if len(missing) < len(self.programs) else "unavailable"

@@ -31,7 +31,7 @@ class SealerProcess:
     def __init__(self, dir_fd: int, limits: Limits, command: Sequence[str] | None = None) -> None:
         self._dir_fd = dir_fd
         self._limits = limits
-        self._command = list(command or (sys.executable, "-m", "agent.store.seal"))
+        self._command = list(command or (sys.executable, "-P", "-m", "agent.store.seal"))
         self._child: subprocess.Popen[str] | None = None
         self._wanted = 0
         self._done = 0

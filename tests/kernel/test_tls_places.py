@@ -158,3 +158,40 @@ print("done", flush=True); os.read({go}, 1)
             os.close(fd)
         if child.stdout:
             child.stdout.close()
+
+
+FOREIGN = """
+#include <stdlib.h>
+#include <unistd.h>
+struct ssl { int calls, fails; };
+__attribute__((noinline)) int SSL_do_handshake(struct ssl *s) { usleep(100); s->calls++; return s->fails ? 0 : s->calls < 2 ? -1 : 1; }
+__attribute__((noinline)) int SSL_connect(struct ssl *s) { int r = SSL_do_handshake(s); usleep(100); return r; }
+__attribute__((noinline)) void SSL_free(struct ssl *s) { free(s); }
+int main(void)
+{
+	usleep(700000);
+	for (int i = 0; i < 10; i++) {
+		struct ssl *s = calloc(1, sizeof(*s));
+		s->fails = i >= 7;
+		while (SSL_connect(s) < 0)
+			usleep(1000);
+		if (!s->fails)
+			SSL_do_handshake(s);
+		SSL_free(s);
+	}
+	return 0;
+}
+"""
+
+
+def test_a_library_that_is_not_quite_openssl(rig: Rig, tmp_path: Path) -> None:
+    """Explicit handshakes by the exported functions, each once though one calls the other; and the state says what is missing."""
+    (tmp_path / "foreign.c").write_text(FOREIGN)
+    subprocess.run(["gcc", "-O1", "-rdynamic", "-o", tmp_path / "foreign", tmp_path / "foreign.c"], check=True)
+    pid, _ = rig.run(tmp_path / "foreign")
+    rows = rig.of(pid)
+    assert names(rows, "result") == ["ok"] * 7 + ["failed"] * 3
+    assert set(names(rows, "role")) == {"client"}
+    assert rows["calls"].tolist() == [2] * 7 + [1] * 3
+    assert (rows["duration_ns"][:7] >= rows["in_call_ns"][:7] + 1_000_000).all()
+    assert "handshakes inside SSL_read and SSL_write are not seen" in rig.tls.reason

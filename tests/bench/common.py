@@ -1,0 +1,193 @@
+"""What the benchmarks share: interleaved rounds, ratios, a whole agent that must lose nothing, a private Redis under load.
+
+Every figure is a ratio of two sides that ran in the same minute on the same machine; a figure taken while the agent lost
+a single record does not count, and ends the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agent.kernel.load import BPF_DIR, load
+from agent.probes import Probe, Program, discover
+from tests.system.agent import Agent
+
+T = TypeVar("T")
+MIN_PAIRS = 7
+EMPTY = Probe("empty", (Program("empty_enter", target="sys_enter"), Program("empty_exit", target="sys_exit")))
+_EMPTY_SOURCE = "".join(f"int {p.function}(struct bpf_raw_tracepoint_args *ctx) {{ return 0; }}\n" for p in EMPTY.programs)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Values of the rounds, and their median."""
+
+    values: Sequence[float]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    def text(self, form: str = ".3f") -> str:
+        """``0.985 (0.971-0.992, n=7)``, and a warning where there were too few rounds to count."""
+        few = "" if len(self.values) >= MIN_PAIRS else ", TOO FEW"
+        return f"{self.median:{form}} ({min(self.values):{form}}-{max(self.values):{form}}, n={len(self.values)}{few})"
+
+
+def ratio(over: Sequence[float], under: Sequence[float]) -> Figure:
+    """Pair by pair."""
+    return Figure([a / b for a, b in zip(over, under, strict=True)])
+
+
+def interleaved(sides: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
+    """Runs each side once a round, in turns forwards and backwards (A B B A A B ...)."""
+    out: dict[str, list[T]] = {name: [] for name in sides}
+    for i in range(rounds):
+        for name in list(sides)[:: -1 if i % 2 else 1]:
+            out[name].append(sides[name]())
+    return out
+
+
+def arguments(description: str | None, **more: tuple[Any, str]) -> argparse.Namespace:
+    """``--pairs`` and the script's own numbers, as ``name=(default, help)``. Says which machine this is."""
+    parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
+    parser.add_argument("--pairs", type=int, default=MIN_PAIRS, help=f"interleaved rounds [{MIN_PAIRS}]")
+    for name, (default, text) in more.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{text} [{default}]")
+    given = parser.parse_args()
+    kernel = os.uname()
+    print(f"{os.cpu_count()} cores, Linux {kernel.release} {kernel.machine}, load before the start {os.getloadavg()[0]:.2f}", flush=True)
+    return given
+
+
+def report(what: str, figure: str, peer: str, target: str) -> None:
+    """One row of the README's table."""
+    print(f"| {what} | {figure} | {peer} | {target} |", flush=True)
+
+
+@contextlib.contextmanager
+def running(*args: str, config: str = "", env: dict[str, str] | None = None, settle_s: float = 2.0) -> Iterator[Agent]:
+    """A whole agent that is ready; afterwards nothing may be lost. config: YAML lines, added to ``prometheus: ''``."""
+    root = Path(tempfile.mkdtemp(prefix="tickscope-bench-"))
+    agent = Agent(root, *args, config=f"prometheus: ''\n{config}", env=env)
+    try:
+        agent.ready()
+        probes = {p["probe"]: p for p in agent.status()["probes"]}
+        broken = [f"{name}: {p['reason']}" for name, p in probes.items() if p["state"] not in ("attached", "off")]
+        if broken:
+            raise SystemExit(f"not all probes are attached, so this counts for nothing: {'; '.join(broken)}")
+        time.sleep(settle_s)
+        yield agent
+        time.sleep(1.5)  # the last interval, drain and append
+        lost_nothing(agent)
+    finally:
+        agent.stop(signal.SIGTERM)
+        shutil.rmtree(root)
+
+
+def lost_nothing(agent: Agent) -> None:
+    """Ends the run unless the agent stored rows and lost none."""
+    status = agent.status()
+    lost = status["loss"] or agent.json("query", "loss")["rows"]
+    if lost or status["store"]["state"] != "ok" or not sum(status["rows"].values()):
+        raise SystemExit(f"the figure does not count: lost {lost}, store {status['store']}, rows {status['rows']}")
+
+
+def only(*families: str) -> str:
+    """A configuration line that turns every other family off."""
+    return f"off: [{', '.join(sorted(discover().keys() - set(families)))}]\n"
+
+
+@contextlib.contextmanager
+def empty_system_call_probes() -> Iterator[None]:
+    """Two programs that do nothing, on sys_enter and sys_exit: what any full timing of system calls costs at least."""
+    with tempfile.TemporaryDirectory() as directory:
+        for path in BPF_DIR.iterdir():
+            (Path(directory) / path.name).symlink_to(path)
+        (Path(directory) / EMPTY.source).write_text(_EMPTY_SOURCE)
+        loaded = load([EMPTY], bpf_dir=Path(directory))
+    family = loaded.families["empty"]
+    if len(family.links) != 2:
+        raise SystemExit(f"cannot attach the empty programs: {family.reason}")
+    try:
+        yield
+    finally:
+        for fd in (*family.links.values(), *family.programs.values(), *loaded.shared.values()):
+            os.close(fd)
+
+
+@dataclass(frozen=True)
+class Load:
+    """One run of redis-benchmark: requests a second by command, and processor time of both sides for all of it."""
+
+    per_s: dict[str, float]
+    server_cpu_s: float
+    client_cpu_s: float
+
+    @property
+    def cpu_s(self) -> float:
+        return self.server_cpu_s + self.client_cpu_s
+
+
+class Redis:
+    """A redis-server on a free port of loopback, without persistence."""
+
+    def __init__(self, directory: str) -> None:
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            self.port = int(s.getsockname()[1])
+        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", directory]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        for _ in range(100):
+            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", self.port)):
+                return
+            time.sleep(0.05)
+        raise SystemExit("redis-server does not come up")
+
+    def command(self, *words: str) -> None:
+        subprocess.run(["redis-cli", "-p", str(self.port), *words], check=True, stdout=subprocess.DEVNULL)
+
+    def load(self, requests: int) -> Load:
+        """SET, then GET: 50 clients, no pipelining."""
+        before = cpu_s(self.process.pid)
+        client = subprocess.Popen(
+            ["redis-benchmark", "-p", str(self.port), "-c", "50", "-n", str(requests), "-t", "set,get", "--csv"], stdout=subprocess.PIPE, text=True
+        )
+        assert client.stdout is not None
+        lines = [line.replace('"', "").split(",") for line in client.stdout]
+        _, status, usage = os.wait4(client.pid, 0)
+        client.returncode = os.waitstatus_to_exitcode(status)
+        if client.returncode:
+            raise SystemExit(f"redis-benchmark ended with {client.returncode}")
+        per_s = {cells[0]: float(cells[1]) for cells in lines if cells[0] in ("SET", "GET")}
+        return Load(per_s, cpu_s(self.process.pid) - before, usage.ru_utime + usage.ru_stime)
+
+
+@contextlib.contextmanager
+def redis_server() -> Iterator[Redis]:
+    with tempfile.TemporaryDirectory() as directory:
+        server = Redis(directory)
+        try:
+            server.load(20_000)
+            yield server
+        finally:
+            server.process.terminate()
+            server.process.wait()
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time of a live process, all threads, to the nanosecond (/proc/PID/task/TID/schedstat)."""
+    return sum(int(task.read_text().split()[0]) for task in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9

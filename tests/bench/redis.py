@@ -1,0 +1,46 @@
+"""What the agent costs a Redis server: ``python -m tests.bench.redis [--pairs N] [--requests N]``.
+
+redis-benchmark, SET and GET, 50 clients, no pipelining. Sides, interleaved: no agent; the agent as it comes (``sampled``); two
+EMPTY programs on sys_enter and sys_exit; the agent with ``--syscalls full``. The last is held against the one before it.
+"""
+
+from __future__ import annotations
+
+from tests.bench.common import Load, Redis, arguments, empty_system_call_probes, interleaved, ratio, redis_server, report, running
+
+
+def with_agent(server: Redis, requests: int, *args: str) -> Load:
+    with running(*args):
+        return server.load(requests)
+
+
+def with_empty(server: Redis, requests: int) -> Load:
+    with empty_system_call_probes():
+        return server.load(requests)
+
+
+def main() -> None:
+    given = arguments(__doc__, requests=(200_000, "requests of each command in a run"))
+    with redis_server() as server:
+        sides = {
+            "none": lambda: server.load(given.requests),
+            "sampled": lambda: with_agent(server, given.requests),
+            "empty": lambda: with_empty(server, given.requests),
+            "full": lambda: with_agent(server, given.requests, "--syscalls", "full"),
+        }
+        took = interleaved(sides, given.pairs)
+    for over, under, least, peer in (
+        ("sampled", "none", "0.97", "no agent"),
+        ("full", "empty", "0.95", "two empty programs on sys_enter and sys_exit"),
+        ("empty", "none", "-", "no agent"),
+        ("full", "none", "-", "no agent"),
+    ):
+        for command in ("SET", "GET"):
+            figure = ratio(*([x.per_s[command] for x in took[side]] for side in (over, under)))
+            report(f"redis-benchmark {command}, {over}: throughput", figure.text(), peer, least if least == "-" else f">= {least}")
+        figure = ratio(*([x.cpu_s for x in took[side]] for side in (over, under)))
+        report(f"redis-benchmark, {over}: CPU of server and client", figure.text(), peer, "<= 1.04" if over == "sampled" else "-")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Files found among real processes: offered once, let go of when nobody uses them, and harmless when they are hostile."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.kernel.tls_rig import PROLOGUE, Rig
+
+pytest_plugins = ["tests.kernel.tls_fixtures"]
+
+LIBSSL = next(iter(sorted(Path("/usr/lib").glob("*-linux-gnu/libssl.so.*"))))
+MAP = f"""
+import mmap, os, sys
+fd = os.open(sys.argv[1], os.O_RDONLY)
+m = mmap.mmap(fd, 4096, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | {mmap.PROT_EXEC})
+print("mapped", flush=True); sys.stdin.readline()
+"""
+
+
+@contextmanager
+def mapping(path: Path) -> Iterator[int]:
+    """A process that has a file mapped as code; its pid."""
+    with subprocess.Popen([sys.executable, "-c", MAP, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "mapped\n"
+        yield child.pid
+        child.communicate("\n")
+
+
+def full_scan(rig: Rig) -> None:
+    rig.targets._full_ns = 1
+    rig.settle(0.2)
+
+
+def probes() -> int:
+    links = [Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+    return sum(os.readlink(link) in ("anon_inode:[perf_event]", "anon_inode:bpf_link") for link in links if link.is_symlink())
+
+
+def test_a_file_is_offered_once_and_let_go_of(rig: Rig, tmp_path: Path) -> None:
+    copy, offered = tmp_path / LIBSSL.name, list[str]()
+    shutil.copy(LIBSSL, copy)
+    rig.targets.library(rb"libssl\.so.*", lambda pid, path, fd: offered.append(path))
+    before = probes()
+    with mapping(copy):
+        rig.settle(0.5)
+        attached = probes()
+        assert attached > before
+        with mapping(copy):
+            rig.settle(0.5)
+            full_scan(rig)
+        assert offered.count(str(copy)) == 1
+        assert probes() == attached
+    for _ in range(3):
+        full_scan(rig)
+    assert probes() == before
+    with mapping(copy):
+        rig.settle(0.5)
+        assert probes() == attached
+    assert offered.count(str(copy)) == 2
+
+
+def test_hostile_libraries_change_nothing(rig: Rig, certs: Path, tmp_path: Path) -> None:
+    good = LIBSSL.read_bytes()
+    before = probes()
+    for number, content in enumerate((b"\x7fELF" + bytes(8000), good[:70000], good[:64] + b"\xff" * 8000, b"libssl" * 2000)):
+        bad = tmp_path / f"libssl.so.{number}"
+        bad.write_bytes(content)
+        with mapping(bad):
+            rig.settle(0.3)
+    assert probes() == before
+    assert rig.tls.state == "attached"
+    assert str(tmp_path) in rig.tls.reason
+    rows = rig.python(PROLOGUE + "a, b = pair(); both(lambda: cc.wrap_socket(a, server_hostname='localhost'), lambda: sc.wrap_socket(b, server_side=True))",
+                      str(certs))  # fmt: skip
+    assert len(rows) == 2
+
+
+def test_a_late_dlopen_is_found(rig: Rig, tmp_path: Path) -> None:
+    """A library that is loaded long after the program started is found by the next full scan."""
+    copy = tmp_path / LIBSSL.name
+    shutil.copy(LIBSSL, copy)
+    before = probes()
+    script = "import sys\nsys.stdin.readline()\n" + MAP
+    with subprocess.Popen([sys.executable, "-c", script, str(copy)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        rig.settle(0.5)
+        rig.targets._looks.clear()
+        assert child.stdin is not None and child.stdout is not None
+        child.stdin.write("\n")
+        child.stdin.flush()
+        assert child.stdout.readline() == "mapped\n"
+        assert probes() == before
+        full_scan(rig)
+        assert probes() > before
+        child.communicate("\n")
