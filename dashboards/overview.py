@@ -1,0 +1,86 @@
+"""The Grafana dashboard, as code: ``python -m dashboards.overview`` writes dashboards/overview.json (committed; a test compares).
+
+Panels name metrics of exporters/metrics.py, so a renamed metric fails here, not in front of an operator. Prometheus naming.
+Model: https://grafana.com/docs/grafana/latest/visualizations/dashboards/build-dashboards/view-dashboard-json-model/
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from exporters.metrics import METRICS, Metric
+
+_BY_NAME = {m.name: m for m in METRICS}
+_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+_UNITS = {"ns": "ns", "us": "µs", "s": "s"}
+_WIDTH, _HEIGHT = 12, 8
+
+#: (row title, [(panel title, metric, labels to group by, quantile for histograms)])
+_ROWS: tuple[tuple[str, tuple[tuple[str, str, tuple[str, ...], float], ...]], ...] = (
+    ("Findings and losses", (
+        ("Findings by cause", "tickscope.findings", ("tickscope_cause", "tickscope_symptom"), 0),
+        ("Records lost", "tickscope.losses", ("tickscope_stage", "tickscope_source"), 0),
+    )),
+    ("Limiters and queues", (
+        ("Decisions", "tickscope.limiter.decisions", ("rate_limiting_limiter_id", "rate_limiting_result"), 0),
+        ("Decision time, p99", "tickscope.limiter.decision.duration", ("rate_limiting_limiter_id",), 0.99),
+        ("Queue lag", "tickscope.queue.lag", ("messaging_destination_name", "messaging_consumer_group_name"), 0),
+        ("Oldest undelivered", "tickscope.queue.oldest_undelivered", ("messaging_destination_name", "messaging_consumer_group_name"), 0),
+    )),
+    ("Clocks", (
+        ("Clock changes", "tickscope.clock.changes", ("tickscope_kind", "process_command"), 0),
+        ("Drift against MONOTONIC_RAW", "tickscope.clock.drift", (), 0),
+        ("Kernel's error bound", "tickscope.clock.max_error", (), 0),
+        ("Frequency correction", "tickscope.clock.frequency", (), 0),
+    )),
+    ("Network and system calls", (
+        ("RTT, p99", "tickscope.tcp.rtt", ("process_command", "network_peer_address"), 0.99),
+        ("Retransmits", "tickscope.tcp.retransmits", ("process_command", "tickscope_kind"), 0),
+        ("TLS handshake, p99", "tickscope.tls.handshake.duration", ("process_command",), 0.99),
+        ("Slow system calls", "tickscope.syscall.slow", ("process_command", "syscall_name"), 0),
+    )),
+)
+
+
+def expression(metric: Metric, labels: tuple[str, ...], quantile: float) -> str:
+    """PromQL of one panel."""
+    by = f" by ({', '.join(labels)})" if labels else ""
+    if metric.instrument == "counter":
+        return f"sum{by} (rate({metric.prometheus}[$__rate_interval]))"
+    if metric.instrument == "histogram":
+        le = f" by ({', '.join((*labels, 'le'))})"
+        return f"histogram_quantile({quantile}, sum{le} (rate({metric.prometheus}_bucket[$__rate_interval])))"
+    return f"max{by} ({metric.prometheus})"
+
+
+def dashboard() -> dict[str, Any]:
+    """The whole dashboard. Raises KeyError for a metric that does not exist."""
+    panels: list[dict[str, Any]] = []
+    y = 0
+    for title, row in _ROWS:
+        panels.append({"id": len(panels) + 1, "type": "row", "title": title, "collapsed": False, "panels": [],
+                       "gridPos": {"x": 0, "y": y, "w": 24, "h": 1}})  # fmt: skip
+        y += 1
+        for i, (name, metric_name, labels, quantile) in enumerate(row):
+            metric = _BY_NAME[metric_name]
+            legend = " ".join(f"{{{{{label}}}}}" for label in labels) or metric.name
+            panels.append({
+                "id": len(panels) + 1, "type": "timeseries", "title": name, "description": metric.description, "datasource": _SOURCE,
+                "gridPos": {"x": _WIDTH * (i % 2), "y": y + _HEIGHT * (i // 2), "w": _WIDTH, "h": _HEIGHT},
+                "fieldConfig": {"defaults": {"unit": _UNITS.get(metric.unit, "short")}, "overrides": []},
+                "targets": [{"refId": "A", "datasource": _SOURCE, "expr": expression(metric, labels, quantile), "legendFormat": legend}],
+            })  # fmt: skip
+        y += _HEIGHT * -(-len(row) // 2)
+    variable = {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Data source"}
+    return {"title": "tickscope", "uid": "tickscope-overview", "schemaVersion": 39, "time": {"from": "now-1h", "to": "now"}, "refresh": "10s",
+            "tags": ["tickscope"], "templating": {"list": [variable]}, "panels": panels}  # fmt: skip
+
+
+def text() -> str:
+    return json.dumps(dashboard(), indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    Path(__file__).with_suffix(".json").write_text(text())
