@@ -26,7 +26,7 @@ class Config:
     second, with ``sampled``. slow_syscall_ms: from when a blocked call is an event. redis: URLs of servers whose streams are
     watched, ``redis://host:port/db?streams=a,b``. poll_s: between two looks at queues. intake_keys: ``hashed`` or ``clear``.
     otlp: see exporters/config.py. prometheus: listen address of the metrics page, empty for none. max_bytes, max_age_days:
-    of the store. off: probe families to leave out. duration_s: stop by itself (``run --duration``). live: show the summary.
+    of the store. without: probe families to leave out. duration_s: stop by itself (``run --duration``). live: show the summary.
     """
 
     store: str = "/var/lib/tickscope"
@@ -41,7 +41,7 @@ class Config:
     prometheus: str = "127.0.0.1:9469"
     max_bytes: int = 1 << 30
     max_age_days: float = 7.0
-    off: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
     duration_s: float = 0.0
     live: bool = False
 

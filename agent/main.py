@@ -57,7 +57,7 @@ def _directories(config: Config, uid: int, gid: int) -> int:
 def _families(config: Config) -> list[Any]:
     from agent.probes import discover
 
-    off = set(config.off) | ({"syscalls"} if config.syscalls == "off" else set())
+    off = set(config.without) | ({"syscalls"} if config.syscalls == "off" else set())
     return [probe for name, probe in sorted(discover().items()) if name not in off]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,8 +117,15 @@ class PendingCalls:
         if now_ns < self._next_ns:
             return
         self._next_ns = now_ns + self.AGE_NS
+        yield from self._take(now_ns - self.AGE_NS)
+
+    def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterable[Batch]:
+        """All that wait, however young: for the end of a run."""
+        return list(self._take(now_ns))
+
+    def _take(self, until_ns: int) -> Iterator[Batch]:
         keys, values = self._map.read()
-        old = np.flatnonzero(values["t_ns"].astype(np.int64) < now_ns - self.AGE_NS)
+        old = np.flatnonzero(values["t_ns"].astype(np.int64) < until_ns)
         mine = [i for i in old if bpf.delete(self._map.fd, keys[i].tobytes())]
         if mine:
             yield from decode_events(values[mine])

@@ -108,7 +108,7 @@ def lost_nothing(agent: Agent) -> None:
 
 def only(*families: str) -> str:
     """A configuration line that turns every other family off."""
-    return f"off: [{', '.join(sorted(discover().keys() - set(families)))}]\n"
+    return f"without: [{', '.join(sorted(discover().keys() - set(families)))}]\n"
 
 
 @contextlib.contextmanager

@@ -60,7 +60,7 @@ def peer() -> Iterator[tuple[socket.socket, int, int]]:
 class Readers:
     def __init__(self, sock: socket.socket, ring: int, program: int) -> None:
         self._sock, self._program = sock, program
-        self._reader = RingReader(ring, Wire.read(BPF_DIR / "events.h", _SOURCE).dtype("bench_record"))
+        self._reader = RingReader(ring, Wire.read(_SOURCE).dtype("bench_record"))
         self.capacity = self._reader.size // self._reader.stride - 1
 
     def ours(self, records: int) -> float:

@@ -1,0 +1,66 @@
+"""Settings: precedence, and mistakes that name their line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.config import Config, read_file, resolve
+from agent.errors import AgentError
+
+
+def write(path: Path, text: str) -> Path:
+    file = path / "t.yaml"
+    file.write_text(text)
+    return file
+
+
+def test_the_documented_defaults_are_the_defaults() -> None:
+    assert Config(**read_file(Path("deploy/tickscope.yaml"), required=True)) == Config()
+
+
+def test_flag_beats_environment_beats_file(tmp_path: Path) -> None:
+    file = str(write(tmp_path, "store: /file\nrun_dir: /file-run\nsyscalls: full\n"))
+    config = resolve({"store": None, "syscalls": "blocked"}, {"TICKSCOPE_STORE": "/env", "TICKSCOPE_CONFIG": file})
+    assert (config.store, config.run_dir, config.syscalls) == ("/env", "/file-run", "blocked")
+    assert resolve({"store": "/flag"}, {"TICKSCOPE_STORE": "/env"}, file).store == "/flag"
+
+
+def test_it_survives_the_way_to_the_agent() -> None:
+    config = Config(redis=("redis://a", "redis://b"), otlp={"endpoint": "http://c:4318"}, without=("tls",), live=True)
+    assert Config.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("store: /a\nsyscals: full\n", 2, "syscalls"),
+        ("# x\n\npoll_s: fast\n", 3, "poll_s"),
+        ("redis: [1]\n", 1, "redis"),
+        ("live: true\n", 1, "live"),
+        ("max_bytes: yes\n", 1, "max_bytes"),
+    ],
+)
+def test_a_mistake_names_its_line(tmp_path: Path, text: str, line: int, words: str) -> None:
+    with pytest.raises(AgentError) as raised:
+        read_file(write(tmp_path, text), required=True)
+    assert f"t.yaml:{line}:" in str(raised.value)
+    assert words in str(raised.value)
+    assert raised.value.exit_code == 2
+
+
+@pytest.mark.parametrize("text", ["a: [", "- a\n- b\n", "syscalls: never\n", "poll_s: 0\n", "prometheus: localhost\n"])
+def test_nonsense_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(AgentError) as raised:
+        Config(**read_file(write(tmp_path, text), required=True))
+    assert raised.value.exit_code == 2
+
+
+def test_off_is_a_word(tmp_path: Path) -> None:
+    assert read_file(write(tmp_path, "syscalls: off\n"), required=True) == {"syscalls": "off"}
+
+
+def test_a_named_file_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(AgentError):
+        resolve({}, {}, str(tmp_path / "none.yaml"))
