@@ -67,6 +67,8 @@ def _kernel_sources(config: Config, loaded: Loaded, helper: helper_room.Helper, 
     from agent.kernel.targets import Targets
 
     kernel = KernelSource(loaded)
+    if loaded.shared:
+        kernel.control["agent_pid"] = os.getpid()
     targets = Targets(helper, kernel)
     sources: list[Any] = [kernel, targets]
     settings = {"syscalls": config.syscalls, "syscalls_window_ns": int(config.syscalls_window_ms * 1e6), **extra}

@@ -42,22 +42,20 @@ class Status:
     def probes(self) -> list[dict[str, Any]]:
         out = []
         for name, family in self._loaded.families.items():
-            hits, run_ns = self._stats(family.programs)
+            hits, run_ns, missed = self._stats(family.programs)
             out.append({"probe": name, "state": family.state, "reason": family.reason or None, "remedy": family.remedy or None,
-                        "hits": hits, "run_ns": run_ns, "programs": len(family.plan)})  # fmt: skip
+                        "hits": hits, "run_ns": run_ns, "missed": missed, "programs": len(family.plan)})  # fmt: skip
         if self._config.syscalls == "off":
             out.append({"probe": "syscalls", "state": "off", "reason": "turned off", "remedy": "--syscalls sampled", "hits": None,
-                        "run_ns": None, "programs": 0})  # fmt: skip
+                        "run_ns": None, "missed": None, "programs": 0})  # fmt: skip
         return out
 
     @staticmethod
-    def _stats(programs: dict[str, int]) -> tuple[int | None, int | None]:
-        """(hits, run_ns) where the kernel counts them (kernel.bpf_stats_enabled), else unknown."""
-        run_ns = hits = 0
-        for fd in programs.values():
-            ns, count = bpf.program_stats(fd)
-            run_ns, hits = run_ns + ns, hits + count
-        return (hits, run_ns) if hits else (None, None)
+    def _stats(programs: dict[str, int]) -> tuple[int | None, int | None, int]:
+        """(hits, run_ns, missed); the first two where the kernel counts them (kernel.bpf_stats_enabled), else unknown."""
+        total = np.array([bpf.program_stats(fd) for fd in programs.values()], np.int64).reshape(-1, 3).sum(axis=0)
+        run_ns, hits, missed = (int(n) for n in total)
+        return (hits, run_ns, missed) if hits else (None, None, missed)
 
     def processes(self) -> list[dict[str, Any]]:
         """pid and role; uid, capabilities and memory are for the asker to read from /proc."""

@@ -8,7 +8,7 @@ import sys
 import click
 
 from agent import host
-from agent.errors import AgentError
+from agent.errors import USAGE, AgentError
 
 #: verb -> one line of help; the module is agent.cli.VERB ("-" and keywords as "_"), its command the attribute ``command``.
 VERBS = {
@@ -75,8 +75,13 @@ def cli() -> None:
 
 def main() -> None:
     """The console script."""
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # A terminal without UTF-8 still shows all rows.
     try:
-        sys.exit(cli(standalone_mode=False))
+        try:
+            " ".join(sys.argv).encode()
+        except UnicodeEncodeError as error:
+            raise AgentError("an argument is not UTF-8", exit_code=USAGE) from error
+        sys.exit(cli(prog_name="tickscope", standalone_mode=False))
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
     except click.Abort:

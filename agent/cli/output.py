@@ -6,12 +6,14 @@ import csv
 import json
 import math
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from agent.cli import cells
+from agent.errors import AgentError
 
 SCHEMA = 1
 Row = Mapping[str, Any]
@@ -24,13 +26,21 @@ def note(text: str) -> None:
 
 @contextmanager
 def quiet_pipe() -> Iterator[None]:
-    """End quietly when the reader of stdout (``head``, ``less``) has gone."""
+    """End quietly when the reader of stdout (``head``, ``less``) has gone. Raises AgentError where stdout cannot be written."""
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout once more at exit.
+        _forget_stdout()
         raise SystemExit(0) from None
+    except OSError as error:
+        _forget_stdout()
+        raise AgentError("cannot write the output", why=str(error.strerror)) from error
+
+
+def _forget_stdout() -> None:
+    """Python flushes stdout once more at exit: let that succeed."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def emit_rows(rows: Sequence[Row], fmt: str, columns: Sequence[str] | None = None, extra: Mapping[str, Any] | None = None, *,
@@ -118,7 +128,7 @@ def _table(rows: Sequence[Row], names: list[str], units: Mapping[str, str], chos
     shown = names
     if terminal and not chosen:
         filled = [n for n in names if any(row.get(n) is not None for row in rows)]
-        shown = cells.fit(filled or names, widths, os.get_terminal_size(sys.stdout.fileno()).columns)
+        shown = cells.fit(filled or names, widths, shutil.get_terminal_size().columns)
     right = {n for n in shown if any(isinstance(row.get(n), (int, float)) for row in rows)}
     line = "  ".join(n.rjust(widths[n]) if n in right else n.ljust(widths[n]) for n in shown).rstrip()
     print(f"\x1b[1m{line}\x1b[0m" if terminal and not os.environ.get("NO_COLOR") else line)

@@ -12,4 +12,4 @@ from agent.cli.status import document
 @options.common
 def command(fmt: str, store: str) -> None:
     """The probes, their state, and where one is not attached: why, and what to do."""
-    output.emit_rows(document()["probes"], fmt, ["probe", "state", "programs", "hits", "run_ns", "reason", "remedy"])
+    output.emit_rows(document()["probes"], fmt, ["probe", "state", "programs", "hits", "run_ns", "missed", "reason", "remedy"])

@@ -42,13 +42,16 @@ def map_info(fd: int) -> tuple[int, int, int, int]:
     return kind, key, value, entries
 
 
-def program_stats(fd: int) -> tuple[int, int]:
-    """(run_time_ns, run_cnt) of a program; zeros unless kernel.bpf_stats_enabled. Raises OSError."""
+def program_stats(fd: int) -> tuple[int, int, int]:
+    """(run_time_ns, run_cnt, recursion_misses) of a program; the first two are 0 unless kernel.bpf_stats_enabled. Raises OSError.
+
+    A miss is a run that the kernel left out because the program was running on that processor already (kernel 6.2).
+    """
     info = ct.create_string_buffer(232)
     attr = _attr(struct.pack("<IIQ", fd, len(info), ct.addressof(info)))
     if (err := _bpf(OBJ_GET_INFO, attr)) < 0:
         raise OSError(-err, f"program information: {os.strerror(-err)}")
-    return struct.unpack_from("<QQ", info.raw, 192)
+    return struct.unpack_from("<QQQ", info.raw, 192)
 
 
 def update(fd: int, key: bytes, value: bytes) -> None:
