@@ -174,6 +174,7 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: helper_room
     if "syscalls" in loaded.families:
         loop.filter = Watched(loaded.families["syscalls"])
     status = Status(config, loop, loaded, helper, watch, history)
+    loop.each_second.append(status.tell)
     server = control.Control(control_socket, {"status": status.document})
     loop.on_readable(server.sock, server.serve)
     if config.live:

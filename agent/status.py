@@ -6,12 +6,11 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agent.batch import Batch, make
+from agent.batch import make
 from agent.kernel import bpf
 from agent.tables import TABLES
 
@@ -98,8 +97,8 @@ class Status:
             "export": self.export(), "helper": "running" if self._helper.alive else "gone: no new uprobes; restart tickscope",
         }  # fmt: skip
 
-    def changes(self, now_ns: int) -> Iterator[Batch]:
-        """``probe_status`` rows of the families whose state differs from what was last said."""
+    def tell(self, now_ns: int) -> None:
+        """Feeds the loop ``probe_status`` rows of the families whose state differs from what was last said."""
         table = TABLES["probe_status"]
         for probe in self.probes():
             said = f"{probe['state']} {probe['reason']}"
@@ -111,7 +110,7 @@ class Status:
             for column in ("hits", "run_ns"):
                 if probe[column] is not None:
                     batch.rows[column] = np.int64(probe[column])
-            yield batch
+            self._loop.take(batch)
 
     def farewell(self) -> None:
         """Totals and losses on stderr."""

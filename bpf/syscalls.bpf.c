@@ -6,13 +6,19 @@
  *
  * Which blocks belong to one call? A thread's TIF_NEED_FPU_LOAD is set when it is switched in again and cleared on its return to user
  * mode, so a switch-out that finds it clear is the first since the thread was in user mode: the call before it has ended.
- * The bit's number differs between kernels and is measured at start (control of syscalls_tune, see agent/probes/syscalls.py). */
+ * The bit's number differs between kernels and is measured at start (control of syscalls_tune, see agent/probes/syscalls.py).
+ * The kernel's own use of the FPU within a call sets it too early; other user registers than before tell most of those calls apart.
+ *
+ * A 32-bit program's calls have numbers of their own: 512 is added to them here. */
 
 #ifndef SYSCALLS_SLOW_NS
 #define SYSCALLS_SLOW_NS 10000000
 #endif
 #ifndef SYSCALLS_WAIT_NS
 #define SYSCALLS_WAIT_NS 1000000
+#endif
+#ifndef SYSCALLS_THREADS
+#define SYSCALLS_THREADS 32768
 #endif
 
 enum { SYSCALLS_ALL, SYSCALLS_SAMPLED, SYSCALLS_BLOCKED };	/* order of the tables' `basis` */
@@ -31,7 +37,9 @@ struct syscalls_tune {
 	u64 flags_again;	/* and at every later block of the same call (and-ed) */
 };
 BPF_F_TABLE("array", u32, struct syscalls_tune, syscalls_tune, 1, BPF_F_MMAPABLE);
-BPF_F_TABLE("array", u32, u64, syscalls_class, 512, BPF_F_MMAPABLE);
+#define SYSCALLS_COMPAT 512
+#define SYSCALLS_TS_COMPAT 2		/* in thread_info.status of x86: within a 32-bit system call */
+BPF_F_TABLE("array", u32, u64, syscalls_class, 1024, BPF_F_MMAPABLE);
 BPF_TABLE("hash", u32, u64, syscalls_watched, 1024);	/* processes whose every wait is wanted: tgid */
 
 struct syscalls_key {
@@ -75,7 +83,8 @@ struct syscalls_event {
 	u16 peer_port;
 	u8 kind;
 	u8 basis;
-	u8 pad[4];
+	u8 goes_on;		/* of a pending one: the thread is off the CPU again, in the same call */
+	u8 pad[3];
 };
 BPF_RINGBUF_OUTPUT(syscalls_events, 64);
 BPF_TABLE("hash", u32, struct syscalls_event, syscalls_pending, 1024);	/* slow calls that may go on, by tid */
@@ -84,6 +93,7 @@ struct syscalls_thread {
 	u64 off_ns;		/* switched out at, 0 while running or not in a call */
 	u64 wake_ns;
 	u64 call_ns;		/* first block of the current call began */
+	u64 call_regs;		/* its user registers, hashed: they stay as they are within a call */
 	u64 blocked_ns;		/* in the current call */
 	u64 run_queue_ns;
 	u64 enter_ns;		/* sys_enter, where attached */
@@ -99,7 +109,7 @@ struct syscalls_thread {
 	u8 pad[7];
 	u8 peer_addr[16];
 };
-BPF_TABLE("hash", u32, struct syscalls_thread, syscalls_threads, 32768);
+BPF_TABLE("hash", u32, struct syscalls_thread, syscalls_threads, SYSCALLS_THREADS);
 
 static __always_inline struct syscalls_thread *syscalls_thread_of(u32 tid)
 {
@@ -128,6 +138,26 @@ static __always_inline struct pt_regs *syscalls_regs(void *task)
 #else
 	return (struct pt_regs *)((char *)PTR(task, task_struct, stack) + 16384) - 1;
 #endif
+}
+
+/* Whether `task` is within a 32-bit program's call: not at the end of an execve, which answers for the new program. */
+static __always_inline bool syscalls_compat(void *task)
+{
+	u32 status = 0;
+#if HAS_thread_info__status
+	GET(status, task, thread_info, status);
+#endif
+	return status & SYSCALLS_TS_COMPAT;
+}
+
+static __always_inline u64 syscalls_hash(struct pt_regs *regs)
+{
+	unsigned long words[] = {regs->ip, regs->sp, regs->di, regs->si, regs->dx, regs->r10, regs->bx, regs->bp, regs->r12, regs->r13, regs->r14, regs->r15};
+	u64 hash = regs->orig_ax;
+#pragma unroll
+	for (int i = 0; i < 12; i++)
+		hash = (hash << 7 | hash >> 57) ^ words[i];
+	return hash;
 }
 
 /* What fd is, and of a socket whom it talks to. */
@@ -196,12 +226,11 @@ static __always_inline void syscalls_classify(struct syscalls_thread *t, void *t
 		t->kind = SYSCALLS_WAITING;
 }
 
-static __always_inline void syscalls_count(void *task, struct syscalls_thread *t, u32 nr, u8 basis, u64 ns, u64 run_queue_ns, u32 error)
+static __always_inline void syscalls_count(void *task, u32 tgid, struct syscalls_thread *t, u32 nr, u8 basis, u64 ns, u64 run_queue_ns, u32 error)
 {
-	struct syscalls_key k = {.nr = nr, .basis = basis, .kind = t->kind};
+	struct syscalls_key k = {.pid = tgid, .nr = nr, .basis = basis, .kind = t->kind};
 	struct control *c = get_control();
 	u32 slot = c ? c->slot : 0;
-	GET(k.pid, task, task_struct, tgid);
 	if (basis == SYSCALLS_BLOCKED) {
 		k.peer_port = t->peer_port;
 		__builtin_memcpy(k.peer_addr, t->peer_addr, 16);
@@ -230,7 +259,8 @@ static __always_inline void syscalls_count(void *task, struct syscalls_thread *t
 	}
 	__sync_fetch_and_add(&v->count, 1);
 	__sync_fetch_and_add(&v->sum_ns, ns);
-	__sync_fetch_and_add(&v->run_queue_ns, run_queue_ns);
+	if (run_queue_ns)
+		__sync_fetch_and_add(&v->run_queue_ns, run_queue_ns);
 	if (error)
 		__sync_fetch_and_add(&v->errors, 1);
 	if (ns > v->max_ns)
@@ -262,16 +292,35 @@ static __always_inline void syscalls_fill(struct syscalls_event *e, void *task, 
 	}
 }
 
-static __always_inline void syscalls_emit_pending(u32 tid)
+static __always_inline void syscalls_end(struct syscalls_thread *t, u32 tid)
 {
+	t->call_ns = 0;
+	if (!t->pending)
+		return;
+	t->pending = 0;
 	struct syscalls_event *e = syscalls_pending.lookup(&tid);
 	if (!e)
 		return;
-	struct syscalls_event copy = *e;
-	if (syscalls_pending.delete(&tid))
-		return;		/* the agent took it first */
-	if (syscalls_events.ringbuf_output(&copy, sizeof(copy), QUIET))
-		lose(LOST_syscalls_events);
+	struct syscalls_event *out = syscalls_events.ringbuf_reserve(sizeof(*out));
+	if (out)
+		__builtin_memcpy(out, e, sizeof(*out));
+	long taken = syscalls_pending.delete(&tid);	/* by the agent, first */
+	if (!out) {
+		if (!taken)
+			lose(LOST_syscalls_events);
+	} else if (taken) {
+		syscalls_events.ringbuf_discard(out, QUIET);
+	} else {
+		syscalls_events.ringbuf_submit(out, QUIET);
+	}
+}
+
+/* The pending call goes on: the agent is to leave it alone. */
+static __always_inline void syscalls_hold(u32 tid)
+{
+	struct syscalls_event *e = syscalls_pending.lookup(&tid);
+	if (e)
+		e->goes_on = 1;
 }
 
 /* `task` leaves the CPU. It is the current one. */
@@ -281,21 +330,18 @@ static __always_inline void syscalls_out(void *task, bool preempt, u64 now)
 	unsigned long ti = 0;
 	struct syscalls_tune *tune = syscalls_get_tune();
 	GET(flags, task, task_struct, flags);
-	if (!tune || flags & (PF_KTHREAD | PF_IO_WORKER))
-		return;
+	if (!tune || flags & (PF_KTHREAD | PF_IO_WORKER | PF_EXITING))
+		return;		/* an exiting thread's element is gone, and nobody would delete another */
 	GET(tid, task, task_struct, pid);
 	GET(ti, task, thread_info, flags);
 	struct syscalls_thread *t = syscalls_threads.lookup(&tid);
 	bool first = !(ti & tune->flag_mask);
 	if (t) {
 		t->off_ns = 0;
-		if (first) {
-			if (t->pending) {
-				t->pending = 0;
-				syscalls_emit_pending(tid);
-			}
-			t->call_ns = 0;
-		}
+		if (first)
+			syscalls_end(t, tid);
+		else if (t->pending)
+			syscalls_hold(tid);
 	}
 #if HAS_task_struct____state
 	GET(state, task, task_struct, __state);
@@ -304,14 +350,13 @@ static __always_inline void syscalls_out(void *task, bool preempt, u64 now)
 #endif
 	if (preempt || !state)
 		return;
-	struct pt_regs *regs = syscalls_regs(task);
-	long ax = 0, nr = 0;
-	unsigned long di = 0;
-	bpf_probe_read_kernel(&ax, sizeof(ax), &regs->ax);
-	if (ax != -38)		/* -ENOSYS stands there from entry to return: else a page fault or a new thread */
+	struct pt_regs regs = {};
+	bpf_probe_read_kernel(&regs, sizeof(regs), syscalls_regs(task));
+	if ((long)regs.ax != -38)	/* -ENOSYS stands there from entry to return: else a page fault or a new thread */
 		return;
-	bpf_probe_read_kernel(&nr, sizeof(nr), &regs->orig_ax);
-	bpf_probe_read_kernel(&di, sizeof(di), &regs->di);
+	bool compat = syscalls_compat(task);
+	u32 nr = regs.orig_ax + compat * SYSCALLS_COMPAT, fd = compat ? regs.bx : regs.di;
+	u64 hash = syscalls_hash(&regs);
 	if (tid == tune->calibrate_tid) {
 		if (nr == tune->calibrate_nr && t && t->nr == nr)
 			tune->flags_again &= ti;
@@ -322,13 +367,16 @@ static __always_inline void syscalls_out(void *task, bool preempt, u64 now)
 		t = syscalls_thread_of(tid);
 	if (!t)
 		return;
-	if (!t->call_ns || t->nr != nr) {
-		syscalls_classify(t, task, nr, di);
+	if (t->call_ns && t->call_regs != hash)
+		syscalls_end(t, tid);
+	if (!t->call_ns) {
+		syscalls_classify(t, task, nr, fd);
 		t->call_ns = now;
+		t->call_regs = hash;
 		t->blocked_ns = t->run_queue_ns = 0;
 	}
 #ifdef LIMITER_OPEN
-	bpf_probe_read_kernel(&t->r14, sizeof(t->r14), &regs->r14);
+	t->r14 = regs.r14;
 #endif
 	t->wake_ns = 0;
 	t->off_ns = now;
@@ -347,7 +395,8 @@ static __always_inline void syscalls_in(void *task, u64 now)
 	t->off_ns = 0;
 	t->blocked_ns += total - run_queue;
 	t->run_queue_ns += run_queue;
-	syscalls_count(task, t, t->nr, SYSCALLS_BLOCKED, total - run_queue, run_queue, 0);
+	GET(tgid, task, task_struct, tgid);
+	syscalls_count(task, tgid, t, t->nr, SYSCALLS_BLOCKED, total - run_queue, run_queue, 0);
 	if (tune->full && t->kind == SYSCALLS_SLOW)
 		return;
 	u64 goroutine = UNKNOWN64;
@@ -364,7 +413,6 @@ static __always_inline void syscalls_in(void *task, u64 now)
 			wanted = true;
 		}
 #endif
-		GET(tgid, task, task_struct, tgid);
 		if (!wanted && !syscalls_watched.lookup(&tgid))
 			return;
 	}
@@ -408,7 +456,10 @@ int syscalls_on_exit(struct bpf_raw_tracepoint_args *ctx)
 {
 	u32 tid = 0;
 	GET(tid, (void *)ctx->args[0], task_struct, pid);
-	syscalls_emit_pending(tid);
+	struct syscalls_thread *t = syscalls_threads.lookup(&tid);
+	if (!t)
+		return 0;
+	syscalls_end(t, tid);
 	syscalls_threads.delete(&tid);
 	return 0;
 }
@@ -420,7 +471,7 @@ int syscalls_on_sys_enter(struct bpf_raw_tracepoint_args *ctx)
 	if (!t)
 		return 0;
 	t->blocked_ns = t->run_queue_ns = 0;
-	t->enter_nr = ctx->args[1];
+	t->enter_nr = ctx->args[1] + syscalls_compat((void *)bpf_get_current_task()) * SYSCALLS_COMPAT;
 	t->enter_ns = bpf_ktime_get_boot_ns();
 	return 0;
 }
@@ -437,20 +488,18 @@ int syscalls_on_sys_exit(struct bpf_raw_tracepoint_args *ctx)
 	u64 enter = t->enter_ns, ns = now - enter;
 	long ret = ctx->args[1];
 	void *task = (void *)bpf_get_current_task();
-	u32 flags = 0;
 	t->enter_ns = 0;
 	if (enter < c->sample_from_ns)
 		return 0;	/* left over from an earlier window */
-	GET(flags, task, task_struct, flags);
-	if (flags & (PF_KTHREAD | PF_IO_WORKER))
-		return 0;
-	syscalls_count(task, t, t->enter_nr, tune->full ? SYSCALLS_ALL : SYSCALLS_SAMPLED, ns, 0, ret < 0 && ret >= -4095);
+	u32 nr = t->enter_nr;
+	u32 tgid = bpf_get_current_pid_tgid() >> 32;
+	syscalls_count(task, tgid, t, nr, tune->full ? SYSCALLS_ALL : SYSCALLS_SAMPLED, ns, 0, ret < 0 && ret >= -4095);
 	if (!tune->full || ns < SYSCALLS_SLOW_NS)
 		return 0;
 	struct pt_regs *regs = (struct pt_regs *)ctx->args[0];
-	unsigned long di = 0;
-	bpf_probe_read_kernel(&di, sizeof(di), &regs->di);
-	syscalls_classify(t, task, t->enter_nr, di);
+	unsigned long first = 0;
+	bpf_probe_read_kernel(&first, sizeof(first), nr < SYSCALLS_COMPAT ? &regs->di : &regs->bx);
+	syscalls_classify(t, task, nr, first);
 	if (t->kind == SYSCALLS_WAITING)
 		return 0;
 	struct syscalls_event e = {};

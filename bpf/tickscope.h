@@ -21,8 +21,7 @@ struct control {
 	u32 watch_tid;		/* thread that sleeps on the cancel-on-set timer */
 	u32 agent_pid;		/* tickscope's own process: not reported */
 	u32 tls_depth;		/* kept by the tls family: threads inside a handshake */
-	u64 sample_from_ns;	/* CLOCK_MONOTONIC start of the current full-timing window */
-	u64 sample_until_ns;
+	u64 sample_from_ns;	/* CLOCK_BOOTTIME start of the current window of full timing */
 };
 BPF_F_TABLE("array", u32, struct control, control, 1, BPF_F_MMAPABLE);
 
@@ -48,6 +47,7 @@ static __always_inline void lose(u32 map)
 #define WAKE BPF_RB_FORCE_WAKEUP
 
 #define PF_KTHREAD 0x00200000
+#define PF_EXITING 0x00000004
 #define PF_IO_WORKER 0x00000010
 
 static __always_inline u64 cgroup_of(void *task)

@@ -74,7 +74,7 @@ install_for() {
 	esac
 	if [ "$1" != run ] && ! command -v go >/dev/null; then packages+=(golang-go golang-golang-x-time-dev); fi
 	if [ "$1" = test ]; then
-		packages+=(iproute2 procps util-linux gcc libc6-dev binutils nginx-light)
+		packages+=(iproute2 procps util-linux mount gcc libc6-dev binutils nginx-light)
 		extra=test
 	fi
 	install_packages "${packages[@]}"

@@ -104,7 +104,7 @@ def _histories(session: Session) -> dict[str, History]:
 @options.common
 def history(since: str | None, until: str | None, fmt: str, store: str) -> None:
     """The offset history: from when on which offset of the wall clock held, and the step that began it, with who made it."""
-    from agent.cli.output import emit_rows
+    from agent.cli.output import emit_rows, note
     from agent.store.query import Session
 
     with Session(store, ["clock_offset", "clock_change"], since, until) as session:
@@ -117,6 +117,7 @@ def history(since: str | None, until: str | None, fmt: str, store: str) -> None:
             rows = [rows[i] for (i,) in kept]
     emit_rows(rows, fmt, _SEGMENT)
     if not rows:
+        note("no offset history in that time")
         click.get_current_context().exit(NO_ROWS)
 
 
@@ -167,7 +168,7 @@ def convert(time: str, fmt: str, store: str) -> None:
     """
     import numpy as np
 
-    from agent.cli.output import emit_rows
+    from agent.cli.output import emit_rows, note
     from agent.columns import NULL_I64
     from agent.store.query import Session
     from agent.store.window import parse
@@ -190,4 +191,5 @@ def convert(time: str, fmt: str, store: str) -> None:
                              "err_ns": err, "state": states[int(got.state[0])], "alt_ns": alt})  # fmt: skip
     emit_rows(rows, fmt, _CONVERTED)
     if not rows:
+        note("the offset history does not reach that time")
         click.get_current_context().exit(NO_ROWS)

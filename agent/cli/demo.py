@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from agent.cli import options
 from agent.config import SYSCALL_MODES
 
 if TYPE_CHECKING:
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
 
 @click.command("demo")
 @click.option("--config", "config_file", type=click.Path(dir_okay=False), envvar="TICKSCOPE_CONFIG", help="Settings (YAML).")
-@click.option("--duration", metavar="S", help="Stop by itself after this long: 90s, 5m, 2h.")
+@options.duration
 @click.option("--step-clock", is_flag=True, help="Step the wall clock by +0.3 ms and back, once. Without it no clock is touched.")
 @click.option("--syscalls", type=click.Choice(SYSCALL_MODES), help="How much of system call time is measured [default: sampled].")
 @click.option("--store", type=click.Path(file_okay=False), help="The store's directory [default: /var/lib/tickscope].")
-def command(config_file: str | None, duration: str | None, step_clock: bool, syscalls: str | None, store: str | None) -> None:
+def command(config_file: str | None, duration: float | None, step_clock: bool, syscalls: str | None, store: str | None) -> None:
     """Run the agent together with a small workload of its own, on loopback, which is removed at the end.
 
     A private Redis with a stream and a consumer group, a rate limiter in Python that asks it, a Go program with

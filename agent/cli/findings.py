@@ -63,4 +63,6 @@ def show(rows: Sequence[dict[str, Any]], fmt: str) -> None:
     """Prints findings in the asked format."""
     from agent.cli.output import emit_rows
 
-    emit_rows(rows, fmt, SHOWN if fmt == "table" else None, chosen=True)
+    from agent.store.names import columns
+
+    emit_rows(rows, fmt, SHOWN if fmt == "table" else columns("finding"), chosen=True)

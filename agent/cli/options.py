@@ -2,13 +2,48 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_STORE = "/var/lib/tickscope"
+
+
+class Duration(click.ParamType):
+    """``90``, ``90s``, ``5m``, ``2h`` or ``1d``, as seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+        text = str(value)
+        number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
+        try:
+            seconds = float(number) * units[unit]
+        except ValueError:
+            seconds = math.nan
+        if not 0 < seconds < 1e9:
+            self.fail(f"{text!r} is no duration; say 90s, 5m, 2h or 1d", param, ctx)
+        return seconds
+
+
+class Table(click.ParamType):
+    """A table's name; the verb itself checks it, with suggestions."""
+
+    name = "table"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from agent.tables import TABLES
+
+        return [CompletionItem(t.name, help=t.meaning) for t in TABLES.values() if t.name.startswith(incomplete)]
+
+
+duration = click.option("--duration", type=Duration(), metavar="S", help="Stop by itself after this long: 90s, 5m, 2h.")
+table = click.argument("table", type=Table(), metavar="TABLE")
 
 
 def output(function: F) -> F:

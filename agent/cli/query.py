@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @click.command("query")
-@click.argument("table")
+@options.table
 @click.option("--since", metavar="TIME", help="From this time on: 90s, 5m, 2h, 1d, ISO 8601 (local where it names no zone), or boot+SECONDS.")
 @click.option("--until", metavar="TIME", help="Up to this time, not including it.")
 @click.option("--where", metavar="SQL", help="A SQL condition on the table's columns.")

@@ -19,10 +19,15 @@ _POLL_S = 0.1
 
 @click.command("record")
 @click.option("-o", "--output", "path", required=True, type=click.Path(dir_okay=False), help="The recording to write.")
-@click.option("--duration", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Stop after S seconds (default: at Ctrl-C).")
+@options.duration
 @options.store
 def command(path: str, duration: float | None, store: str) -> None:
-    """Copy everything the store receives from now on into a file for `tickscope replay`."""
+    """Copy everything the store receives from now on into a file for `tickscope replay`, until Ctrl-C or for --duration.
+
+    \b
+    tickscope record -o trouble.rec --duration 60s
+    tickscope replay trouble.rec
+    """
     from agent.cli.output import note
     from agent.store import segments
     from agent.store.follow import Follower

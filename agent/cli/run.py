@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from agent.cli import options
 from agent.config import SYSCALL_MODES, Config, resolve
 
 
@@ -22,36 +23,24 @@ def run_agent(config: Config) -> None:
     root = str(Path(__file__).resolve().parents[2])
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     # -P: the directory it is started in, a clone perhaps, is none of ours and may be closed to the agent's user.
-    # One malloc arena and no BLAS threads: the agent has a budget of a few tens of megabytes.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+    # One malloc arena, whose freed arrays go back to the system, and no BLAS threads: the agent has a budget of some tens of megabytes.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1",
+                   "MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "262144"}
     os.execve(sys.executable, [sys.executable, "-P", "-m", "agent.main", str(reader)], environment)
 
 
-def flags(duration: str | None, **given: Any) -> dict[str, Any]:
+def flags(duration: float | None, **given: Any) -> dict[str, Any]:
     """Command-line values as settings."""
-    return {**given, "duration_s": seconds(duration) if duration else None, "live": sys.stdout.isatty()}
-
-
-def seconds(text: str) -> float:
-    """``90``, ``90s``, ``5m``, ``2h`` or ``1d`` in seconds. Raises click.BadParameter."""
-    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-    number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
-    try:
-        value = float(number) * units[unit]
-    except ValueError:
-        value = -1
-    if not 0 < value < 1e9:
-        raise click.BadParameter(f"{text!r} is no duration; say 90s, 5m, 2h or 1d")
-    return value
+    return {**given, "duration_s": duration, "live": sys.stdout.isatty()}
 
 
 @click.command("run")
 @click.option("--config", "config_file", type=click.Path(dir_okay=False), envvar="TICKSCOPE_CONFIG", help="Settings (YAML).")
-@click.option("--duration", metavar="S", help="Stop by itself after this long: 90s, 5m, 2h.")
+@options.duration
 @click.option("--syscalls", type=click.Choice(SYSCALL_MODES), help="How much of system call time is measured [default: sampled].")
 @click.option("--store", type=click.Path(file_okay=False), help="The store's directory [default: /var/lib/tickscope].")
 @click.option("--redis", multiple=True, metavar="URL", help="A Redis whose streams to watch: redis://host:port/db?streams=a,b.")
-def command(config_file: str | None, duration: str | None, syscalls: str | None, store: str | None, redis: tuple[str, ...]) -> None:
+def command(config_file: str | None, duration: float | None, syscalls: str | None, store: str | None, redis: tuple[str, ...]) -> None:
     """Run the agent in the foreground.
 
     Needs root to load its BPF programs and gives it up before it reads the first event. On a terminal a live summary is shown;

@@ -62,6 +62,8 @@ def command(wait_s: float, fmt: str, store: str) -> None:
 
 
 def _human(d: dict[str, Any]) -> None:
+    from agent.cli.cells import cell
+
     print(f"agent pid {d['pid']}, up {d['uptime_s']:.0f} s, ready after {d['ready_s']:.2f} s, {d['cpu_s']:.1f} s of processor time")
     for p in d["processes"]:
         memory = "?" if p["pss_bytes"] is None else f"{p['pss_bytes'] / 2**20:.1f} MiB"
@@ -76,4 +78,4 @@ def _human(d: dict[str, Any]) -> None:
     print("rows  " + (", ".join(f"{n} {t}" for t, n in sorted(d["rows"].items())) or "none yet"))
     print("lost  " + (", ".join(f"{x['count']} of {x['source']} ({x['stage']})" for x in d["loss"]) or "nothing"))
     for name, part in (("clock", d["clock"]), ("store", d["store"]), *((k, v) for k, v in d["export"].items())):
-        print(f"{name}  " + ", ".join(f"{k} {v}" for k, v in part.items() if v not in (None, "")))
+        print(f"{name}  " + ", ".join(f"{k} {cell(k, v)}" for k, v in part.items() if v not in (None, "")))

@@ -14,7 +14,7 @@ _POLL_S = 0.1
 
 
 @click.command("tail")
-@click.argument("table")
+@options.table
 @click.option("-o", "--output", "fmt", type=click.Choice(["table", "json", "ndjson", "csv"]), default="ndjson", show_default=True,
               help="Output format (json is ndjson: a stream has no end).")
 @options.store

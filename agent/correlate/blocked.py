@@ -87,7 +87,10 @@ def _peer(episode: Episode, view: View, raw: bytes, share: float, longest: float
     wait = item("slow_syscall", "time waiting on the peer", longest, "ns", peer=name, pid=episode.pid, share=round(share, 2))
     rtt = item("tcp_rtt", "smoothed RTT", worst, "us", peer=name, baseline=usual)
     slower = usual is not None and worst is not None and (worst - usual) * 1e3 >= _SHARE * longest and worst > 2 * usual
-    steady = f"while the network RTT stayed at {span((worst or 0) * 1e3)}" if worst is not None else "; the network RTT then is not known"
+    steady = steadily(usual, worst)
+    quickest = view.quickest_us(raw, episode) if slower else None
+    if slower and quickest is not None and quickest < _SHARE * (worst or 0):
+        slower, steady = False, f"while {span(quickest * 1e3)} were enough for a round trip to that address"
     if len(failed):
         yield Verdict("broker_down", 0.95 * sure, name, f"{who} refused or failed {plural(len(failed), 'connection')}",
                       (item("tcp_connect", "failed connects", len(failed), "", peer=name, errno=int(failed["errno"][0])), wait))
@@ -102,9 +105,28 @@ def _peer(episode: Episode, view: View, raw: bytes, share: float, longest: float
     elif worst is not None:
         yield Verdict("network_rtt", 0.0, name, f"the network RTT to {name} was {span(worst * 1e3)}"
                       + (f", usually {span(usual * 1e3)}" if usual is not None else ""))
-    if share >= _SHARE and not slower:
+    server = view.server(name)
+    starved = view.starved_ns(server[1], episode) if server else 0.0
+    if share >= _SHARE and not slower and starved > 0.5 * longest:
+        yield waiting_for_cpu(process(*server) if server else "", starved, server[1] if server else None, 0.88 * share * sure)
+    elif share >= _SHARE and not slower:
         certain = (0.97 if worst is not None else 0.75) * (0.7 if again else 1.0) * (0.8 if len(resets) or len(failed) else 1.0)
         yield Verdict("broker_slow", certain * share * sure, name, f"{who} did not answer for {span(longest)} {steady}", (wait, rtt))
+
+
+def steadily(usual: float | None, worst: float | None) -> str:
+    """What the network did meanwhile, where it is not to blame; us."""
+    if worst is None:
+        return "; the network RTT then is not known"
+    if usual is not None and worst > 2 * usual:
+        return f"while the smoothed RTT rose only from {span(usual * 1e3)} to {span(worst * 1e3)}"
+    return f"while the network RTT stayed at {span(worst * 1e3)}"
+
+
+def waiting_for_cpu(who: str, queued: float, pid: int | None, score: float) -> Verdict:
+    """All that starve at one time starve of one cause: it has no scope."""
+    return Verdict("cpu", score, "", f"{who} was ready to run but waited {span(queued)} for a CPU",
+                   (item("syscall_latency", "time waiting for a CPU", queued, "ns", pid=pid),))
 
 
 def _towards(rows: np.ndarray, raw: bytes) -> np.ndarray:
@@ -165,6 +187,4 @@ def cpu(episode: Episode, view: View) -> Iterator[Verdict]:
     if share < _SHARE:
         yield Verdict("cpu", 0.0, "", f"it waited {span(queued)} for a CPU")
         return
-    words = f"{process(episode.comm, episode.pid)} was ready to run but waited {span(queued)} for a CPU"
-    yield Verdict("cpu", 0.9 * share, episode.scope, words,
-                  (item("slow_syscall", "time waiting for a CPU", queued, "ns", pid=episode.pid, share=round(share, 2)),))
+    yield waiting_for_cpu(process(episode.comm, episode.pid), queued, episode.pid, 0.9 * share)

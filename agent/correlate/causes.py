@@ -127,12 +127,15 @@ def broker(episode: Episode, view: View) -> Iterator[Verdict]:
     rtt = item("tcp_rtt", "smoothed RTT", worst, "us", peer=where, baseline=usual)
     server = view.server(where)
     who = f"{server[0]} (pid {server[1]})" if server else "the server"
-    if worst is None:
+    starved = view.starved_ns(server[1], episode) if server else 0.0
+    if starved > 0.5 * episode.value:
+        yield blocked.waiting_for_cpu(process(*server) if server else "", starved, server[1] if server else None, 0.88)
+    elif worst is None:
         yield Verdict("broker_slow", 0.8, where, f"{who} held its answer back, as far as was seen: the network RTT to it is not known", (seen,))
     elif usual is not None and worst > 2 * usual and (worst - usual) * 1e3 >= _LEAST * episode.value:
         yield Verdict("network_rtt", 0.85, where, f"the network RTT to it rose from {span(usual * 1e3)} to {span(worst * 1e3)}", (rtt, seen))
     else:
-        yield Verdict("broker_slow", 0.9, where, f"{who} held its answer back while the network RTT to it stayed at {span(worst * 1e3)}", (seen, rtt))
+        yield Verdict("broker_slow", 0.9, where, f"{who} held its answer back {blocked.steadily(usual, worst)}", (seen, rtt))
 
 
 def accepting(episode: Episode, view: View) -> Iterator[Verdict]:

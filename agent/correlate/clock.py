@@ -70,14 +70,20 @@ class ClockWatch:
         self._config = config
         self.decisions = Ring(DTYPES["limiter_decision"], config.keep_decisions, config.keep_ns)
         self.counting: list[Jump] = []
+        self.skipped = 0
 
     def feed(self, changes: np.ndarray | None, decisions: np.ndarray | None, until_ns: int) -> list[Jump]:
-        """Takes what lies before ``until_ns``; returns new jumps. Jumps past their time leave ``counting``."""
+        """Takes what lies before ``until_ns``; returns new jumps. Jumps past their time leave ``counting``.
+
+        ``skipped`` counts jumps beyond ``max_findings`` at once."""
         if decisions is not None:
             for jump in self.counting:
                 self._count(jump, decisions)
             self.decisions.add(decisions)
         new = [] if changes is None else [made for row in changes if (made := self._jump(row)) is not None]
+        room = max(0, self._config.max_findings - len(self.counting))  # something steps the clock in a loop: the first ones tell
+        self.skipped += len(new[room:])
+        new = new[:room]
         for jump in new:
             reach = min(self._config.keep_ns, self._config.clock_cap_ns + abs(jump.size_ns))
             oldest = self.decisions.from_ns

@@ -48,11 +48,11 @@ class Correlator:
         """Rows that could not be taken into account, by reason.
 
         pending: dropped before the watermark came; late: came after their second was judged (still used as evidence);
-        evidence: no longer kept; subjects: not watched, too many; findings: closed early, too many.
+        evidence: no longer kept; subjects: not watched, too many; findings: closed early or not made, too many.
         """
         rings = sum(ring.dropped for ring in self._view.rings.values()) + self._view.decisions.dropped
         return {"pending": self._inbox.dropped, "late": self._late, "evidence": rings,
-                "subjects": sum(w.series.dropped for w in self._watches), "findings": self._forced}
+                "subjects": sum(w.series.dropped for w in self._watches), "findings": self._forced + self._clock.skipped}
 
     def advance(self, watermark_ns: int) -> list[Batch]:
         """Processes rows with ``t_ns <= watermark_ns`` in time order; returns findings that are new, changed or closed.

@@ -89,8 +89,9 @@ class Series:
 
     def put(self, second: int, slots: np.ndarray, **values: np.ndarray) -> None:
         """Values of one second; ``slots`` and every value have shape (n,)."""
-        for metric, value in values.items():
-            self._values[metric][slots, second % SECONDS] = value
+        with np.errstate(over="ignore"):  # golang.org/x/time/rate's Inf is the largest float64
+            for metric, value in values.items():
+                self._values[metric][slots, second % SECONDS] = value
 
     def carry(self, second: int, slots: np.ndarray, reach: int) -> np.ndarray:
         """Subjects other than ``slots`` seen within ``reach`` seconds keep their last values for this second; returns all of them."""

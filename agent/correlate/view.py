@@ -11,12 +11,14 @@ from agent.correlate.config import SECOND, CorrelatorConfig
 from agent.correlate.episode import Episode
 from agent.correlate.limiters import took
 from agent.correlate.rows import DTYPES, Ring, groups, known, start_ticks
+from agent.correlate.words import address as ip
 from agent.correlate.words import text
 from agent.tables import TABLES
 
 _BLOCKED = TABLES["syscall_latency"].code("basis", "blocked")
 _WAITING = TABLES["syscall_latency"].code("kind", "waiting")
 NO_PEER = np.zeros(1, "V18")
+_OK = TABLES["tcp_connect"].code("result", "ok")
 _SERVER = TABLES["tcp_rtt"].code("role", "server")
 _ACCEPT = TABLES["socket_queue"].code("kind", "accept")
 _SLOW_DECISION_NS = 10_000_000
@@ -90,6 +92,35 @@ class View:
         worst = float(rows["rtt_max_us"][~before].max()) if not before.all() else None
         return usual, worst if worst is not None else (float(mean[-1]) if len(mean) else None)
 
+    def quickest_us(self, peer: bytes, episode: Episode) -> float | None:
+        """The shortest round trip to that address while it lasted that no program can have held back, us.
+
+        A connection's RTT counts the time until the peer acknowledges, and a peer that thinks for less than the delayed
+        acknowledgement (40 to 200 ms) does so with its answer. The kernel alone answers a SYN; on loopback, where there is one
+        network for all, any connection's RTT tells.
+        """
+        address = np.frombuffer(peer, np.uint8)[:16]
+        done = self.rings["tcp_connect"].between(episode.start_ns, episode.end_ns)
+        done = done[(done["result"] == _OK) & (addresses(done) == address).all(axis=1)]
+        took = [done["duration_ns"].min() / 1e3] if len(done) else []
+        if ip(peer[:16]).startswith(("127.", "::1")):
+            rows = self.rings["tcp_rtt"].between(episode.start_ns + SECOND, episode.end_ns - 1)
+            rows = rows[(addresses(rows) == address).all(axis=1) & (rows["role"] != _SERVER)]
+            took += [float(rows["rtt_min_us"].min())] if len(rows) else []
+        return min(took, default=None)
+
+    def starved_ns(self, pid: int, episode: Episode) -> float:
+        """How much longer than usual a process was ready to run but waited for a CPU while it lasted; summed over its threads."""
+        rows = self.rings["syscall_latency"].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND)
+        rows = rows[rows["pid"] == pid]
+        if not len(rows):
+            return 0.0
+        times, group = np.unique(rows["t_ns"], return_inverse=True)
+        queued = np.bincount(group.reshape(-1), rows["run_queue_ns"].clip(0))
+        before = times <= episode.start_ns
+        usual = float(np.median(queued[before])) if before.any() else 0.0
+        return float((queued[~before] - usual).clip(0).sum())
+
     def unusual_waits(self, episode: Episode) -> dict[bytes, float]:
         """Longest wait of the episode's process on each peer while it lasted, ns, where that is twice any wait before it.
 
@@ -114,13 +145,19 @@ class View:
         return [rows["peer"][i].tobytes() for i in groups([rows["peer"]])[0]] if len(rows) else []
 
 
+def addresses(rows: np.ndarray) -> np.ndarray:
+    """The address of each row's peer, shape (n, 16)."""
+    return np.asarray(np.ascontiguousarray(rows["peer"]).view(np.uint8).reshape(len(rows), 18)[:, :16])
+
+
 def merge_rtt(rows: np.ndarray) -> np.ndarray:
     """One row a process, peer and time, connections summed; clients of a server are told apart by address only."""
     rows = rows.copy()
     samples = np.where(known(rows["samples"]) & known(rows["rtt_sum_us"]), rows["samples"], 0)
     single = (samples == 0) & known(rows["srtt_us"])
     rows["rtt_sum_us"] = np.where(single, rows["srtt_us"], np.where(samples > 0, rows["rtt_sum_us"], 0))
-    rows["rtt_max_us"] = np.where(known(rows["rtt_max_us"]), rows["rtt_max_us"], rows["srtt_us"])
+    for name in ("rtt_min_us", "rtt_max_us"):
+        rows[name] = np.where(known(rows[name]), rows[name], rows["srtt_us"])
     rows["samples"] = np.where(single, 1, samples)
     rows = rows[rows["samples"] > 0]
     if not len(rows):
@@ -136,4 +173,7 @@ def merge_rtt(rows: np.ndarray) -> np.ndarray:
     worst = np.zeros(len(first), np.int64)
     np.maximum.at(worst, group, rows["rtt_max_us"])
     merged["rtt_max_us"] = worst
+    best = rows["rtt_min_us"][first].copy()
+    np.minimum.at(best, group, rows["rtt_min_us"])
+    merged["rtt_min_us"] = best
     return np.asarray(merged[np.argsort(merged["t_ns"], kind="stable")])

@@ -30,48 +30,54 @@ _FD_TYPES = np.array([b"", b"file", b"directory", b"block device", b"char device
 
 #: Calls that wait for input, time or another program; by name. Calls that are neither here nor below count as slow.
 _WAIT = """epoll_wait epoll_pwait epoll_pwait2 poll ppoll select pselect6 nanosleep clock_nanosleep futex futex_wait futex_waitv
-    wait4 waitid pause rt_sigsuspend rt_sigtimedwait restart_syscall io_getevents io_pgetevents io_uring_enter semop semtimedop
-    msgrcv mq_timedreceive accept accept4 ptrace sched_yield"""
+    wait4 waitid waitpid pause rt_sigsuspend sigsuspend rt_sigtimedwait restart_syscall io_getevents io_pgetevents io_uring_enter
+    semop semtimedop msgrcv mq_timedreceive accept accept4 ptrace sched_yield _newselect ipc socketcall"""
 #: Calls that wait when the descriptor is a socket, pipe, terminal, eventfd, timerfd ..., and are slow on files.
-_READ = "read readv pread64 preadv preadv2 recvfrom recvmsg recvmmsg getdents getdents64"
+_READ = "read readv pread64 preadv preadv2 recvfrom recvmsg recvmmsg getdents getdents64 splice tee ioctl"
 #: Calls that are slow when they block, whatever the descriptor is, and whose descriptor is worth naming.
 _WRITE = """write writev pwrite64 pwritev pwritev2 sendto sendmsg sendmmsg connect fsync fdatasync sync_file_range flock
-    fcntl ftruncate fallocate sendfile splice tee vmsplice ioctl close shutdown fchmod fchown fstat lseek"""
+    fcntl fcntl64 ftruncate fallocate sendfile sendfile64 vmsplice close shutdown fchmod fchown fstat lseek"""
+#: What is added to the number of a 32-bit program's call (SYSCALLS_COMPAT in the C source).
+_COMPAT = 512
 
 
 @cache
 def names() -> np.ndarray:
-    """System call names by number, shape (512,), S24; empty where there is none."""
-    table = np.zeros(512, "S24")
-    text = Path(bpf.__file__).with_name(f"syscalls_{os.uname().machine}.txt").read_text()
-    for line in text.splitlines():
-        number, _, name = line.partition(" ")
-        if number.isdigit():
-            table[int(number)] = name.encode()
+    """System call names by number, 32-bit programs' from 512 on; shape (1024,), S24; empty where there is none."""
+    table = np.zeros(2 * _COMPAT, "S24")
+    for first, machine in ((0, os.uname().machine), (_COMPAT, "i386")):
+        path = Path(bpf.__file__).with_name(f"syscalls_{machine}.txt")
+        for line in path.read_text().splitlines():
+            number, _, name = line.partition(" ")
+            if number.isdigit():
+                table[first + int(number)] = name.encode()
     return table
 
 
 def classes() -> np.ndarray:
-    """What a blocking call is (the enum in the C source), by number; shape (512,), u64."""
-    out = np.full(512, _SLOW, np.uint64)
-    number = {name.decode(): i for i, name in enumerate(names()) if name}
+    """What a blocking call is (the enum in the C source), by number as in ``names``; u64."""
+    out = np.full(2 * _COMPAT, _SLOW, np.uint64)
+    plain = [name.removesuffix(b"_time64") for name in names().tolist()]
     for group, value in ((_WAIT, _WAITING), (_READ, _BY_FD), (_WRITE, _WRITES_FD)):
-        for name in group.split():
-            if name in number:
-                out[number[name]] = value
+        out[np.isin(plain, group.encode().split())] = value
     return out
 
 
 def _name(nr: np.ndarray) -> np.ndarray:
-    known: np.ndarray = names()[np.minimum(nr, 511)]
+    known: np.ndarray = names()[np.minimum(nr, 2 * _COMPAT - 1)]
     return known
+
+
+def _number(nr: np.ndarray) -> np.ndarray:
+    """As the program's own ABI has it."""
+    return np.where(nr < 2 * _COMPAT, nr % _COMPAT, nr)
 
 
 def decode_events(records: np.ndarray) -> Iterator[Batch]:
     """syscalls_event records -> slow_syscall rows."""
     batch = decode(records, "slow_syscall")
     rows = batch.rows
-    rows["syscall"] = _name(records["nr"])
+    rows["syscall"], rows["nr"] = _name(records["nr"]), _number(records["nr"])
     rows["peer"] = make_peer(records["peer_addr"], records["peer_port"])
     named = _FD_TYPES[np.minimum(records["inode_type"], len(_FD_TYPES) - 1)]
     anonymous = np.char.strip(np.char.lower(records["fd_name"]), b"[]")
@@ -87,8 +93,7 @@ def decode_latency(keys: np.ndarray, values: np.ndarray, interval_ns: int, t_ns:
     batch = decode(values, "syscall_latency")
     rows = batch.rows
     rows["t_ns"], rows["interval_ns"] = t_ns, interval_ns
-    for column in ("nr", "basis"):
-        rows[column] = keys[column]
+    rows["basis"], rows["nr"] = keys["basis"], _number(keys["nr"])
     rows["kind"] = keys["kind"].view(np.int8)
     rows["syscall"] = _name(keys["nr"])
     rows["peer"] = make_peer(keys["peer_addr"], keys["peer_port"])
@@ -100,7 +105,7 @@ def decode_latency(keys: np.ndarray, values: np.ndarray, interval_ns: int, t_ns:
 
 
 class PendingCalls:
-    """Takes slow calls out of the kernel whose thread has not blocked again since, and so has not handed them over."""
+    """Takes slow calls out of the kernel whose thread has not left the CPU since, and so has not handed them over."""
 
     name = "syscalls.pending"
     AGE_NS = 100_000_000
@@ -125,7 +130,7 @@ class PendingCalls:
 
     def _take(self, until_ns: int) -> Iterator[Batch]:
         keys, values = self._map.read()
-        old = np.flatnonzero(values["t_ns"].astype(np.int64) < until_ns)
+        old = np.flatnonzero((values["t_ns"].astype(np.int64) < until_ns) & (values["goes_on"] == 0))
         mine = [i for i in old if bpf.delete(self._map.fd, keys[i].tobytes())]
         if mine:
             yield from decode_events(values[mine])
@@ -260,7 +265,7 @@ PROBE = Probe(
     ),
     rings=(Ring("syscalls_events", "syscalls_event", decode_events),),
     aggregates=(Aggregate(("syscalls_a", "syscalls_b"), "syscalls_key", "syscalls_value", decode_latency),),
-    options={"SYSCALLS_SLOW_NS": 10_000_000, "SYSCALLS_WAIT_NS": 1_000_000},
+    options={"SYSCALLS_SLOW_NS": 10_000_000, "SYSCALLS_WAIT_NS": 1_000_000, "SYSCALLS_THREADS": 32768},
     maps=("syscalls_tune", "syscalls_class", "syscalls_watched", "syscalls_pending"),
     setup=setup,
 )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -46,10 +48,32 @@ for _ in range(11):
     t = time.monotonic_ns(); os.write(w, bytes(400_000)); print(time.monotonic_ns() - t, flush=True)
 """
 
+GAPS = """
+import os, threading, time
+r, w = os.pipe()
+def reader():
+    left = 3 * 200_000
+    while left:
+        time.sleep(0.15); left -= len(os.read(r, 65536))
+threading.Thread(target=reader).start()
+for _ in range(3):
+    os.write(w, bytes(200_000))
+"""
+
+THREADS = """
+import threading, time
+for _ in range(4999):
+    t = threading.Thread(target=time.sleep, args=(0.00001,)); t.start(); t.join()
+"""
+
+#: A 32-bit program: while (read(0, sp, 1) > 0); exit(0).
+READER_32 = bytes.fromhex("b80300000031db89e1ba01000000cd8085c07fecb80100000031dbcd80")
+
 WAITS = """
 import os, select, socket, time
 a, b = socket.socketpair()
 r, w = os.pipe()
+into, out = os.pipe(), os.pipe()
 e = os.eventfd(0)
 a.settimeout(None)
 p = select.epoll(); p.register(r)
@@ -57,9 +81,10 @@ pid = os.fork()
 if pid == 0:
     for _ in range(17):
         time.sleep(0.015); b.send(b'x'); time.sleep(0.015); os.write(w, b'x'); time.sleep(0.015); os.eventfd_write(e, 1)
+        time.sleep(0.015); os.write(into[1], b'x')
     os._exit(0)
 for _ in range(17):
-    a.recv(1); os.read(r, 1); os.eventfd_read(e)
+    a.recv(1); os.read(r, 1); os.eventfd_read(e); os.splice(into[0], out[1], 1)
 os.waitpid(pid, 0)
 p.poll(0.02)
 """
@@ -76,8 +101,8 @@ sys.stdin.readline()
 class Family:
     """The attached family with what its set-up adds."""
 
-    def __init__(self, attach: Callable[..., object], mode: str = "blocked") -> None:
-        self.attached = attach("syscalls")
+    def __init__(self, attach: Callable[..., object], mode: str = "blocked", **more: object) -> None:
+        self.attached = attach("syscalls", **more)
         self.family = self.attached.loaded.families["syscalls"]  # type: ignore[attr-defined]
         self.attached.extra = list(syscalls.setup(self.family, self.attached.source, LocalAttacher(), None, {"syscalls": mode}))  # type: ignore[attr-defined]
         assert self.family.state == "attached", self.family.reason
@@ -118,6 +143,50 @@ def test_a_write_that_blocks_many_times_is_one_call(attach: Callable[..., object
     assert np.all(rows["duration_ns"] >= np.array(told) * 0.5)
 
 
+def test_a_call_that_blocks_with_long_pauses_is_one_call(attach: Callable[..., object]) -> None:
+    family = Family(attach)
+    child = subprocess.Popen([sys.executable, "-c", GAPS])
+    rows = family.slow(child.pid, 3)
+    assert child.wait(20) == 0
+    assert len(rows) == 3
+    assert set(zip(rows["syscall"], rows["fd_type"], strict=True)) == {(b"write", b"pipe")}
+    assert np.all(rows["duration_ns"] > 280_000_000)
+
+
+def test_threads_that_end_leave_nothing_behind(attach: Callable[..., object]) -> None:
+    family = Family(attach, options={"SYSCALLS_THREADS": 4096})
+    run(THREADS)
+    run(LOCKS)
+    assert family.attached.lost() == 0  # type: ignore[attr-defined]
+
+
+def test_calls_of_32_bit_programs_have_their_own_numbers(attach: Callable[..., object], tmp_path: Path) -> None:
+    if os.uname().machine != "x86_64":
+        pytest.skip("32-bit programs of x86 only")
+    at, size = 0x08048000, 84 + len(READER_32)
+    head = b"\x7fELF\1\1\1".ljust(16, b"\0") + struct.pack("<HHIIIIIHHHHHH", 2, 3, 1, at + 84, 52, 0, 0, 52, 32, 1, 0, 0, 0)
+    program = tmp_path / "reader"
+    program.write_bytes(head + struct.pack("<8I", 1, 0, at, at, size, size, 5, 4096) + READER_32)
+    program.chmod(0o755)
+    family = Family(attach)
+    try:
+        child = subprocess.Popen([program], stdin=subprocess.PIPE)
+    except OSError as error:
+        pytest.skip(f"no 32-bit programs here: {error}")
+    assert child.stdin
+    for _ in range(7):
+        time.sleep(0.02)
+        os.write(child.stdin.fileno(), b"x")
+    time.sleep(0.02)
+    child.stdin.close()
+    assert child.wait(5) == 0
+    assert len(family.slow(child.pid, 1)) == 0
+    rows = family.attached.rows("syscall_latency")  # type: ignore[attr-defined]
+    reads = rows[(rows["pid"] == child.pid) & (rows["syscall"] == b"read")]
+    assert reads["count"].sum() == 8
+    assert set(reads["nr"]) == {3}
+
+
 def test_waiting_is_not_slow(attach: Callable[..., object]) -> None:
     family = Family(attach)
     pid, _ = run(WAITS)
@@ -127,6 +196,7 @@ def test_waiting_is_not_slow(attach: Callable[..., object]) -> None:
     waited = mine[mine["kind"] == TABLES["syscall_latency"].code("kind", "waiting")]
     assert waited[waited["syscall"] == b"recvfrom"]["count"].sum() == 17
     assert waited[waited["syscall"] == b"read"]["count"].sum() == 34
+    assert waited[waited["syscall"] == b"splice"]["count"].sum() == 17
 
 
 def test_full_counts_every_call(attach: Callable[..., object]) -> None:

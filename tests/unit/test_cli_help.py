@@ -1,0 +1,104 @@
+"""Every verb, option and argument: documented for a newcomer, and with the options that the contract promises."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from agent.cli.main import VERBS, cli
+
+#: Verbs that print rows or a document; the others become the agent, write a script, or have ``-o`` for a file.
+_WITHOUT_FORMAT = {"run", "demo", "record", "completion"}
+_WITHOUT_STORE = {"completion", "clock watch"}
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    for verb in VERBS:
+        command = cli.get_command(click.Context(cli), verb)
+        assert command is not None
+        yield verb, command
+        for name, sub in getattr(command, "commands", {}).items():
+            yield f"{verb} {name}", sub
+
+
+ALL = dict(commands())
+
+
+@pytest.mark.parametrize("verb", ALL)
+def test_every_verb_and_option_has_help(verb: str) -> None:
+    command = ALL[verb]
+    assert command.help
+    assert len(command.help.split()) > 5
+    for option in command.params:
+        if isinstance(option, click.Option):
+            assert option.help, option.name
+
+
+@pytest.mark.parametrize("verb", ALL)
+def test_options_of_the_contract(verb: str) -> None:
+    options = {text for p in ALL[verb].params for text in p.opts}
+    if verb.split()[0] not in _WITHOUT_FORMAT:
+        assert "-o" in options
+        fmt = next(p for p in ALL[verb].params if "-o" in p.opts)
+        assert isinstance(fmt.type, click.Choice)
+        assert list(fmt.type.choices) == ["table", "json", "ndjson", "csv"]
+    if verb not in _WITHOUT_STORE:
+        assert "--store" in options
+
+
+def test_every_argument_is_explained() -> None:
+    for verb, command in ALL.items():
+        for argument in command.params:
+            if isinstance(argument, click.Argument):
+                names = re.findall(r"\w+", argument.make_metavar(click.Context(command)))
+                assert any(name in (command.help or "") for name in names), verb
+
+
+def tickscope(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "agent", *args], capture_output=True, text=True, env={**os.environ, **env})
+
+
+def test_a_misspelt_verb_gets_the_near_one() -> None:
+    done = tickscope("fndings")
+    assert done.returncode == 2
+    assert "Did you mean findings?" in done.stderr
+    assert not done.stdout
+
+
+def test_an_output_that_cannot_be_written_is_said() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "agent", "tables"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert "No space left" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_terminal_without_unicode_shows_what_it_can() -> None:
+    done = tickscope("tables", "tcp_rtt", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0
+
+
+def test_durations_take_units_everywhere() -> None:
+    for verb in ("run", "demo"):
+        done = tickscope(verb, "--duration", "5 years")
+        assert done.returncode == 2
+        assert "--duration" in done.stderr
+        assert "90s" in done.stderr
+    assert ALL["record"].params[1].type.convert("2m", None, None) == 120
+
+
+def test_bash_completes_verbs_options_and_tables() -> None:
+    def complete(*words: str) -> list[str]:
+        env = {"_TICKSCOPE_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(["tickscope", *words]), "COMP_CWORD": str(len(words))}
+        return [line.split(",", 1)[1] for line in tickscope(**env).stdout.splitlines()]
+
+    assert complete("que") == ["query", "queues"]
+    assert "tcp_rtt" in complete("query", "tcp")
+    assert "--group-by" in complete("query", "tcp_rtt", "--g")
+    assert subprocess.run(["bash", "-n"], input=tickscope("completion", "bash").stdout, text=True).returncode == 0

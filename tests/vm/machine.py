@@ -1,0 +1,109 @@
+"""Boots a kernel under qemu, without KVM, on a read-only view of this host's files, and runs one command in it as root."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import termios
+import tty
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.vm.kernels import Kernel, Unavailable, cpio, get
+
+QEMU = "qemu-system-x86_64"
+BOOT_ARGUMENTS = "console=ttyS0 panic=-1 quiet random.trust_cpu=on clocksource=tsc tsc=reliable"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended. status: its exit status, None where the machine ended before it did. console: the kernel's messages."""
+
+    kernel: Kernel
+    status: int | None
+    output: str
+    console: str
+
+
+def _script(command: list[str], cwd: Path, env: dict[str, str]) -> bytes:
+    kept = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": os.environ.get("HOME", "/root"), "LANG": "C.UTF-8", "TERM": "linux", **env}
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in kept.items()]
+    return "\n".join([*lines, f"cd {shlex.quote(str(cwd))}", f"exec {shlex.join(command)}", ""]).encode()
+
+
+def _qemu(kernel: Kernel, initramfs: Path, out: Path, terminal: str) -> list[str]:
+    return ["nice", "-n", "10", QEMU, "-nodefaults", "-no-reboot", "-display", "none", "-monitor", "none", "-m", "1G", "-smp", "2",
+            "-accel", "tcg,thread=multi", "-cpu", "max", "-nic", "none", "-object", "rng-random,id=rng,filename=/dev/urandom",
+            "-device", "virtio-rng-pci,rng=rng",
+            "-virtfs", "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap",
+            "-serial", f"file:{out}/console", "-serial", terminal, "-serial", f"file:{out}/status",
+            "-kernel", str(kernel.image), "-initrd", str(initramfs), "-append", BOOT_ARGUMENTS]  # fmt: skip
+
+
+def run(name: str, command: list[str], *, limit_s: float = 600, env: dict[str, str] | None = None, cwd: Path | None = None,
+        echo: bool = False, interactive: bool = False) -> Outcome:  # fmt: skip
+    """Runs a command on kernel ``name`` of tests.vm.kernels.SUITES.
+
+    The command sees the host's files; what it writes is gone with the machine. echo: its output also goes to stdout as it comes.
+    Raises Unavailable where qemu or the kernel cannot be had, and TimeoutError after limit_s.
+    """
+    if not shutil.which(QEMU):
+        raise Unavailable(f"{QEMU} is not installed (Debian: qemu-system-x86)")
+    kernel = get(name)
+    with tempfile.TemporaryDirectory(prefix="tickscope-vm-") as scratch:
+        out = Path(scratch)
+        initramfs = out / "initramfs"
+        script = _script(command, cwd or Path.cwd(), env or {})
+        initramfs.write_bytes(kernel.initramfs.read_bytes() + cpio({"command": (0o100644, script)}))
+        arguments = _qemu(kernel, initramfs, out, "stdio")
+        stdin = None if interactive else subprocess.DEVNULL
+        with (out / "stderr").open("wb") as errors:
+            machine = subprocess.Popen(arguments, stdin=stdin, stdout=None if interactive else subprocess.PIPE, stderr=errors, start_new_session=not interactive)
+        output = b"" if interactive else _follow(machine, limit_s, echo)
+        machine.wait()
+        if machine.returncode:
+            raise Unavailable(f"{QEMU} ended with {machine.returncode}: {(out / 'stderr').read_text()[-400:]}")
+        last = (out / "status").read_text().split()
+        status = int(last[1]) if len(last) == 2 else None
+        return Outcome(kernel, status, output.decode(errors="replace").replace("\r\n", "\n"), (out / "console").read_text(errors="replace"))
+
+
+def _follow(machine: subprocess.Popen[bytes], limit_s: float, echo: bool) -> bytes:
+    """Collects what the command writes until the machine ends."""
+    assert machine.stdout is not None
+    output = bytearray()
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"still running after {limit_s:g} s; it wrote:\n{output[-4000:].decode(errors='replace')}")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        while part := os.read(machine.stdout.fileno(), 1 << 16):
+            output += part
+            if echo:
+                sys.stdout.buffer.write(part)
+                sys.stdout.flush()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        if machine.poll() is None and (machine.stdout.closed or sys.exc_info()[0]):
+            machine.kill()
+    return bytes(output)
+
+
+def shell(name: str) -> Outcome:
+    """A shell on a kernel, on this terminal. Raises Unavailable."""
+    columns, lines = shutil.get_terminal_size()
+    command = ["sh", "-c", f"stty cols {columns} rows {lines}; exec setsid -c bash -i"]
+    saved = termios.tcgetattr(0)
+    try:
+        tty.setraw(0)
+        return run(name, command, interactive=True)
+    finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, saved)
