@@ -70,7 +70,19 @@ def arguments(description: str | None, **more: tuple[Any, str]) -> argparse.Name
     given = parser.parse_args()
     kernel = os.uname()
     print(f"{os.cpu_count()} cores, Linux {kernel.release} {kernel.machine}, load before the start {os.getloadavg()[0]:.2f}", flush=True)
+    if others := other_agents():
+        print(f"WARNING: other agents run ({', '.join(map(str, others))}): their probes are in both sides of every ratio", flush=True)
     return given
+
+
+def other_agents() -> list[int]:
+    """Processes that carry the agent's name."""
+    out = []
+    for comm in Path("/proc").glob("[0-9]*/comm"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if comm.read_text() == "tickscope\n":
+                out.append(int(comm.parent.name))
+    return sorted(out)
 
 
 def report(what: str, figure: str, peer: str, target: str) -> None:

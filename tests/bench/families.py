@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes as ct
+import functools
 import os
 import shutil
 import ssl
@@ -46,7 +47,8 @@ def name_and_stats(program: int) -> tuple[str, int, int] | None:
     try:
         info = ct.create_string_buffer(232)
         bpf._bpf(bpf.OBJ_GET_INFO, ct.create_string_buffer(struct.pack("<IIQ", fd, len(info), ct.addressof(info)).ljust(128, b"\0"), 128))
-        return info.raw[64:80].rstrip(b"\0").decode(), *bpf.program_stats(fd)
+        run_ns, hits, *_ = bpf.program_stats(fd)
+        return info.raw[64:80].rstrip(b"\0").decode(), run_ns, hits
     finally:
         os.close(fd)
 
@@ -133,8 +135,8 @@ def per_family(server: Redis, pairs: int, requests: int) -> None:
     for name in sorted(discover()):
         modes = ("blocked", "sampled", "full") if name == "syscalls" else ("",)
         for mode in modes:
-            flags = ("--syscalls", mode) if mode else ()
-            sides[f"{name} {mode}".strip()] = lambda f=flags, n=name: with_family(server, requests, only(n), *f)
+            flags = ["--syscalls", mode] if mode else []
+            sides[f"{name} {mode}".strip()] = functools.partial(with_family, server, requests, only(name), *flags)
     took = interleaved(sides, pairs)
     none = took.pop("none")
     for name, runs in took.items():
@@ -163,7 +165,7 @@ def dd_with_empty(blocks: int) -> float:
 def worst_case(pairs: int, blocks: int) -> None:
     sides: dict[str, Callable[[], float]] = {"none": lambda: dd(blocks), "empty": lambda: dd_with_empty(blocks)}
     for mode in ("blocked", "sampled", "full"):
-        sides[mode] = lambda m=mode: dd_with(blocks, m)
+        sides[mode] = functools.partial(dd_with, blocks, mode)
     took = interleaved(sides, pairs)
     for name in ("blocked", "sampled", "full", "empty"):
         report(f"dd bs=512, {name}: time", ratio(took[name], took["none"]).text(".2f"), "no agent", "-")

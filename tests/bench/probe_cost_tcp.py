@@ -104,7 +104,7 @@ class Tcp:
 
     def costs(self) -> dict[str, tuple[int, int]]:
         families = self.loaded.families.values()
-        return {name: program_stats(fd) for family in families for name, fd in family.programs.items()}
+        return {name: program_stats(fd)[:2] for family in families for name, fd in family.programs.items()}
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
