@@ -1,6 +1,9 @@
-"""The one exception that the CLI turns into a message and an exit status."""
+"""The one exception that the CLI turns into a message and an exit status, and the agent's own notes."""
 
 from __future__ import annotations
+
+import contextlib
+import sys
 
 FAILURE, USAGE, NO_ROWS, UNREACHABLE, PRIVILEGE, INTERRUPTED = 1, 2, 3, 4, 5, 130
 
@@ -22,3 +25,9 @@ class AgentError(Exception):
         if self.remedy:
             lines.append(f"  try: {self.remedy}")
         return "\n".join(lines)
+
+
+def say(text: str) -> None:
+    """A line of the agent on stderr. That the terminal or the reader of a pipe has gone must not stop it."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import select
 import shutil
 import sys
 import textwrap
@@ -76,14 +78,20 @@ class Live:
         return {}
 
     def close(self) -> None:
-        print("\x1b[?25h", end="", flush=True)
+        self._write("\x1b[?25h")
+
+    def _write(self, text: str) -> None:
+        """Nothing where the terminal is stopped (Ctrl-S) or gone: the agent waits for neither."""
+        with contextlib.suppress(OSError):
+            if select.select((), (sys.stdout,), (), 0)[1]:
+                sys.stdout.write(text)
+                sys.stdout.flush()
 
     def show(self, _: int) -> None:
         """Redraws the screen."""
         size = shutil.get_terminal_size((100, 40))
         lines = [line[: size.columns] for line in self._lines()][: size.lines - 1]
-        sys.stdout.write("\x1b[?25l\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J")
-        sys.stdout.flush()
+        self._write("\x1b[?25l\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J")
 
     def _rows(self, table: str) -> np.ndarray:
         kept = self._recent[table]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import selectors
 import socket
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -15,6 +14,7 @@ import numpy as np
 from agent.batch import Batch, Sink, Source, make
 from agent.containers import Containers
 from agent.correlate.correlator import Correlator
+from agent.errors import say
 from agent.store.hot import HotStore
 from agent.tables import TABLES
 
@@ -105,7 +105,7 @@ class Loop:
             self._in_a_row[source.name] += 1
             self.failures[source.name] = f"{type(error).__name__}: {error}"
             gone = self._in_a_row[source.name] >= _FAILURES
-            print(f"tickscope: {source.name}: {self.failures[source.name]}" + ("; left out from now on" if gone else ""), file=sys.stderr)
+            say(f"tickscope: {source.name}: {self.failures[source.name]}" + ("; left out from now on" if gone else ""))
             if gone:
                 self.sources.remove(source)
                 for fd in source.fds():

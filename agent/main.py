@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent import control, host, privilege
 from agent.config import Config
-from agent.errors import INTERRUPTED, PRIVILEGE, AgentError
+from agent.errors import INTERRUPTED, PRIVILEGE, AgentError, say
 from agent.kernel import helper as helper_room
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ def run(config: Config) -> int:
 
     intake_socket = IntakeSocket.create(run_dir / "intake.sock")
 
+    from agent.kernel import bpf
     from agent.kernel.load import load
 
     options = {"SYSCALLS_SLOW_NS": int(config.slow_syscall_ms * 1e6)}
@@ -116,7 +117,8 @@ def run(config: Config) -> int:
     watch.begin(clock.maps.get("clock_last", -1) if clock else -1)
     os.chown(run_dir / "intake.sock", uid, gid)
     privilege.set_name("tickscope")
-    privilege.drop(uid, gid)
+    lost = loaded.shared.get("lost", -1)
+    privilege.drop_unless_needed(uid, gid, privilege.CAP_BPF, lambda: lost < 0 or bpf.allowed(lost))
 
     loop, status = _assemble(config, store_fd, loaded, helper, watch, intake_socket, control_socket)
     stop_signals: list[int] = []
@@ -129,7 +131,7 @@ def run(config: Config) -> int:
         signal.signal(number, stop)
     status.ready_s = time.monotonic() - started
     attached, degraded = status.counts()
-    print(f"ready attached={attached} degraded={degraded} pid={os.getpid()}", file=sys.stderr, flush=True)
+    say(f"ready attached={attached} degraded={degraded} pid={os.getpid()}")
     from agent.loop import boot_ns
 
     loop.run(boot_ns() + int(config.duration_s * 1e9) if config.duration_s else 0)
@@ -146,7 +148,7 @@ def _unlink(name: str, run_fd: int) -> None:
     try:
         os.unlink(name, dir_fd=run_fd)
     except OSError as error:
-        print(f"tickscope: cannot remove {name}: {error.strerror}", file=sys.stderr)
+        say(f"tickscope: cannot remove {name}: {error.strerror}")
 
 
 def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: helper_room.Helper, watch: Any, intake_socket: Any,
@@ -220,7 +222,7 @@ def _sinks(config: Config, boot: str, history: Any) -> tuple[list[Sink], dict[st
             sinks.append(PrometheusEndpoint((address.strip("[]"), int(port)), metrics, resource))
         except AgentError as error:
             missing["prometheus"] = f"{error.what}: {error.why}"
-            print(f"tickscope: {error}", file=sys.stderr)
+            say(f"tickscope: {error}")
     return sinks, missing
 
 

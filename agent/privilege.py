@@ -12,6 +12,7 @@ import pwd
 import signal
 import struct
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 from agent.errors import PRIVILEGE, AgentError
@@ -108,6 +109,15 @@ def drop(uid: int, gid: int, keep: tuple[int, ...] = ()) -> None:
     keep_capabilities(keep)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def drop_unless_needed(uid: int, gid: int, capability: int, enough: Callable[[], bool]) -> None:
+    """As ``drop``, and keeps ``capability`` only where ``enough``, asked without it, says False and it is held. Raises OSError."""
+    held = (capability,) if effective_capabilities() >> capability & 1 else ()
+    drop(uid, gid, held)
+    if held:
+        _capset(1 << capability, 0)
+        keep_capabilities(() if enough() else held)
 
 
 def keep_capabilities(keep: tuple[int, ...]) -> None:

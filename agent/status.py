@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from agent.batch import make
+from agent.errors import say
 from agent.kernel import bpf
 from agent.tables import TABLES
 
@@ -117,5 +117,4 @@ class Status:
         rows = ", ".join(f"{n} {name}" for name, n in sorted(self._loop.totals.items()) if name not in ("loss", "finding"))
         found = self._loop.totals["finding"]
         lost = ", ".join(f"{x['count']} of {x['source']} ({x['stage']})" for x in self.losses()) or "nothing"
-        print(f"stopped after {time.monotonic() - self._started:.1f} s: {rows or 'no rows'}; {found} finding updates; lost: {lost}",
-              file=sys.stderr)  # fmt: skip
+        say(f"stopped after {time.monotonic() - self._started:.1f} s: {rows or 'no rows'}; {found} finding updates; lost: {lost}")

@@ -24,7 +24,7 @@
 enum { SYSCALLS_ALL, SYSCALLS_SAMPLED, SYSCALLS_BLOCKED };	/* order of the tables' `basis` */
 enum { SYSCALLS_SLOW, SYSCALLS_WAITING };			/* order of `kind` */
 /* What a blocking call is, by number; agent/probes/syscalls.py fills the table. Until then nothing is reported. */
-enum { SYSCALLS_UNSET, SYSCALLS_IS_SLOW, SYSCALLS_IS_WAITING, SYSCALLS_BY_FD, SYSCALLS_WRITES_FD };
+enum { SYSCALLS_UNSET, SYSCALLS_IS_SLOW, SYSCALLS_IS_WAITING, SYSCALLS_BY_FD, SYSCALLS_WRITES_FD, SYSCALLS_POLLS };
 enum { SYSCALLS_FD_NONE, SYSCALLS_FD_FILE, SYSCALLS_FD_DIR, SYSCALLS_FD_BLOCK, SYSCALLS_FD_CHAR, SYSCALLS_FD_PIPE, SYSCALLS_FD_SOCKET,
        SYSCALLS_FD_ANON };
 
@@ -208,19 +208,23 @@ static __always_inline void syscalls_look_at(struct syscalls_thread *t, void *ta
 	GET(t->sock_id, sk, sock_common, skc_cookie);
 }
 
-static __always_inline void syscalls_classify(struct syscalls_thread *t, void *task, u32 nr, u32 fd)
+/* Of the current thread's call, with its first two arguments. */
+static __always_inline void syscalls_classify(struct syscalls_thread *t, void *task, u32 nr, u64 arg1, u64 arg2)
 {
+	u32 fd = arg1;
 	u64 *class = syscalls_class.lookup(&nr);
 	u64 is = class ? *class : SYSCALLS_IS_SLOW;	/* numbers beyond the table */
 	t->peer_port = 0;
 	t->sock_id = 0;
 	__builtin_memset(t->peer_addr, 0, 16);
 	t->nr = nr;
-	t->fd = fd;
-	t->kind = is == SYSCALLS_IS_WAITING || is == SYSCALLS_UNSET ? SYSCALLS_WAITING : SYSCALLS_SLOW;
+	t->kind = is == SYSCALLS_IS_SLOW || is == SYSCALLS_BY_FD || is == SYSCALLS_WRITES_FD ? SYSCALLS_SLOW : SYSCALLS_WAITING;
 	t->inode_type = SYSCALLS_FD_NONE;
 	if (is < SYSCALLS_BY_FD)
 		return;
+	if (is == SYSCALLS_POLLS && (arg2 != 1 || bpf_probe_read_user(&fd, sizeof(fd), (void *)arg1)))
+		return;		/* of one descriptor, as a read with a time-out does: as good as a read */
+	t->fd = fd;
 	syscalls_look_at(t, task, fd);
 	if (is == SYSCALLS_BY_FD && t->inode_type != SYSCALLS_FD_FILE && t->inode_type != SYSCALLS_FD_DIR && t->inode_type != SYSCALLS_FD_BLOCK)
 		t->kind = SYSCALLS_WAITING;
@@ -355,7 +359,7 @@ static __always_inline void syscalls_out(void *task, bool preempt, u64 now)
 	if ((long)regs.ax != -38)	/* -ENOSYS stands there from entry to return: else a page fault or a new thread */
 		return;
 	bool compat = syscalls_compat(task);
-	u32 nr = regs.orig_ax + compat * SYSCALLS_COMPAT, fd = compat ? regs.bx : regs.di;
+	u32 nr = regs.orig_ax + compat * SYSCALLS_COMPAT;
 	u64 hash = syscalls_hash(&regs);
 	if (tid == tune->calibrate_tid) {
 		if (nr == tune->calibrate_nr && t && t->nr == nr)
@@ -370,7 +374,7 @@ static __always_inline void syscalls_out(void *task, bool preempt, u64 now)
 	if (t->call_ns && t->call_regs != hash)
 		syscalls_end(t, tid);
 	if (!t->call_ns) {
-		syscalls_classify(t, task, nr, fd);
+		syscalls_classify(t, task, nr, compat ? regs.bx : regs.di, compat ? regs.cx : regs.si);
 		t->call_ns = now;
 		t->call_regs = hash;
 		t->blocked_ns = t->run_queue_ns = 0;
@@ -499,7 +503,7 @@ int syscalls_on_sys_exit(struct bpf_raw_tracepoint_args *ctx)
 	struct pt_regs *regs = (struct pt_regs *)ctx->args[0];
 	unsigned long first = 0;
 	bpf_probe_read_kernel(&first, sizeof(first), nr < SYSCALLS_COMPAT ? &regs->di : &regs->bx);
-	syscalls_classify(t, task, nr, first);
+	syscalls_classify(t, task, nr, first, 0);
 	if (t->kind == SYSCALLS_WAITING)
 		return 0;
 	struct syscalls_event e = {};

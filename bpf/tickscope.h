@@ -5,15 +5,77 @@
  * TP_name            number of arguments of raw tracepoint `name`, 0 where there is none
  * FUNC_name          1 where the kernel has helper bpf_name, else 0
  * LOST_map           number of a ring or aggregation map in `lost`
+ * PIDNS_INUM         inode of the agent's PID namespace, where that is not the host's
  * The loader greps these words out of the sources and defines each; OFF_ words also come from GET(.., struct, field) and alike. */
 #pragma once
 #include <linux/types.h>
 #include <uapi/linux/ptrace.h>
 #include "events.h"
 
-#define GET(dst, ptr, s, f) bpf_probe_read_kernel(&(dst), sizeof(dst), (const char *)(ptr) + OFF_##s##__##f)
+#define READ(dst, ptr, s, f) bpf_probe_read_kernel(&(dst), sizeof(dst), (const char *)(ptr) + OFF_##s##__##f)
 #define ADDR(ptr, s, f) ((const char *)(ptr) + OFF_##s##__##f)
-#define PTR(ptr, s, f) ({ void *_p = 0; GET(_p, ptr, s, f); _p; })
+#define PTR(ptr, s, f) ({ void *_p = 0; READ(_p, ptr, s, f); _p; })
+
+#ifndef PIDNS_INUM
+#define GET READ
+#else
+/* In a PID namespace (a container without the host's) the agent and everybody around it know processes by that namespace's
+ * numbers: these are what the programs see too. A process outside of it keeps its number of the host, marked, and is unknown to
+ * the agent. */
+#define PIDNS_OUTSIDE 0x40000000
+#define PIDNS_DEPTH 4
+
+static __always_inline u32 pidns_number(void *task, u32 global)
+{
+	void *pid = PTR(task, task_struct, thread_pid), *ns;
+	u32 level = 0, inum, number;
+	READ(level, pid, pid, level);
+#pragma unroll
+	for (int i = 1; i <= PIDNS_DEPTH; i++) {
+		const char *upid = ADDR(pid, pid, numbers) + i * 16;	/* struct upid: an int and a pointer */
+		if (i > level)
+			break;
+		ns = PTR(upid, upid, ns);
+		inum = number = 0;
+		READ(inum, ns, pid_namespace, inum);
+		READ(number, upid, upid, nr);
+		if (inum == PIDNS_INUM)
+			return number;
+	}
+	return global | PIDNS_OUTSIDE;
+}
+
+static __always_inline u32 pidns_tgid(void *task)
+{
+	u32 global = 0;
+	READ(global, task, task_struct, tgid);
+	return pidns_number(PTR(task, task_struct, group_leader), global);
+}
+
+static __always_inline u32 pidns_tid(void *task)
+{
+	u32 global = 0;
+	READ(global, task, task_struct, pid);
+	return pidns_number(task, global);
+}
+
+static __always_inline u64 pidns_current(void)
+{
+	void *task = (void *)bpf_get_current_task();
+	return (u64)pidns_tgid(task) << 32 | pidns_tid(task);
+}
+
+#define bpf_get_current_pid_tgid pidns_current
+#define IS_FIELD(s, f, name) (!__builtin_strcmp(#s "." #f, name))
+#define GET(dst, ptr, s, f) ({								\
+	if (IS_FIELD(s, f, "task_struct.tgid"))						\
+		*(u32 *)&(dst) = pidns_tgid((void *)(ptr));				\
+	else if (IS_FIELD(s, f, "task_struct.pid"))					\
+		*(u32 *)&(dst) = pidns_tid((void *)(ptr));				\
+	else										\
+		READ(dst, ptr, s, f);							\
+})
+#endif
 
 /* Written by the agent through mmap. */
 struct control {

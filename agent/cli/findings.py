@@ -62,7 +62,6 @@ def decoded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def show(rows: Sequence[dict[str, Any]], fmt: str) -> None:
     """Prints findings in the asked format."""
     from agent.cli.output import emit_rows
-
     from agent.store.names import columns
 
     emit_rows(rows, fmt, SHOWN if fmt == "table" else columns("finding"), chosen=True)

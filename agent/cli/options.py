@@ -13,7 +13,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_STORE = "/var/lib/tickscope"
 
 
-class Duration(click.ParamType):
+class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on
     """``90``, ``90s``, ``5m``, ``2h`` or ``1d``, as seconds."""
 
     name = "duration"
@@ -31,7 +31,7 @@ class Duration(click.ParamType):
         return seconds
 
 
-class Table(click.ParamType):
+class Table(click.ParamType):  # type: ignore[type-arg]
     """A table's name; the verb itself checks it, with suggestions."""
 
     name = "table"

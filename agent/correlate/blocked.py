@@ -187,4 +187,6 @@ def cpu(episode: Episode, view: View) -> Iterator[Verdict]:
     if share < _SHARE:
         yield Verdict("cpu", 0.0, "", f"it waited {span(queued)} for a CPU")
         return
+    if episode.symptom == "decision_latency":
+        queued = min(queued, lost)  # the sums per second also hold what was waited before and after
     yield waiting_for_cpu(process(episode.comm, episode.pid), queued, episode.pid, 0.9 * share)

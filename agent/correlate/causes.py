@@ -121,7 +121,7 @@ def broker(episode: Episode, view: View) -> Iterator[Verdict]:
                 t_ns=episode.start_ns)
     if episode.symptom == "broker_down":
         why = f" ({episode.words})" if episode.words else ""
-        yield Verdict("broker_down", 0.95, where, f"it could not be reached{why}", (seen,))
+        yield Verdict("broker_down", 0.95, where, f"{episode.subject} could not be reached{why}", (seen,))
         return
     usual, worst = view.rtt_us(raw, episode) if where else (None, None)
     rtt = item("tcp_rtt", "smoothed RTT", worst, "us", peer=where, baseline=usual)

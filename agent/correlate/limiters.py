@@ -93,7 +93,8 @@ class LimiterWatch(Watch):
         opened += self.rises(self._rises[0], second, slots, warm & (np.nansum(bad, axis=1) >= self.config.refusals_min))
         opened += self.rises(self._rises[1], second, slots, warm)
         for episode in self.active.values():
-            self._facts(episode, second)
+            if episode.last_bad == second:  # What holds once it is over explains nothing.
+                self._facts(episode, second)
         return opened
 
     def _stalls(self, second: int, slots: np.ndarray, d: np.ndarray) -> list[Episode]:

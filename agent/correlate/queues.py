@@ -76,7 +76,8 @@ class QueueWatch(Watch):
         for rise in self._rises:
             opened += self.rises(rise, second, slots, every if rise.metric != "lag" else ~aged)
         for episode in self.active.values():
-            self._facts(episode, second)
+            if episode.last_bad == second:  # What holds once it is over explains nothing.
+                self._facts(episode, second)
         return opened
 
     def _facts(self, episode: Episode, second: int) -> None:

@@ -73,6 +73,15 @@ def lookup(fd: int, key: bytes, value_size: int) -> bytes | None:
     return v.raw
 
 
+def allowed(fd: int) -> bool:
+    """Whether this process may use maps that it holds: without CAP_BPF only since kernel 6.0 (c8644cd0efe7). fd: an array of u64."""
+    try:
+        lookup(fd, bytes(4), 8)
+    except PermissionError:
+        return False
+    return True
+
+
 def delete(fd: int, key: bytes) -> bool:
     """Removes one element; False where there was none. Raises OSError on anything else."""
     k = ct.create_string_buffer(key, len(key))

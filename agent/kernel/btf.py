@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 
 VMLINUX = "/sys/kernel/btf/vmlinux"
-_KINDS = {"struct": 4, "union": 5, "enum": 6, "typedef": 8, "const": 10}
+_KINDS = {"struct": 4, "union": 5, "enum": 6, "typedef": 8, "const": 10, "func": 12}
 _WORD = re.compile(r"\b(HAS|TP|FUNC)_([a-z0-9]\w*)\b")
 _READ = re.compile(r",\s*([a-z]\w*)\s*,\s*(\w+)\s*\)")
 
@@ -76,6 +76,13 @@ class Btf:
         _, _, _, _, pointer = self._type(type_id)
         _, _, _, _, proto = self._type(pointer)
         return self._type(proto)[3] - 1
+
+    def function(self, name: str) -> int:
+        """Type id of a kernel function, which fentry programs are loaded with; raises OSError where there is none."""
+        type_id = self._find(name, "func")
+        if type_id < 0:
+            raise OSError(2, f"this kernel has no function {name} in its BTF")
+        return type_id
 
     def enumerators(self, enum: str) -> set[str]:
         """Names in an enumeration; empty where the kernel does not have it."""

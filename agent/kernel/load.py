@@ -18,7 +18,8 @@ from agent.probes import Probe
 
 BPF_DIR = Path(__file__).resolve().parents[2] / "bpf"
 SYSTEM_PYTHON = "/usr/bin/python3"
-TIMEOUT_S = 60
+#: Of a hung loader. It needs a second; under emulation (tests/vm) a minute or two.
+TIMEOUT_S = 240
 _MAX_FDS = 256
 
 
@@ -97,14 +98,15 @@ def load(
         status = _run(job, loaded)
         if status is None:
             return loaded
-        _close(loaded)
+        release(loaded)
         if attempt == 2:
             for family in loaded.families.values():
                 family.reason, family.remedy = f"the loader {status}", "restart tickscope; see its log"
     return loaded
 
 
-def _close(loaded: Loaded) -> None:
+def release(loaded: Loaded) -> None:
+    """Closes every descriptor that the loader handed over."""
     for family in loaded.families.values():
         for fd in [*family.links.values(), *family.programs.values(), *family.maps.values()]:
             os.close(fd)

@@ -27,7 +27,7 @@ from agent.kernel.plan import FamilyPlan, ProgramPlan, plan
 
 FDS_PER_MESSAGE = 200
 _SYS_BPF = {"x86_64": 321, "aarch64": 280}[os.uname().machine]
-_PROG_LOAD, _TYPE_KPROBE, _TRACE_UPROBE_MULTI = 5, 2, 48
+_PROG_LOAD, _TYPE_KPROBE, _TYPE_TRACING, _TRACE_FENTRY, _TRACE_UPROBE_MULTI = 5, 2, 26, 24, 48
 _TAIL = 1200
 
 
@@ -60,19 +60,20 @@ def _why(error: Exception, log: str) -> str:
     return f"{error}: {detail}"[:_TAIL] if detail else str(error)[:_TAIL]
 
 
-def load_multi(code: bytes, name: str) -> int:
-    """Loads a uprobe program for uprobe_multi links (kernel 6.6), which BCC cannot ask for. Raises OSError.
+def load_typed(code: bytes, name: str, kind: int, attach_type: int, btf_id: int = 0) -> int:
+    """Loads a program with an attach type that BCC cannot ask for, or only by the function's name. Raises OSError.
 
-    Such a link attaches at many places at once, in a hundredth of the time of a perf event each, and needs no CAP_SYS_ADMIN.
+    uprobe_multi (kernel 6.6): such a link attaches at many places at once, in a hundredth of the time of a perf event each, and
+    needs no CAP_SYS_ADMIN. fentry (kernel 5.5): btf_id is the kernel function's. Layout: union bpf_attr.
     """
     libc = ct.CDLL(None, use_errno=True)
     libc.syscall.restype = ct.c_long
     instructions, licence = ct.create_string_buffer(code, len(code)), ct.create_string_buffer(b"GPL")
     log = ct.create_string_buffer(1 << 18)
     for log_level in (0, 1):
-        head = struct.pack("<IIQQIIQ", _TYPE_KPROBE, len(code) // 8, ct.addressof(instructions), ct.addressof(licence), log_level,
+        head = struct.pack("<IIQQIIQ", kind, len(code) // 8, ct.addressof(instructions), ct.addressof(licence), log_level,
                            len(log) if log_level else 0, ct.addressof(log) if log_level else 0)  # fmt: skip
-        attr = head + struct.pack("<II16sII", 0, 0, name.encode()[:15], 0, _TRACE_UPROBE_MULTI)
+        attr = head + struct.pack("<II16sII36xI", 0, 0, name.encode()[:15], 0, attach_type, btf_id)
         attr = attr.ljust(128, b"\0")
         fd = int(libc.syscall(_SYS_BPF, _PROG_LOAD, ct.create_string_buffer(attr, 128), 128))
         if fd >= 0:
@@ -88,11 +89,12 @@ class Loader:
         self.sources: dict[str, str] = job["sources"]  # type: ignore[assignment]
         self.words: dict[str, int] = {}
         self.multi = False
+        self.kernel: btf.Btf
         self.fds: list[int] = []
         self.out: list[dict[str, object]] = []
 
     def facts(self) -> None:
-        kernel = btf.Btf(str(self.job["btf"]))
+        self.kernel = kernel = btf.Btf(str(self.job["btf"]))
         self.multi = "BPF_TRACE_UPROBE_MULTI" in kernel.enumerators("bpf_attach_type")
         texts = [Path(p).read_text() for p in [str(self.job["prelude"]), *self.sources.values()]]
         families: list[dict[str, object]] = self.job["families"]  # type: ignore[assignment]
@@ -134,22 +136,27 @@ class Loader:
         from bcc import BPF
         from bcc.libbcc import lib
 
-        kind = BPF.RAW_TRACEPOINT if program.kind == "raw_tp" else BPF.KPROBE
+        name = program.function.encode()
         captured = Captured()
         try:
             with captured:
-                if kind == BPF.KPROBE and self.multi:
-                    fd = load_multi(module.dump_func(program.function.encode()), program.function)  # type: ignore[attr-defined]
+                if program.kind == "raw_tp":
+                    fd = module.load_func(name, BPF.RAW_TRACEPOINT).fd  # type: ignore[attr-defined]
+                elif program.kind == "fentry":
+                    target = self.kernel.function(program.target)
+                    fd = load_typed(module.dump_func(name), program.function, _TYPE_TRACING, _TRACE_FENTRY, target)  # type: ignore[attr-defined]
+                elif self.multi:
+                    fd = load_typed(module.dump_func(name), program.function, _TYPE_KPROBE, _TRACE_UPROBE_MULTI)  # type: ignore[attr-defined]
                 else:
-                    fd = module.load_func(program.function.encode(), kind).fd  # type: ignore[attr-defined]
+                    fd = module.load_func(name, BPF.KPROBE).fd  # type: ignore[attr-defined]
         except Exception as error:  # noqa: BLE001
             program.attach, program.reason = False, "the kernel refused it: " + _why(error, captured.text)
             program.remedy = "see `tickscope doctor`"
             return
-        if program.kind != "raw_tp" or program.on_demand:
+        if program.kind.startswith("u") or program.on_demand:
             self.share("program", family.name, program.function, fd)
             return
-        link = lib.bpf_attach_raw_tracepoint(fd, program.target.encode())
+        link = lib.bpf_attach_raw_tracepoint(fd, None if program.kind == "fentry" else program.target.encode())  # the program knows its function
         if link < 0:
             program.attach = False
             program.reason = f"attach to {program.target}: {os.strerror(ct.get_errno() or -link)}"

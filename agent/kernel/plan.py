@@ -14,6 +14,7 @@ class ProgramPlan:
     target: str
     loses: str
     on_demand: bool
+    fallback: str = ""
     optional: bool = False
     attach: bool = True
     reason: str = ""
@@ -53,7 +54,11 @@ def plan(families: list[dict[str, object]], words: dict[str, int]) -> list[Famil
     for family in families:
         programs = [ProgramPlan(**p) for p in family["programs"]]  # type: ignore[attr-defined]
         for p in programs:
-            if p.kind == "raw_tp" and not words.get(f"TP_{p.target}"):
+            if p.kind != "raw_tp" or words.get(f"TP_{p.target}"):
+                continue
+            if p.fallback and words:
+                p.kind, p.target = "fentry", p.fallback
+            else:
                 p.attach, p.reason = False, f"this kernel has no tracepoint {p.target}"
         one = FamilyPlan(str(family["name"]), programs, list(family["maps"]))  # type: ignore[call-overload]
         one.settle()

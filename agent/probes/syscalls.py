@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from agent.kernel.load import Family
     from agent.kernel.source import KernelSource
 
-_SLOW, _WAITING, _BY_FD, _WRITES_FD = range(1, 5)
+_SLOW, _WAITING, _BY_FD, _WRITES_FD, _POLLS = range(1, 6)
 _FD_TYPES = np.array([b"", b"file", b"directory", b"block device", b"char device", b"pipe", b"socket", b"anon"], "S16")
 
 #: Calls that wait for input, time or another program; by name. Calls that are neither here nor below count as slow.
-_WAIT = """epoll_wait epoll_pwait epoll_pwait2 poll ppoll select pselect6 nanosleep clock_nanosleep futex futex_wait futex_waitv
+_WAIT = """epoll_wait epoll_pwait epoll_pwait2 select pselect6 nanosleep clock_nanosleep futex futex_wait futex_waitv
     wait4 waitid waitpid pause rt_sigsuspend sigsuspend rt_sigtimedwait restart_syscall io_getevents io_pgetevents io_uring_enter
     semop semtimedop msgrcv mq_timedreceive accept accept4 ptrace sched_yield _newselect ipc socketcall"""
 #: Calls that wait when the descriptor is a socket, pipe, terminal, eventfd, timerfd ..., and are slow on files.
@@ -58,7 +58,7 @@ def classes() -> np.ndarray:
     """What a blocking call is (the enum in the C source), by number as in ``names``; u64."""
     out = np.full(2 * _COMPAT, _SLOW, np.uint64)
     plain = [name.removesuffix(b"_time64") for name in names().tolist()]
-    for group, value in ((_WAIT, _WAITING), (_READ, _BY_FD), (_WRITE, _WRITES_FD)):
+    for group, value in ((_WAIT, _WAITING), (_READ, _BY_FD), (_WRITE, _WRITES_FD), ("poll ppoll", _POLLS)):
         out[np.isin(plain, group.encode().split())] = value
     return out
 

@@ -48,7 +48,7 @@ PROBE = Probe(
         Program("on_tcp_destroy", target="tcp_destroy_sock", loses="room: closed sockets stay in the table"),
         Program("on_tcp_probe", target="tcp_probe", loses="round-trip times"),
         Program("on_tcp_receive", target="tcp_rcv_space_adjust", loses="owners of sockets that only receive"),
-        Program("on_tcp_send", target="sock_send_length", loses="owners of accepted sockets that only send (kernel 6.3)"),
+        Program("on_tcp_send", target="sock_send_length", fallback="tcp_sendmsg", loses="owners of accepted sockets that only send"),
         Program("on_tcp_retransmit", target="tcp_retransmit_skb", loses="retransmitted data and SYNs"),
         Program("on_tcp_retransmit_synack", target="tcp_retransmit_synack", loses="retransmitted SYN-ACKs"),
         Program("on_tcp_send_reset", target="tcp_send_reset", loses="resets sent"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agent.batch import Source
-from agent.kernel.load import Loaded, load
+from agent.kernel.load import Loaded, load, release
 from agent.kernel.source import KernelSource
 from agent.probes import discover
 from agent.tables import TABLES
@@ -64,3 +64,4 @@ def attach() -> Iterator[Callable[..., Attached]]:
     for one in live:
         for source in [*one.extra, one.source]:
             source.close()
+        release(one.loaded)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import struct
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent.kernel.wire import make_peer
 from agent.probes import syscalls
 from agent.tables import TABLES
 from tests.kernel.local_attach import LocalAttacher
@@ -84,7 +86,7 @@ if pid == 0:
         time.sleep(0.015); os.write(into[1], b'x')
     os._exit(0)
 for _ in range(17):
-    a.recv(1); os.read(r, 1); os.eventfd_read(e); os.splice(into[0], out[1], 1)
+    a.recv(1); os.read(r, 1); os.eventfd_read(e); os.splice(into[0], out[1], 1); os.read(out[0], 1)
 os.waitpid(pid, 0)
 p.poll(0.02)
 """
@@ -109,6 +111,12 @@ class Family:
 
     def slow(self, pid: int, n: int) -> np.ndarray:
         return self.attached.wait("slow_syscall", lambda r: r[(r["pid"] == pid) & (r["kind"] == SLOW)], lambda r: len(r) >= n)  # type: ignore[attr-defined,no-any-return]
+
+    def blocked(self, pid: int, call: bytes, n: int) -> np.ndarray:
+        def mine(rows: np.ndarray) -> np.ndarray:
+            return rows[(rows["pid"] == pid) & (rows["basis"] == BLOCKED) & (rows["syscall"] == call)]
+
+        return self.attached.wait("syscall_latency", mine, lambda r: r["count"].sum() >= n)  # type: ignore[attr-defined,no-any-return]
 
 
 def run(code: str) -> tuple[int, list[int]]:
@@ -180,11 +188,11 @@ def test_calls_of_32_bit_programs_have_their_own_numbers(attach: Callable[..., o
     time.sleep(0.02)
     child.stdin.close()
     assert child.wait(5) == 0
-    assert len(family.slow(child.pid, 1)) == 0
-    rows = family.attached.rows("syscall_latency")  # type: ignore[attr-defined]
-    reads = rows[(rows["pid"] == child.pid) & (rows["syscall"] == b"read")]
+    reads = family.blocked(child.pid, b"read", 8)
     assert reads["count"].sum() == 8
     assert set(reads["nr"]) == {3}
+    rows = family.attached.rows("slow_syscall")  # type: ignore[attr-defined]
+    assert len(rows[rows["pid"] == child.pid]) == 0
 
 
 def test_waiting_is_not_slow(attach: Callable[..., object]) -> None:
@@ -197,6 +205,24 @@ def test_waiting_is_not_slow(attach: Callable[..., object]) -> None:
     assert waited[waited["syscall"] == b"recvfrom"]["count"].sum() == 17
     assert waited[waited["syscall"] == b"read"]["count"].sum() == 34
     assert waited[waited["syscall"] == b"splice"]["count"].sum() == 17
+
+
+def test_a_poll_of_one_socket_names_its_peer(attach: Callable[..., object]) -> None:
+    """As a read with a time-out does, in most clients."""
+    family = Family(attach)
+    code = "import socket, sys\ns = socket.create_connection(('127.0.0.1', int(sys.argv[1])), 5)\nfor _ in range(5): s.recv(1)"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        child = subprocess.Popen([sys.executable, "-c", code, str(port)])
+        connection, _ = server.accept()
+        for _ in range(5):
+            time.sleep(0.02)
+            connection.sendall(b"x")
+        assert child.wait(5) == 0
+    polls = family.blocked(child.pid, b"poll", 5)
+    assert polls["count"].sum() == 5
+    peer = make_peer(np.array([[*bytes(10), 255, 255, 127, 0, 0, 1]], np.uint8), np.array([port]))
+    assert {p.tobytes() for p in polls["peer"]} == {peer.tobytes()}
 
 
 def test_full_counts_every_call(attach: Callable[..., object]) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import signal
 import subprocess
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.system.agent import Agent
+from tests.system.agent import TICKSCOPE, Agent
 
 
 def loaders(agent: Agent) -> list[int]:
@@ -138,3 +141,20 @@ def test_a_wrong_configuration_names_the_line(start: Callable[..., Agent]) -> No
     assert agent.process.wait(30) == 2
     assert "tickscope.yaml:2" in agent.log()
     assert "syscalls" in agent.log()
+
+
+def test_a_terminal_that_is_closed_ends_the_agent_cleanly(start: Callable[..., Agent]) -> None:
+    agent = start()
+    agent.ready()
+    assert agent.stop() == 130
+    ours, theirs = pty.openpty()
+    on_terminal = subprocess.Popen([str(TICKSCOPE), "run"], env=agent.env, stdin=theirs, stdout=theirs, stderr=agent.errors.open("wb"),
+                                   start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))  # fmt: skip
+    os.close(theirs)
+    while b"ready attached=" not in agent.errors.read_bytes():
+        assert on_terminal.poll() is None, agent.log()
+        time.sleep(0.05)
+    os.close(ours)
+    assert on_terminal.wait(30) == 0, agent.log()
+    assert "stopped after" in agent.log()
+    assert not list(agent.run_dir.glob("*.sock"))

@@ -43,7 +43,7 @@ def test_every_verb_and_option_has_help(verb: str) -> None:
 @pytest.mark.parametrize("verb", ALL)
 def test_options_of_the_contract(verb: str) -> None:
     options = {text for p in ALL[verb].params for text in p.opts}
-    if verb.split()[0] not in _WITHOUT_FORMAT:
+    if verb.split(maxsplit=1)[0] not in _WITHOUT_FORMAT:
         assert "-o" in options
         fmt = next(p for p in ALL[verb].params if "-o" in p.opts)
         assert isinstance(fmt.type, click.Choice)

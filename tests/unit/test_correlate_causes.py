@@ -154,3 +154,40 @@ def test_more_arrivals_than_usual_are_load_not_a_slow_consumer() -> None:
 def test_a_group_that_lost_a_consumer_is_a_rebalance_or_a_slow_consumer() -> None:
     found = latest(run(lagging(consumers=1, out=95), UNTIL))
     assert [f["cause"] for f in found] == ["rebalance"]
+
+
+def test_a_limit_that_was_lowered_for_a_while_stays_the_cause_when_it_is_back() -> None:
+    host = Host()
+    host.decisions(0, 30, limit_per_s=100.0)
+    host.decisions(30, 40, limit_per_s=20.0, refused=0.6)
+    host.decisions(40, UNTIL, limit_per_s=100.0)
+    assert [(f["cause"], f["state"]) for f in latest(run(host, UNTIL))] == [("config", "closed")]
+
+
+def thinking() -> Host:
+    """A server that thinks for 60 ms over each answer: its acknowledgements come with the answers, and the RTT looks as long."""
+    host = Host().healthy(0, 30)
+    host.rtt(30, 45, us=60_000)
+    for at in np.arange(30, 45, 0.1):
+        host.stalled_decision(at, 0.06)
+    return host
+
+
+@pytest.mark.parametrize(("connect_ms", "cause"), [(0.1, "broker_slow"), (61, "network_rtt")])
+def test_an_rtt_that_the_server_made_long_is_not_the_networks(connect_ms: float, cause: str) -> None:
+    host = thinking()
+    host.add("tcp_connect", 7, t_ns=T0 + np.arange(31, 38) * S, pid=1, proc_start_ns=START, peer=np.frombuffer(peer("127.0.0.1", 80), "V18"),
+             result=code("tcp_connect", "result", "ok"), duration_ns=int(connect_ms * MS))
+    found = latest(run(host, UNTIL))
+    assert [f["cause"] for f in found] == [cause], [f["sentence"] for f in found]
+
+
+def test_a_server_that_gets_no_cpu_is_not_slow_itself() -> None:
+    host = around_stall(lambda h: h.stalled_decision(31.4, 1.4))
+    t = T0 + np.arange(0, 45) * S
+    queued = np.where((t >= T0 + 30 * S) & (t <= T0 + 32 * S), 700 * MS, 20 * MS)
+    host.add("syscall_latency", len(t), t_ns=t, pid=900, proc_start_ns=START, comm=b"redis-server", basis=code("syscall_latency", "basis", "blocked"),
+             kind=code("syscall_latency", "kind", "waiting"), max_ns=0, run_queue_ns=queued)
+    found = latest(run(host, UNTIL))
+    assert [f["cause"] for f in found] == ["cpu"], [f["sentence"] for f in found]
+    assert "redis-server" in str(found[0]["sentence"])

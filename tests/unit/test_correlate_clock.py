@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from agent.batch import Batch
+from agent.correlate.correlator import Correlator
 from tests.unit.correlate_scenarios import APP_PID, MS, START, T0, US, Host, S, code, latest, run
 
 N = 23
@@ -114,3 +116,14 @@ def test_a_step_explains_no_refusals_of_an_immune_limiter() -> None:
     host.decisions(30, 60, refused=0.7, step_immune=1)
     host.step(29.9, -20 * S)
     assert sorted(str(f["cause"]) for f in latest(run(host, 60))) == ["clock_step", "unknown"]
+
+
+def test_a_clock_that_is_stepped_in_a_loop_is_told_by_its_first_steps() -> None:
+    host = Host()
+    for i in range(200):
+        host.step(10 + i / 1000, 100 * US if i % 2 else -100 * US)
+    correlator = Correlator()
+    for table, rows in host.made:
+        correlator.feed(Batch(table, rows))
+    assert len(correlator.advance(T0 + 11 * S)) == 64
+    assert correlator.losses()["findings"] == 200 - 64

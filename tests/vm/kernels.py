@@ -18,7 +18,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tick
 #: The harness's name of a kernel -> the suite whose linux-image-amd64 it is.
 SUITES = {"5.10": "bullseye", "6.1": "bookworm", "6.12": "trixie", "newest": "sid"}
 #: With what they depend on. Loaded in this order by tests/vm/init; those that a kernel has built in, or does not have, are left out.
-MODULES = "virtio_pci virtio_rng 9pnet_virtio 9p overlay tun veth dummy sch_netem tcp_diag udp_diag unix_diag".split()
+MODULES = ["virtio_pci", "virtio_rng", "9pnet_virtio", "9p", "overlay", "tun", "veth", "dummy", "sch_netem", "tcp_diag", "udp_diag", "unix_diag"]
 
 
 class Unavailable(Exception):
@@ -122,7 +122,7 @@ def cpio(files: dict[str, tuple[int, bytes]]) -> bytes:
 
 def _initramfs(tree: Path, scratch: Path) -> bytes:
     folder, program = 0o040755, 0o100755
-    files = {path: (folder, b"") for path in ("bin", "dev", "proc", "sys", "lower", "rw", "root", "modules")}
+    files = dict.fromkeys(("bin", "dev", "proc", "sys", "lower", "rw", "root", "modules"), (folder, b""))
     files["bin/busybox"] = (program, next(p for p in (tree / "bin/busybox", tree / "usr/bin/busybox") if p.exists()).read_bytes())
     files["init"] = (program, Path(__file__).with_name("init").read_bytes())
     modules = dict(_modules(tree, scratch))
