@@ -58,7 +58,9 @@ class Status:
 
     def processes(self) -> list[dict[str, Any]]:
         """pid and role; uid, capabilities and memory are for the asker to read from /proc."""
-        out = [{"pid": os.getpid(), "role": "agent"}, {"pid": self._watch.pid, "role": "clock watch"}]
+        out = [{"pid": os.getpid(), "role": "agent"}]
+        if self._watch.alive:
+            out.append({"pid": self._watch.pid, "role": "clock watch"})
         if self._helper.alive:
             out.append({"pid": self._helper.pid, "role": "helper"})
         for sink in self._loop.sinks:

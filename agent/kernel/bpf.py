@@ -74,7 +74,7 @@ def lookup(fd: int, key: bytes, value_size: int) -> bytes | None:
 
 
 def allowed(fd: int) -> bool:
-    """Whether this process may use maps that it holds: without CAP_BPF only since kernel 6.0 (c8644cd0efe7). fd: an array of u64."""
+    """Whether this process may use maps that it holds: without CAP_BPF only since kernel 5.19 (c8644cd0efe7). fd: an array of u64."""
     try:
         lookup(fd, bytes(4), 8)
     except PermissionError:

@@ -21,6 +21,7 @@ SYSTEM_PYTHON = "/usr/bin/python3"
 #: Of a hung loader. It needs a second; under emulation (tests/vm) a minute or two.
 TIMEOUT_S = 240
 _MAX_FDS = 256
+_HOST_PID_NAMESPACE = 0xEFFFFFFC
 
 
 @dataclass
@@ -66,6 +67,12 @@ def _structs_of(probe: Probe) -> list[str]:
     return sorted({r.wire for r in probe.rings} | {n for a in probe.aggregates for n in (a.key, a.value)})
 
 
+def _pid_namespace() -> list[str]:
+    """Has the programs number processes as this PID namespace does, where it is not the host's (include/linux/proc_ns.h)."""
+    inode = os.stat("/proc/self/ns/pid").st_ino
+    return [] if inode == _HOST_PID_NAMESPACE else [f"-DPIDNS_INUM={inode}u"]
+
+
 def _job(probes: list[Probe], options: Mapping[str, int], bpf_dir: Path, btf: str) -> tuple[dict[str, object], Wire]:
     wire = Wire.read(bpf_dir / "events.h", bpf_dir / "tickscope.h", *(bpf_dir / p.source for p in probes))
     chosen = {name: options.get(name, value) for p in probes for name, value in p.options.items()}
@@ -75,7 +82,7 @@ def _job(probes: list[Probe], options: Mapping[str, int], bpf_dir: Path, btf: st
         "sources": {p.name: str(bpf_dir / p.source) for p in probes},
         "include": str(bpf_dir / "include"),
         "btf": btf,
-        "cflags": [f"-I{bpf_dir}", *(f"-D{k}={v}" for k, v in (*chosen.items(), *(("LOST_" + m, i) for i, m in enumerate(counted))))],
+        "cflags": [f"-I{bpf_dir}", *_pid_namespace(), *(f"-D{k}={v}" for k, v in (*chosen.items(), *(("LOST_" + m, i) for i, m in enumerate(counted))))],
         "assertions": {p.name: wire.assertions(_structs_of(p)) for p in probes},
         "families": [
             {"name": p.name, "maps": maps_of(p), "programs": [vars(program) for program in p.programs]} for p in probes

@@ -1,8 +1,7 @@
 """The loader: compiles, loads and attaches the BPF programs, hands their descriptors over, and exits.
 
 Runs as root, under the system's python3 (which has BCC), as ``python3 -I loader.py FD``: FD is one end of a SOCK_SEQPACKET pair.
-It reads one JSON job, answers with JSON messages that carry descriptors (SCM_RIGHTS), and is the only code that imports bcc.
-A process of its own because BCC leaves 100 MB of LLVM mapped and needs privileges that the agent gives up.
+It reads one JSON job and answers with JSON messages that carry descriptors (SCM_RIGHTS). of its own because BCC leaves 100 MB of LLVM mapped (agent/kernel/compiler.py) and needs privileges that the agent gives up.
 """
 
 from __future__ import annotations
@@ -22,12 +21,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from agent.kernel import btf
+from agent.kernel import btf, compiler
+from agent.kernel.compiler import Compiled
 from agent.kernel.plan import FamilyPlan, ProgramPlan, plan
 
 FDS_PER_MESSAGE = 200
-_SYS_BPF = {"x86_64": 321, "aarch64": 280}[os.uname().machine]
-_PROG_LOAD, _TYPE_KPROBE, _TYPE_TRACING, _TRACE_FENTRY, _TRACE_UPROBE_MULTI = 5, 2, 26, 24, 48
+_PROG_LOAD, _RAW_TRACEPOINT_OPEN = 5, 17
+_TYPE_KPROBE, _TYPE_RAW_TRACEPOINT, _TYPE_TRACING, _TRACE_FENTRY, _TRACE_UPROBE_MULTI = 2, 17, 26, 24, 48
 _TAIL = 1200
 
 
@@ -60,27 +60,29 @@ def _why(error: Exception, log: str) -> str:
     return f"{error}: {detail}"[:_TAIL] if detail else str(error)[:_TAIL]
 
 
-def load_typed(code: bytes, name: str, kind: int, attach_type: int, btf_id: int = 0) -> int:
-    """Loads a program with an attach type that BCC cannot ask for, or only by the function's name. Raises OSError.
+def load_program(code: bytes, name: str, kind: int, attach_type: int = 0, btf_id: int = 0) -> int:
+    """BPF_PROG_LOAD; the verifier's words go to stderr. Raises OSError. Layout: union bpf_attr.
 
-    uprobe_multi (kernel 6.6): such a link attaches at many places at once, in a hundredth of the time of a perf event each, and
-    needs no CAP_SYS_ADMIN. fentry (kernel 5.5): btf_id is the kernel function's. Layout: union bpf_attr.
+    Not by BCC, which cannot ask for all attach types: uprobe_multi (kernel 6.6), whose link attaches at many places at once, in a
+    hundredth of the time of a perf event each, and needs no CAP_SYS_ADMIN; fentry (kernel 5.5), where btf_id is the kernel function's.
     """
-    libc = ct.CDLL(None, use_errno=True)
-    libc.syscall.restype = ct.c_long
     instructions, licence = ct.create_string_buffer(code, len(code)), ct.create_string_buffer(b"GPL")
     log = ct.create_string_buffer(1 << 18)
     for log_level in (0, 1):
         head = struct.pack("<IIQQIIQ", kind, len(code) // 8, ct.addressof(instructions), ct.addressof(licence), log_level,
                            len(log) if log_level else 0, ct.addressof(log) if log_level else 0)  # fmt: skip
-        attr = head + struct.pack("<II16sII36xI", 0, 0, name.encode()[:15], 0, attach_type, btf_id)
-        attr = attr.ljust(128, b"\0")
-        fd = int(libc.syscall(_SYS_BPF, _PROG_LOAD, ct.create_string_buffer(attr, 128), 128))
-        if fd >= 0:
-            return fd
-    errno = ct.get_errno()
+        try:
+            return compiler.bpf(_PROG_LOAD, head + struct.pack("<II16sII36xI", 0, 0, name.encode()[:15], 0, attach_type, btf_id))
+        except OSError as error:
+            refused = error
     os.write(2, log.value[-4000:])
-    raise OSError(errno, f"load {name}: {os.strerror(errno)}")
+    raise refused
+
+
+def attach_raw(program: int, target: str) -> int:
+    """BPF_RAW_TRACEPOINT_OPEN; an empty target for a program that knows its function (fentry). Raises OSError."""
+    name = ct.create_string_buffer(target.encode())
+    return compiler.bpf(_RAW_TRACEPOINT_OPEN, struct.pack("<QI", ct.addressof(name) if target else 0, program))
 
 
 class Loader:
@@ -108,13 +110,19 @@ class Loader:
             parts += [f'#line 1 "{path.name}"', path.read_text(), str(self.job["assertions"].get(name, ""))]  # type: ignore[attr-defined]
         return "\n".join(parts)
 
-    def compile(self, names: list[str]) -> object:
-        from bcc import BPF
+    def compile(self, names: list[str]) -> Compiled:
+        """These families as one translation unit, from the cache where the same text was compiled before."""
+        cflags = [f"-D{k}={v}" for k, v in sorted(self.words.items())] + list(self.job["cflags"])  # type: ignore[call-overload]
+        cflags += ["-Wno-macro-redefined", "-Wno-unused-function"]
+        text = self.text(names)
+        name = compiler.key(text, cflags, str(self.job["include"]))
+        compiled = compiler.recall(name)
+        if compiled is None:
+            compiled = compiler.compile_text(text, cflags)
+            compiler.remember(name, compiled)
+        return compiled
 
-        cflags = [f"-D{k}={v}" for k, v in self.words.items()] + list(self.job["cflags"])  # type: ignore[call-overload]
-        return BPF(text=self.text(names), cflags=[*cflags, "-Wno-macro-redefined", "-Wno-unused-function"])
-
-    def compile_what_compiles(self, plans: list[FamilyPlan]) -> object | None:
+    def compile_what_compiles(self, plans: list[FamilyPlan]) -> Compiled | None:
         """One translation unit; where it does not compile, the families that do not compile alone are left out."""
         usable = [p for p in plans if p.state != "unavailable"]
         if not usable:
@@ -132,34 +140,28 @@ class Loader:
         rest = [p.name for p in usable if p.state != "unavailable"]
         return self.compile(rest) if rest else None
 
-    def load(self, module: object, family: FamilyPlan, program: ProgramPlan) -> None:
-        from bcc import BPF
-        from bcc.libbcc import lib
-
-        name = program.function.encode()
+    def load(self, compiled: Compiled, family: FamilyPlan, program: ProgramPlan) -> None:
+        code, name = compiled.code(program.function), program.function
         captured = Captured()
         try:
             with captured:
                 if program.kind == "raw_tp":
-                    fd = module.load_func(name, BPF.RAW_TRACEPOINT).fd  # type: ignore[attr-defined]
+                    fd = load_program(code, name, _TYPE_RAW_TRACEPOINT)
                 elif program.kind == "fentry":
-                    target = self.kernel.function(program.target)
-                    fd = load_typed(module.dump_func(name), program.function, _TYPE_TRACING, _TRACE_FENTRY, target)  # type: ignore[attr-defined]
-                elif self.multi:
-                    fd = load_typed(module.dump_func(name), program.function, _TYPE_KPROBE, _TRACE_UPROBE_MULTI)  # type: ignore[attr-defined]
+                    fd = load_program(code, name, _TYPE_TRACING, _TRACE_FENTRY, self.kernel.function(program.target))
                 else:
-                    fd = module.load_func(name, BPF.KPROBE).fd  # type: ignore[attr-defined]
-        except Exception as error:  # noqa: BLE001
+                    fd = load_program(code, name, _TYPE_KPROBE, _TRACE_UPROBE_MULTI if self.multi else 0)
+        except OSError as error:
             program.attach, program.reason = False, "the kernel refused it: " + _why(error, captured.text)
             program.remedy = "see `tickscope doctor`"
             return
         if program.kind.startswith("u") or program.on_demand:
             self.share("program", family.name, program.function, fd)
             return
-        link = lib.bpf_attach_raw_tracepoint(fd, None if program.kind == "fentry" else program.target.encode())  # the program knows its function
-        if link < 0:
-            program.attach = False
-            program.reason = f"attach to {program.target}: {os.strerror(ct.get_errno() or -link)}"
+        try:
+            link = attach_raw(fd, "" if program.kind == "fentry" else program.target)
+        except OSError as error:
+            program.attach, program.reason = False, f"attach to {program.target}: {error.strerror}"
             return
         self.share("program", family.name, program.function, fd)
         self.share("link", family.name, program.function, link)
@@ -169,8 +171,6 @@ class Loader:
         self.fds.append(fd)
 
     def run(self) -> list[FamilyPlan]:
-        from bcc.libbcc import lib
-
         families: list[dict[str, object]] = self.job["families"]  # type: ignore[assignment]
         try:
             self.facts()
@@ -181,19 +181,18 @@ class Loader:
                 p.remedy = "run a kernel built with CONFIG_DEBUG_INFO_BTF=y (Debian's are)"
             return plans
         plans = plan(families, self.words)
-        module = self.compile_what_compiles(plans)
-        if module is None:
+        compiled = self.compile_what_compiles(plans)
+        if compiled is None:
             return plans
         for family in [p for p in plans if p.state != "unavailable"]:
             for name in family.maps:
-                fd = lib.bpf_table_fd(module.module, name.encode())  # type: ignore[attr-defined]
-                if fd >= 0:
-                    self.share("map", family.name, name, fd)
+                if name in compiled.maps:
+                    self.share("map", family.name, name, compiled.maps[name])
             for program in [p for p in family.programs if p.attach]:
-                self.load(module, family, program)
+                self.load(compiled, family, program)
             family.settle()
         for name in ("control", "lost"):
-            self.share("map", "", name, lib.bpf_table_fd(module.module, name.encode()))  # type: ignore[attr-defined]
+            self.share("map", "", name, compiled.maps[name])
         return plans
 
 
@@ -204,10 +203,9 @@ def main() -> None:
     os.environ["BCC_KERNEL_SOURCE"] = job["include"]
     with contextlib.suppress(ValueError):  # only kernels before 5.11 count maps against it
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    try:
-        from bcc import BPF  # noqa: F401
-    except ImportError as error:
-        sock.send(json.dumps({"error": f"python3 cannot import BCC ({error})", "remedy": "apt install python3-bpfcc"}).encode())
+    problem = compiler.missing()
+    if problem:
+        sock.send(json.dumps({"error": problem, "remedy": "apt install python3-bpfcc"}).encode())
         return
     loader = Loader(job)
     plans = loader.run()

@@ -22,6 +22,9 @@ _STRUCT = re.compile(r"struct\s+(\w+)\s*\{([^{}]*)\}\s*;")
 _FIELD = re.compile(r"(struct\s+)?(\w+)\s+([\w\s,\[\]*]+?)\s*;")
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
 
+#: Marks the number of a process outside of our PID namespace (bpf/tickscope.h, PIDNS_OUTSIDE). No kernel has numbers that high.
+OUTSIDE = 1 << 30
+
 
 class WireError(Exception):
     """A wire struct that breaks the rules of bpf/events.h."""
@@ -127,7 +130,7 @@ def decode(records: np.ndarray, table: str) -> Batch:
         if target.kind == "addr":
             out[name] = np.ascontiguousarray(column).view("V16").reshape(len(records))
         elif target.kind == "i64" and column.dtype.kind == "u":
-            unknown = column == np.iinfo(column.dtype).max
+            unknown = column >= (OUTSIDE if name in ("pid", "tid") else np.iinfo(column.dtype).max)
             out[name] = np.where(unknown, NULL_I64, column.astype(np.int64))
         else:
             out[name] = column

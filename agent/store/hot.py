@@ -204,6 +204,10 @@ class HotStore:
         self._failure = None
 
     def _maintain(self) -> None:
+        if self._fd >= 0 and not os.fstat(self._fd).st_nlink:  # Somebody removed the file: nobody could read what goes into it.
+            os.close(self._fd)
+            self._fd = -1
+            return
         if self._sealer is not None:
             self._sealer.poll()
         if self._failure is None and self._rows and (
@@ -325,6 +329,8 @@ def _remedy(error: OSError) -> str:
         return "free space on the store's file system, or lower the store's max_bytes"
     if error.errno in (errno.EACCES, errno.EPERM):
         return "chown -R tickscope:tickscope the store's directory"
+    if error.errno == errno.ENOENT:
+        return "the store's directory was removed: restart tickscope"
     if error.errno == errno.EROFS:
         return "mount the store's file system read-write"
     return "look at the kernel log (dmesg) for this disk, or name another place: --store DIR"

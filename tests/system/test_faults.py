@@ -25,7 +25,7 @@ def kill_next_loader(agent: Agent) -> None:
     end = time.monotonic() + 10
     while time.monotonic() < end:
         for pid in loaders(agent):
-            time.sleep(0.1)
+            time.sleep(0.02)
             os.kill(pid, signal.SIGKILL)
             while pid in loaders(agent):
                 time.sleep(0.001)

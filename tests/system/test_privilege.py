@@ -12,7 +12,7 @@ from tests.system.agent import TICKSCOPE, Agent
 
 KERNEL = tuple(int(n) for n in os.uname().release.split(".")[:2])
 #: CAP_BPF, where a map's holder may not use it without.
-AGENT = 0 if KERNEL >= (6, 0) else 1 << 39
+AGENT = 0 if KERNEL >= (5, 19) else 1 << 39
 #: CAP_CHECKPOINT_RESTORE, SYS_PTRACE, DAC_READ_SEARCH; and SYS_ADMIN, where uprobes are perf events.
 HELPER = (1 << 40) | (1 << 19) | (1 << 2) | (0 if KERNEL >= (6, 6) else 1 << 21)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -320,3 +321,25 @@ def test_readers_beside_a_writer_and_a_sealer_never_lose_or_double_a_row(tmp_pat
     assert ask(tmp_path, "SELECT count(*), count(DISTINCT pid) FROM tcp_reset", "tcp_reset") == [(7 * appends, appends)]
     assert len(list(tmp_path.glob("sealed-*"))) > 3
     assert losses(tmp_path) == []
+
+
+def test_a_segment_that_was_removed_under_the_writer_is_followed_by_another(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.append([make("tcp_reset", 3, t_ns=7)])
+    for file in tmp_path.glob("hot-*"):
+        file.unlink()
+    store.append([make("tcp_reset", 5, t_ns=7)])
+    assert store.state()["state"] == "ok"
+    assert ask(tmp_path, "SELECT count(*) FROM tcp_reset", "tcp_reset") == [(5,)]
+    store.close()
+
+
+def test_a_store_that_was_removed_under_the_writer_is_said_to_be_gone(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    store.append([make("tcp_reset", 3, t_ns=7)])
+    shutil.rmtree(tmp_path / "store")
+    store.append([make("tcp_reset", 5, t_ns=7)])
+    state = store.state()
+    assert (state["state"], state["waiting_rows"]) == ("degraded", 5)
+    assert "removed" in str(state["remedy"])
+    store.close()

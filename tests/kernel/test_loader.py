@@ -1,0 +1,86 @@
+"""The loader with families that this kernel refuses, that do not compile, or whose kept form is damaged: the others run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from agent.kernel import compiler
+from agent.kernel.load import BPF_DIR, Loaded, load
+from agent.kernel.source import KernelSource
+from agent.probes import Probe, Program, discover
+
+FAMILIES = {
+    "refused": "int refused_program(struct bpf_raw_tracepoint_args *ctx) { return *(int *)ctx->args[0]; }",
+    "broken": "int broken_program(struct bpf_raw_tracepoint_args *ctx) { return nothing_of_that_name; }",
+    "strange": "int strange_program(struct bpf_raw_tracepoint_args *ctx) { return 0; }",
+    "padded": "struct padded_event { u32 a; u32 b; };\nint padded_program(struct bpf_raw_tracepoint_args *ctx) { return 0; }",
+}
+
+
+def family(name: str) -> Probe:
+    target = "no_such_tracepoint" if name == "strange" else "sched_process_exit"
+    return Probe(name, (Program(f"{name}_program", target=target, loses="nothing"),))
+
+
+def run(tmp_path: Path, *names: str) -> Loaded:
+    """Loads exec and these families from a copy of the BPF sources."""
+    sources = tmp_path / "bpf"
+    if not sources.exists():
+        shutil.copytree(BPF_DIR, sources)
+    for name in names:
+        (sources / f"{name}.bpf.c").write_text(FAMILIES[name] + "\n")
+    return load([discover()["exec"], *map(family, names)], bpf_dir=sources)
+
+
+def seen(loaded: Loaded) -> int:
+    """Programs that the exec family reports of seven that are run; ends everything."""
+    source, counts = KernelSource(loaded), list[int]()
+    source.listen("exec_events", lambda records: counts.append(int((records["proc"]["comm"] == b"true").sum())))
+    for _ in range(7):
+        os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)
+    list(source.drain(1))
+    source.close()
+    return sum(counts)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("refused", "the kernel refused it"), ("broken", "nothing_of_that_name"), ("strange", "no tracepoint no_such_tracepoint")],
+)
+def test_one_bad_family_leaves_the_others(tmp_path: Path, name: str, words: str) -> None:
+    loaded = run(tmp_path, name)
+    assert loaded.families[name].state == "unavailable"
+    assert words in loaded.families[name].reason
+    assert loaded.families["exec"].state == "attached"
+    assert seen(loaded) >= 7
+
+
+def test_a_layout_that_differs_from_the_compilers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.kernel.wire.Wire.assertions", lambda *_: '_Static_assert(sizeof(struct proc) == 1, "size of proc");\n')
+    loaded = run(tmp_path, "padded")
+    assert loaded.families["padded"].state == "unavailable"
+    assert "size of proc" in loaded.families["padded"].reason
+
+
+def test_what_was_kept_works_like_what_was_compiled(tmp_path: Path) -> None:
+    (tmp_path / "bpf").mkdir()
+    shutil.copytree(BPF_DIR, tmp_path / "bpf", dirs_exist_ok=True)
+    source = tmp_path / "bpf" / "exec.bpf.c"
+    source.write_text(source.read_text() + f"/* {tmp_path} */\n")  # never compiled before
+    before = set(compiler.CACHE.glob("*.json"))
+    assert seen(run(tmp_path)) >= 7
+    (kept,) = set(compiler.CACHE.glob("*.json")) - before
+    assert kept.stat().st_mode & 0o777 == 0o600
+    inode = kept.stat().st_ino
+    assert seen(run(tmp_path)) >= 7
+    assert kept.stat().st_ino == inode, "the second start compiled again"
+    for damage in (b"", b"{", kept.read_bytes()[:-700], b'{"maps": [], "programs": {}}'[:20]):
+        kept.write_bytes(damage)
+        assert seen(run(tmp_path)) >= 7
+    kept.chmod(0o666)
+    assert compiler.recall(kept.stem) is None
+    kept.unlink()
