@@ -84,8 +84,7 @@ class Live:
         """Nothing where the terminal is stopped (Ctrl-S) or gone: the agent waits for neither."""
         with contextlib.suppress(OSError):
             if select.select((), (sys.stdout,), (), 0)[1]:
-                sys.stdout.write(text)
-                sys.stdout.flush()
+                os.write(sys.stdout.fileno(), text.encode(sys.stdout.encoding, sys.stdout.errors or "strict"))  # no buffer keeps it
 
     def show(self, _: int) -> None:
         """Redraws the screen."""

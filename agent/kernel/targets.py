@@ -147,8 +147,17 @@ class Targets:
         self._files.clear()
 
     def open(self, pid: int, path: str) -> int:
-        """A file as process ``pid`` sees it (0: as we do), for reading. Raises OSError."""
-        return self._helper.open_proc(pid, f"root:{path}") if pid else os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        """A file for reading, as process ``pid`` sees it (0: as we do); the mapped one of a path seen in its maps. Raises OSError."""
+        if not pid:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            return self._helper.open_proc(pid, f"root:{path}")
+        except FileNotFoundError:  # maps shows it as we would reach it, and the process lives in a chroot
+            with open(self._helper.open_proc(pid, "maps"), "rb") as maps:
+                found = re.search(rb"^(\w+-\w+) .* " + re.escape(os.fsencode(path)) + rb"$", maps.read(_MAX_MAPS), re.M)
+            if found is None:
+                raise
+            return self._helper.open_proc(pid, f"map:{found[1].decode()}")
 
     def _arm(self) -> None:
         due = min([self._full_ns, *([self._looks[0][0]] if self._looks else []), *([1] if self._rest else [])])
@@ -193,8 +202,10 @@ class Targets:
                 mapping = (device, inode, path)
                 if mapping not in self._mappings:
                     plain = path.removesuffix(b" (deleted)")
-                    what = f"root:{os.fsdecode(plain)}" if plain == path else f"map:{span.decode()}"
-                    for key in self._open(pid, what, os.fsdecode(plain), self._matching(plain)):
+                    # By its mapping where the path is not the process's own: deleted, or it lives in a chroot.
+                    ways = [f"root:{os.fsdecode(plain)}"] * (plain == path) + [f"map:{span.decode()}"]
+                    opened = (self._open(pid, way, os.fsdecode(plain), self._matching(plain)) for way in ways)
+                    for key in next(filter(None, opened), []):
                         self._mappings[mapping] = key
                 if mapping in self._mappings:
                     used.add(self._mappings[mapping])

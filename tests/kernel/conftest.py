@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 
@@ -13,6 +14,9 @@ from agent.kernel.load import Loaded, load, release
 from agent.kernel.source import KernelSource
 from agent.probes import discover
 from agent.tables import TABLES
+
+#: Factor for the limits on waiting, for emulated machines (tests/vm sets it).
+PATIENCE = float(os.environ.get("TICKSCOPE_TEST_PATIENCE", "1"))
 
 
 class Attached:
@@ -37,7 +41,7 @@ class Attached:
 
     def wait(self, table: str, pick: Callable[[np.ndarray], np.ndarray], enough: Callable[[np.ndarray], bool], limit_s: float = 5) -> np.ndarray:
         """Drains until enough(pick(rows of table)), and one interval longer so that a surplus shows; or for limit_s."""
-        end = time.monotonic() + limit_s
+        end = time.monotonic() + limit_s * PATIENCE
         settled = None
         while time.monotonic() < end and (settled is None or time.monotonic() < settled):
             self.pump()

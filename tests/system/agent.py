@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+#: Factor for the limits on waiting, for emulated machines (tests/vm sets it).
+PATIENCE = float(os.environ.get("TICKSCOPE_TEST_PATIENCE", "1"))
 TICKSCOPE = Path(sys.executable).with_name("tickscope")
 
 
@@ -31,7 +33,7 @@ class Agent:
             )
 
     def cli(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run([str(TICKSCOPE), *args], env=self.env, capture_output=True, text=True, timeout=60)
+        done = subprocess.run([str(TICKSCOPE), *args], env=self.env, capture_output=True, text=True, timeout=60 * PATIENCE)
         assert not check or done.returncode == 0, done.stderr
         return done
 
@@ -43,7 +45,7 @@ class Agent:
 
     def rows(self, table: str, where: str, enough: int = 0, limit_s: float = 10) -> list[dict[str, Any]]:
         """Rows of a table; waits until there are ``enough``, then a second longer, so that a surplus shows."""
-        end = time.monotonic() + limit_s
+        end = time.monotonic() + limit_s * PATIENCE
         while True:
             rows: list[dict[str, Any]] = self.json("query", table, "--where", where)["rows"]
             if len(rows) >= enough:
@@ -55,7 +57,7 @@ class Agent:
         return list(self.json("query", table, "--where", where)["rows"])
 
     def ready(self, limit_s: float = 30) -> Agent:
-        end = time.monotonic() + limit_s
+        end = time.monotonic() + limit_s * PATIENCE
         while b"ready attached=" not in self.errors.read_bytes():
             assert self.process.poll() is None, self.errors.read_text()
             assert time.monotonic() < end, self.errors.read_text()
@@ -63,7 +65,7 @@ class Agent:
         return self
 
     def status(self) -> dict[str, Any]:
-        return self.json("status", "--wait", "10")
+        return self.json("status", "--wait", str(10 * PATIENCE))
 
     def pid(self, role: str = "agent") -> int:
         return int(next(p["pid"] for p in self.status()["processes"] if p["role"] == role))
@@ -71,7 +73,7 @@ class Agent:
     def stop(self, number: int = signal.SIGINT) -> int:
         if self.process.poll() is None:
             os.kill(self.process.pid, number)
-        return self.process.wait(30)
+        return self.process.wait(30 * PATIENCE)
 
     def log(self) -> str:
         return self.errors.read_text()

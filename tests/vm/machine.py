@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import select
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import termios
+import time
 import tty
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,8 @@ class Outcome:
 
 
 def _script(command: list[str], cwd: Path, env: dict[str, str]) -> bytes:
-    kept = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": os.environ.get("HOME", "/root"), "LANG": "C.UTF-8", "TERM": "linux", **env}
+    kept = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": os.environ.get("HOME", "/root"), "LANG": "C.UTF-8", "TERM": "linux",
+            "PYTHONDONTWRITEBYTECODE": "1", "TICKSCOPE_TEST_PATIENCE": "12", **env}
     lines = [f"export {name}={shlex.quote(value)}" for name, value in kept.items()]
     return "\n".join([*lines, f"cd {shlex.quote(str(cwd))}", f"exec {shlex.join(command)}", ""]).encode()
 
@@ -74,27 +76,25 @@ def run(name: str, command: list[str], *, limit_s: float = 600, env: dict[str, s
 
 
 def _follow(machine: subprocess.Popen[bytes], limit_s: float, echo: bool) -> bytes:
-    """Collects what the command writes until the machine ends."""
+    """Collects what the command writes until the machine ends; kills the machine, and raises TimeoutError, after limit_s."""
     assert machine.stdout is not None
-    output = bytearray()
-
-    def late(*_: object) -> None:
-        raise TimeoutError(f"still running after {limit_s:g} s; it wrote:\n{output[-4000:].decode(errors='replace')}")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    output, end = bytearray(), time.monotonic() + limit_s
     try:
-        while part := os.read(machine.stdout.fileno(), 1 << 16):
+        while True:
+            ready, _, _ = select.select([machine.stdout], [], [], max(0, end - time.monotonic()))
+            if not ready:
+                raise TimeoutError(f"still running after {limit_s:g} s; it wrote:\n{output[-4000:].decode(errors='replace')}")
+            part = os.read(machine.stdout.fileno(), 1 << 16)
+            if not part:
+                return bytes(output)
             output += part
             if echo:
                 sys.stdout.buffer.write(part)
                 sys.stdout.flush()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        if machine.poll() is None and (machine.stdout.closed or sys.exc_info()[0]):
-            machine.kill()
-    return bytes(output)
+    except BaseException:
+        machine.kill()
+        machine.wait()
+        raise
 
 
 def shell(name: str) -> Outcome:

@@ -1,0 +1,74 @@
+"""What tests/vm/test_kernels.py runs inside a VM, as root: an agent, prime counts of real operations, two real clock steps of an hour.
+
+Prints one JSON document as its last line: what `status` and `query` said, and what was done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+CONNECTS, REFUSED, STEP_S = 23, 7, 3600
+
+
+def connect() -> int:
+    """Accepted connections whose server end only sends, and refused ones; returns the refused port."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        for _ in range(CONNECTS):
+            accepted, _ = server.accept()
+            with accepted:
+                accepted.sendall(b"x" * 101)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    for _ in range(CONNECTS):
+        with socket.create_connection(server.getsockname()) as client:
+            while client.recv(4096):
+                pass
+    thread.join()
+    port = int(server.getsockname()[1])
+    server.close()
+    for _ in range(REFUSED):
+        with socket.socket() as client:
+            assert client.connect_ex(("127.0.0.1", port))
+    return port
+
+
+def step() -> None:
+    for by in (STEP_S, -STEP_S):
+        time.clock_settime(time.CLOCK_REALTIME, time.clock_gettime(time.CLOCK_REALTIME) + by)
+        time.sleep(1)
+
+
+def main() -> None:
+    root = Path(tempfile.mkdtemp())
+    code = root / "code"  # the agent's user must be able to read it, and nobody edits it meanwhile
+    for package in ("agent", "bpf", "exporters"):
+        shutil.copytree(package, code / package, ignore=shutil.ignore_patterns("__pycache__"))
+    root.chmod(0o755)
+    os.environ["PYTHONPATH"] = str(code)
+    sys.path.insert(0, str(Path.cwd()))
+    from tests.system.agent import Agent
+
+    (root / "home").mkdir()
+    agent = Agent(root / "home").ready()
+    port = connect()
+    step()
+    status = agent.status()
+    capabilities = {p["role"]: Path(f"/proc/{p['pid']}/status").read_text().split("CapEff:\t")[1][:16] for p in status["processes"]}
+    stopped = agent.stop()
+    tables = {table: agent.json("query", table)["rows"] for table in ("tcp_connect", "tcp_close", "clock_change", "loss")}
+    print(json.dumps({"pid": os.getpid(), "port": port, "status": status, "capabilities": capabilities, "stopped": stopped, **tables}))
+
+
+if __name__ == "__main__":
+    main()
