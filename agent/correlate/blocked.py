@@ -147,7 +147,7 @@ def tls(episode: Episode, view: View) -> Iterator[Verdict]:
         yield Verdict("tls", 0.0, "", spent if len(rows) else "no slow TLS handshake in it")
         return
     longest = float(rows["duration_ns"].max())
-    name = peer(rows["peer"][int(rows["duration_ns"].argmax())].tobytes())
+    name = peer(rows["peer"][int(np.argmax(rows["duration_ns"]))].tobytes())
     words = f"a TLS handshake{f' with {name}' if name else ''} took {span(longest)}"
     yield Verdict("tls", (0.98 if threaded else 0.85) * share, episode.scope, words,
                   (item("tls_handshake", "handshakes inside decisions", len(rows), "", longest_ns=longest, peer=name, pid=episode.pid),))
@@ -164,7 +164,7 @@ def syscall(episode: Episode, view: View) -> Iterator[Verdict]:
         return
     first, group = groups([rows["syscall"], rows["fd_type"]])
     totals = np.bincount(group, rows["duration_ns"])
-    at = int(totals.argmax())
+    at = int(np.argmax(totals))
     share = min(1.0, float(totals[at]) / lost) if lost else 0.0
     call, fd = text(rows["syscall"][first[at]]), text(rows["fd_type"][first[at]])
     longest = float(rows["duration_ns"][group == at].max())
