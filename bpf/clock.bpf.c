@@ -3,7 +3,8 @@
  *
  * Three views of one call, joined in user space:
  *   woke  raw tracepoint sched_waking: clock_was_set() wakes the clock watch's sleepers in the context of whoever stepped the clock
- *   ask   raw tracepoint cap_capable (kernel 6.14): every attempt is first checked for CAP_SYS_TIME, statically linked or not
+ *   ask   raw tracepoint cap_capable (kernel 6.14), before it the return of that function: every attempt is first checked for
+ *         CAP_SYS_TIME, statically linked or not
  *   libc  uprobes on the C library's functions: what they were called with and returned
  * No system call tracepoint: those would tax every call on the host. */
 
@@ -31,6 +32,12 @@
 #define CLOCK_LIBC_ADJTIME 0xfffe	/* adjtime(3), which is no system call */
 #define CLOCK_STACK_BYTES (4 * PAGE_SIZE)
 #define CLOCK_CAP_SYS_TIME 25
+/* (cred, ns, capable_ns, cap, ret) of the tracepoint; (cred, ns, cap, opts), ret of the function */
+#if TP_cap_capable
+#define CLOCK_ASK_CAP 3
+#else
+#define CLOCK_ASK_CAP 2
+#endif
 #define CLOCK_NOISE_NS 300		/* two readings of an offset that did not move differ by less */
 #define CLOCK_CALL_NS 1000000000ull	/* none of these calls sleeps: an older entry is one whose return was missed */
 
@@ -236,7 +243,7 @@ int clock_woke(struct bpf_raw_tracepoint_args *ctx)
 
 int clock_ask(struct bpf_raw_tracepoint_args *ctx)
 {
-	if ((u32)ctx->args[3] != CLOCK_CAP_SYS_TIME)
+	if ((u32)ctx->args[CLOCK_ASK_CAP] != CLOCK_CAP_SYS_TIME)
 		return 0;
 	struct clock_call *c = clock_fresh();
 	if (!c)

@@ -549,7 +549,7 @@ int on_tcp_receive(struct bpf_raw_tracepoint_args *ctx)
 	return 0;
 }
 
-/* sock_send_length, since 6.3 (6e6eda44b939); before, the entry of tcp_sendmsg, whose first argument is the socket too. */
+/* sock_send_length, since 6.3 (6e6eda44b939); before, the return of tcp_sendmsg, whose first argument is the socket too. */
 int on_tcp_send(struct bpf_raw_tracepoint_args *ctx)
 {
 	u64 key = ctx->args[0], user = bpf_get_current_pid_tgid();

@@ -132,7 +132,8 @@ static __always_inline void fill_proc(struct proc *p, void *task)
 #else
 	GET(p->proc_start_ns, leader, task_struct, real_start_time);
 #endif
-	GET(p->comm, leader, task_struct, comm);
+	__builtin_memset(p->comm, 0, sizeof(p->comm));	/* what follows the name is not always zero (5.10) */
+	bpf_probe_read_kernel_str(p->comm, sizeof(p->comm), ADDR(leader, task_struct, comm));
 	p->cgroup_id = cgroup_of(task);
 }
 

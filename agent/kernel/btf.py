@@ -78,7 +78,7 @@ class Btf:
         return self._type(proto)[3] - 1
 
     def function(self, name: str) -> int:
-        """Type id of a kernel function, which fentry programs are loaded with; raises OSError where there is none."""
+        """Type id of a kernel function, which fexit programs are loaded with; raises OSError where there is none."""
         type_id = self._find(name, "func")
         if type_id < 0:
             raise OSError(2, f"this kernel has no function {name} in its BTF")

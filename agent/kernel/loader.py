@@ -27,7 +27,7 @@ from agent.kernel.plan import FamilyPlan, ProgramPlan, plan
 
 FDS_PER_MESSAGE = 200
 _PROG_LOAD, _RAW_TRACEPOINT_OPEN = 5, 17
-_TYPE_KPROBE, _TYPE_RAW_TRACEPOINT, _TYPE_TRACING, _TRACE_FENTRY, _TRACE_UPROBE_MULTI = 2, 17, 26, 24, 48
+_TYPE_KPROBE, _TYPE_RAW_TRACEPOINT, _TYPE_TRACING, _TRACE_FEXIT, _TRACE_UPROBE_MULTI = 2, 17, 26, 25, 48
 _TAIL = 1200
 
 
@@ -64,7 +64,7 @@ def load_program(code: bytes, name: str, kind: int, attach_type: int = 0, btf_id
     """BPF_PROG_LOAD; the verifier's words go to stderr. Raises OSError. Layout: union bpf_attr.
 
     Not by BCC, which cannot ask for all attach types: uprobe_multi (kernel 6.6), whose link attaches at many places at once, in a
-    hundredth of the time of a perf event each, and needs no CAP_SYS_ADMIN; fentry (kernel 5.5), where btf_id is the kernel function's.
+    hundredth of the time of a perf event each, and needs no CAP_SYS_ADMIN; fexit (kernel 5.5), where btf_id is the kernel function's.
     """
     instructions, licence = ct.create_string_buffer(code, len(code)), ct.create_string_buffer(b"GPL")
     log = ct.create_string_buffer(1 << 18)
@@ -80,7 +80,7 @@ def load_program(code: bytes, name: str, kind: int, attach_type: int = 0, btf_id
 
 
 def attach_raw(program: int, target: str) -> int:
-    """BPF_RAW_TRACEPOINT_OPEN; an empty target for a program that knows its function (fentry). Raises OSError."""
+    """BPF_RAW_TRACEPOINT_OPEN; an empty target for a program that knows its function (fexit). Raises OSError."""
     name = ct.create_string_buffer(target.encode())
     return compiler.bpf(_RAW_TRACEPOINT_OPEN, struct.pack("<QI", ct.addressof(name) if target else 0, program))
 
@@ -147,8 +147,8 @@ class Loader:
             with captured:
                 if program.kind == "raw_tp":
                     fd = load_program(code, name, _TYPE_RAW_TRACEPOINT)
-                elif program.kind == "fentry":
-                    fd = load_program(code, name, _TYPE_TRACING, _TRACE_FENTRY, self.kernel.function(program.target))
+                elif program.kind == "fexit":
+                    fd = load_program(code, name, _TYPE_TRACING, _TRACE_FEXIT, self.kernel.function(program.target))
                 else:
                     fd = load_program(code, name, _TYPE_KPROBE, _TRACE_UPROBE_MULTI if self.multi else 0)
         except OSError as error:
@@ -159,7 +159,7 @@ class Loader:
             self.share("program", family.name, program.function, fd)
             return
         try:
-            link = attach_raw(fd, "" if program.kind == "fentry" else program.target)
+            link = attach_raw(fd, "" if program.kind == "fexit" else program.target)
         except OSError as error:
             program.attach, program.reason = False, f"attach to {program.target}: {error.strerror}"
             return

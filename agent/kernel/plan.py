@@ -57,7 +57,7 @@ def plan(families: list[dict[str, object]], words: dict[str, int]) -> list[Famil
             if p.kind != "raw_tp" or words.get(f"TP_{p.target}"):
                 continue
             if p.fallback and words:
-                p.kind, p.target = "fentry", p.fallback
+                p.kind, p.target = "fexit", p.fallback
             else:
                 p.attach, p.reason = False, f"this kernel has no tracepoint {p.target}"
         one = FamilyPlan(str(family["name"]), programs, list(family["maps"]))  # type: ignore[call-overload]

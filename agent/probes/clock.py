@@ -32,7 +32,7 @@ PROBE = Probe(
     name="clock",
     programs=(
         Program("clock_woke", target="sched_waking", loses="who steps a clock by a system call of its own, without the C library"),
-        Program("clock_ask", target="cap_capable", loses="adjustments by programs without the C library, who tries and may not", optional=True),
+        Program("clock_ask", target="cap_capable", fallback="cap_capable", loses="adjustments by programs without the C library, who tries and may not", optional=True),
         Program("clock_in_settime", "uprobe", loses=_LIBC),
         Program("clock_in_settimeofday", "uprobe", loses=_LIBC),
         Program("clock_in_adjtime", "uprobe", loses=_LIBC),
