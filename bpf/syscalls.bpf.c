@@ -17,6 +17,10 @@
 #ifndef SYSCALLS_WAIT_NS
 #define SYSCALLS_WAIT_NS 1000000
 #endif
+#define SYSCALLS_PLACES 64	/* a power of two */
+#ifndef SYSCALLS_CPUS
+#define SYSCALLS_CPUS 1
+#endif
 #ifndef SYSCALLS_THREADS
 #define SYSCALLS_THREADS 32768
 #endif
@@ -96,7 +100,7 @@ struct syscalls_thread {
 	u64 call_regs;		/* its user registers, hashed: they stay as they are within a call */
 	u64 blocked_ns;		/* in the current call */
 	u64 run_queue_ns;
-	u64 enter_ns;		/* sys_enter, where attached */
+	u64 enter_ns;		/* of the timed call that the thread was in when it left its processor */
 	u64 sock_id;
 	u64 r14;		/* Go: the goroutine that blocks */
 	u32 nr;
@@ -124,6 +128,23 @@ static __always_inline struct syscalls_thread *syscalls_thread_of(u32 tid)
 	return t;
 }
 
+/* The timed call that this processor's current thread is in; enter_ns 0: none. sched_switch keeps it true, so that sys_enter and
+ * sys_exit need no look-up by thread. One cache line a processor. */
+struct syscalls_open {
+	u64 enter_ns;
+	u32 nr;
+	u32 pad[13];
+};
+BPF_TABLE("array", u32, struct syscalls_open, syscalls_open, SYSCALLS_CPUS);
+
+/* What timed calls add up to, by processor, slot and place: written by that processor alone, hence no atomics. A place that two keys
+ * want goes to syscalls_a or _b and is taken over. The agent reads them with these. */
+struct syscalls_sum {
+	struct syscalls_key key;
+	struct syscalls_value value;
+};
+BPF_F_TABLE("array", u32, struct syscalls_sum, syscalls_sums, SYSCALLS_CPUS * 2 * SYSCALLS_PLACES, BPF_F_MMAPABLE);
+
 static __always_inline struct syscalls_tune *syscalls_get_tune(void)
 {
 	u32 zero = 0;
@@ -148,6 +169,18 @@ static __always_inline bool syscalls_compat(void *task)
 	GET(status, task, thread_info, status);
 #endif
 	return status & SYSCALLS_TS_COMPAT;
+}
+
+/* The same of the current task, on the path of every timed call: a load that the verifier checks, instead of a helper's copy. */
+static __always_inline bool syscalls_current_compat(void)
+{
+#if !HAS_thread_info__status
+	return 0;
+#elif FUNC_get_current_task_btf
+	return *(u32 *)ADDR(bpf_get_current_task_btf(), thread_info, status) & SYSCALLS_TS_COMPAT;
+#else
+	return syscalls_compat((void *)bpf_get_current_task());
+#endif
 }
 
 static __always_inline u64 syscalls_hash(struct pt_regs *regs)
@@ -230,43 +263,44 @@ static __always_inline void syscalls_classify(struct syscalls_thread *t, void *t
 		t->kind = SYSCALLS_WAITING;
 }
 
-static __always_inline void syscalls_count(void *task, u32 tgid, struct syscalls_thread *t, u32 nr, u8 basis, u64 ns, u64 run_queue_ns, u32 error)
+/* The element of this key in the map that is written now, made where it is missing. */
+static __always_inline struct syscalls_value *syscalls_element(void *task, struct syscalls_key *k, u32 slot)
 {
-	struct syscalls_key k = {.pid = tgid, .nr = nr, .basis = basis, .kind = t->kind};
-	struct control *c = get_control();
-	u32 slot = c ? c->slot : 0;
-	if (basis == SYSCALLS_BLOCKED) {
-		k.peer_port = t->peer_port;
-		__builtin_memcpy(k.peer_addr, t->peer_addr, 16);
+	struct syscalls_value *v = slot ? syscalls_b.lookup(k) : syscalls_a.lookup(k);
+	if (v)
+		return v;
+	u32 zero = 0;
+	struct syscalls_value *none = syscalls_zero.lookup(&zero);
+	if (!none)
+		return 0;
+	if (slot) {
+		syscalls_b.insert(k, none);
+		v = syscalls_b.lookup(k);
 	} else {
-		k.kind = UNKNOWN8;
+		syscalls_a.insert(k, none);
+		v = syscalls_a.lookup(k);
 	}
-	struct syscalls_value *v = slot ? syscalls_b.lookup(&k) : syscalls_a.lookup(&k);
 	if (!v) {
-		u32 zero = 0;
-		struct syscalls_value *none = syscalls_zero.lookup(&zero);
-		if (!none)
-			return;
-		if (slot) {
-			syscalls_b.insert(&k, none);
-			v = syscalls_b.lookup(&k);
-		} else {
-			syscalls_a.insert(&k, none);
-			v = syscalls_a.lookup(&k);
-		}
-		if (!v) {
-			lose(LOST_syscalls_a);
-			return;
-		}
-		fill_proc(&v->proc, task);
-		v->proc.tid = UNKNOWN32;
+		lose(LOST_syscalls_a);
+		return 0;
 	}
+	fill_proc(&v->proc, task);
+	v->proc.tid = UNKNOWN32;
+	return v;
+}
+
+static __always_inline void syscalls_count(void *task, u32 tgid, struct syscalls_thread *t, u64 ns, u64 run_queue_ns)
+{
+	struct syscalls_key k = {.pid = tgid, .nr = t->nr, .basis = SYSCALLS_BLOCKED, .kind = t->kind, .peer_port = t->peer_port};
+	struct control *c = get_control();
+	__builtin_memcpy(k.peer_addr, t->peer_addr, 16);
+	struct syscalls_value *v = syscalls_element(task, &k, c ? c->slot : 0);
+	if (!v)
+		return;
 	__sync_fetch_and_add(&v->count, 1);
 	__sync_fetch_and_add(&v->sum_ns, ns);
 	if (run_queue_ns)
 		__sync_fetch_and_add(&v->run_queue_ns, run_queue_ns);
-	if (error)
-		__sync_fetch_and_add(&v->errors, 1);
 	if (ns > v->max_ns)
 		v->max_ns = ns;
 	__sync_fetch_and_add(&v->hist[log2_bucket(ns)], 1);
@@ -327,6 +361,38 @@ static __always_inline void syscalls_hold(u32 tid)
 		e->goes_on = 1;
 }
 
+/* The timed call of the thread that leaves this processor goes with it. */
+static __always_inline void syscalls_put_away(void *task, u32 flags)
+{
+	u32 cpu = bpf_get_smp_processor_id(), tid = 0;
+	struct syscalls_open *o = syscalls_open.lookup(&cpu);
+	struct control *c = get_control();
+	if (!o || !c || !o->enter_ns)
+		return;
+	u64 enter_ns = o->enter_ns;
+	o->enter_ns = 0;
+	if (enter_ns < c->sample_from_ns || flags & PF_EXITING)
+		return;
+	GET(tid, task, task_struct, pid);
+	struct syscalls_thread *t = syscalls_thread_of(tid);
+	if (!t)
+		return;
+	t->enter_ns = enter_ns;
+	t->enter_nr = o->nr;
+}
+
+/* ... and comes back with it. */
+static __always_inline void syscalls_take_up(struct syscalls_thread *t)
+{
+	u32 cpu = bpf_get_smp_processor_id();
+	struct syscalls_open *o = syscalls_open.lookup(&cpu);
+	if (o) {
+		o->nr = t->enter_nr;
+		o->enter_ns = t->enter_ns;
+	}
+	t->enter_ns = 0;
+}
+
 /* `task` leaves the CPU. It is the current one. */
 static __always_inline void syscalls_out(void *task, bool preempt, u64 now)
 {
@@ -334,6 +400,7 @@ static __always_inline void syscalls_out(void *task, bool preempt, u64 now)
 	unsigned long ti = 0;
 	struct syscalls_tune *tune = syscalls_get_tune();
 	GET(flags, task, task_struct, flags);
+	syscalls_put_away(task, flags);
 	if (!tune || flags & (PF_KTHREAD | PF_IO_WORKER | PF_EXITING))
 		return;		/* an exiting thread's element is gone, and nobody would delete another */
 	GET(tid, task, task_struct, pid);
@@ -393,6 +460,8 @@ static __always_inline void syscalls_in(void *task, u64 now)
 	GET(tid, task, task_struct, pid);
 	struct syscalls_thread *t = syscalls_threads.lookup(&tid);
 	struct syscalls_tune *tune = syscalls_get_tune();
+	if (t && t->enter_ns)
+		syscalls_take_up(t);
 	if (!t || !t->off_ns || !tune)
 		return;
 	u64 total = now - t->off_ns, run_queue = t->wake_ns > t->off_ns ? now - t->wake_ns : 0;
@@ -400,7 +469,7 @@ static __always_inline void syscalls_in(void *task, u64 now)
 	t->blocked_ns += total - run_queue;
 	t->run_queue_ns += run_queue;
 	GET(tgid, task, task_struct, tgid);
-	syscalls_count(task, tgid, t, t->nr, SYSCALLS_BLOCKED, total - run_queue, run_queue, 0);
+	syscalls_count(task, tgid, t, total - run_queue, run_queue);
 	if (tune->full && t->kind == SYSCALLS_SLOW)
 		return;
 	u64 goroutine = UNKNOWN64;
@@ -470,48 +539,96 @@ int syscalls_on_exit(struct bpf_raw_tracepoint_args *ctx)
 
 int syscalls_on_sys_enter(struct bpf_raw_tracepoint_args *ctx)
 {
-	u32 tid = bpf_get_current_pid_tgid();
-	struct syscalls_thread *t = syscalls_thread_of(tid);
-	if (!t)
+	u32 cpu = bpf_get_smp_processor_id();
+	struct syscalls_open *o = syscalls_open.lookup(&cpu);
+	if (!o) {
+		lose(LOST_syscalls_a);
 		return 0;
-	t->blocked_ns = t->run_queue_ns = 0;
-	t->enter_nr = ctx->args[1] + syscalls_compat((void *)bpf_get_current_task()) * SYSCALLS_COMPAT;
-	t->enter_ns = bpf_ktime_get_boot_ns();
+	}
+	o->nr = ctx->args[1] + syscalls_current_compat() * SYSCALLS_COMPAT;
+	o->enter_ns = bpf_ktime_get_boot_ns();
 	return 0;
+}
+
+/* Takes a place over for another key. */
+static __always_inline void syscalls_claim(struct syscalls_sum *s, u32 slot)
+{
+	void *task = (void *)bpf_get_current_task();
+	if (s->value.count) {
+		struct syscalls_value *v = syscalls_element(task, &s->key, slot);
+		if (!v)
+			return;
+		v->proc = s->value.proc;
+		__sync_fetch_and_add(&v->count, s->value.count);
+		__sync_fetch_and_add(&v->errors, s->value.errors);
+		__sync_fetch_and_add(&v->sum_ns, s->value.sum_ns);
+		if (s->value.max_ns > v->max_ns)
+			v->max_ns = s->value.max_ns;
+#pragma clang loop unroll(disable)
+		for (u32 i = 0; i < 64; i++)
+			if (s->value.hist[i])
+				__sync_fetch_and_add(&v->hist[i], s->value.hist[i]);
+	}
+	__builtin_memset(s, 0, sizeof(*s));
+	fill_proc(&s->value.proc, task);
+	s->value.proc.tid = UNKNOWN32;
+}
+
+/* A slow call in full mode: an event. */
+static __always_inline void syscalls_slow(struct bpf_raw_tracepoint_args *ctx, u32 nr, u64 enter_ns, u64 now)
+{
+	struct syscalls_thread *t = syscalls_thread_of(bpf_get_current_pid_tgid());
+	void *task = (void *)bpf_get_current_task();
+	struct pt_regs *regs = (struct pt_regs *)ctx->args[0];
+	unsigned long first = 0;
+	if (!t)
+		return;
+	if (!t->call_ns || t->call_ns < enter_ns)	/* what sched_switch saw belongs to an earlier call */
+		t->blocked_ns = t->run_queue_ns = 0;
+	bpf_probe_read_kernel(&first, sizeof(first), nr < SYSCALLS_COMPAT ? &regs->di : &regs->bx);
+	syscalls_classify(t, task, nr, first, 0);
+	if (t->kind == SYSCALLS_WAITING)
+		return;
+	struct syscalls_event e = {};
+	syscalls_fill(&e, task, t, now);
+	e.duration_ns = now - enter_ns;
+	e.basis = SYSCALLS_ALL;
+	e.ret = ctx->args[1];
+	if (syscalls_events.ringbuf_output(&e, sizeof(e), QUIET))
+		lose(LOST_syscalls_events);
 }
 
 int syscalls_on_sys_exit(struct bpf_raw_tracepoint_args *ctx)
 {
-	u64 now = bpf_ktime_get_boot_ns();
-	u32 tid = bpf_get_current_pid_tgid();
-	struct syscalls_thread *t = syscalls_threads.lookup(&tid);
-	struct syscalls_tune *tune = syscalls_get_tune();
+	u32 cpu = bpf_get_smp_processor_id();
+	struct syscalls_open *o = syscalls_open.lookup(&cpu);
 	struct control *c = get_control();
-	if (!t || !tune || !c || !t->enter_ns)
+	if (!o || !c || !o->enter_ns)
 		return 0;
-	u64 enter = t->enter_ns, ns = now - enter;
+	u64 enter_ns = o->enter_ns, now = bpf_ktime_get_boot_ns(), ns = now - enter_ns;
+	u32 tgid = bpf_get_current_pid_tgid() >> 32, nr = o->nr, slot = c->slot & 1;
+	bool full = !c->sample_from_ns;
 	long ret = ctx->args[1];
-	void *task = (void *)bpf_get_current_task();
-	t->enter_ns = 0;
-	if (enter < c->sample_from_ns)
+	o->enter_ns = 0;
+	if (enter_ns < c->sample_from_ns)
 		return 0;	/* left over from an earlier window */
-	u32 nr = t->enter_nr;
-	u32 tgid = bpf_get_current_pid_tgid() >> 32;
-	syscalls_count(task, tgid, t, nr, tune->full ? SYSCALLS_ALL : SYSCALLS_SAMPLED, ns, 0, ret < 0 && ret >= -4095);
-	if (!tune->full || ns < SYSCALLS_SLOW_NS)
+	struct syscalls_key key = {.pid = tgid, .nr = nr, .basis = full ? SYSCALLS_ALL : SYSCALLS_SAMPLED, .kind = UNKNOWN8};
+	u32 place = (cpu * 2 + slot) * SYSCALLS_PLACES + ((tgid * 0x9e3779b1u + nr * 0x85ebca6bu) >> 26);
+	struct syscalls_sum *s = syscalls_sums.lookup(&place);
+	if (!s)
 		return 0;
-	struct pt_regs *regs = (struct pt_regs *)ctx->args[0];
-	unsigned long first = 0;
-	bpf_probe_read_kernel(&first, sizeof(first), nr < SYSCALLS_COMPAT ? &regs->di : &regs->bx);
-	syscalls_classify(t, task, nr, first, 0);
-	if (t->kind == SYSCALLS_WAITING)
-		return 0;
-	struct syscalls_event e = {};
-	syscalls_fill(&e, task, t, now);
-	e.duration_ns = ns;
-	e.basis = SYSCALLS_ALL;
-	e.ret = ret;
-	if (syscalls_events.ringbuf_output(&e, sizeof(e), QUIET))
-		lose(LOST_syscalls_events);
+	if (*(u64 *)&s->key != *(u64 *)&key || !s->value.count) {
+		syscalls_claim(s, slot);
+		s->key = key;
+	}
+	s->value.count++;
+	s->value.sum_ns += ns;
+	if (ns > s->value.max_ns)
+		s->value.max_ns = ns;
+	if (ret < 0 && ret >= -4095)
+		s->value.errors++;
+	s->value.hist[log2_bucket(ns)]++;
+	if (full && ns >= SYSCALLS_SLOW_NS)
+		syscalls_slow(ctx, nr, enter_ns, now);
 	return 0;
 }

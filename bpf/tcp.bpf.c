@@ -71,7 +71,7 @@ struct tcp_rtt_value {
 struct tcp_socket {
 	u64 born_ns;
 	u64 established_ns;	/* 0: not yet; UNKNOWN64: before it was first seen */
-	u64 sampled_ns;		/* last RTT sample; 0: none yet */
+	u64 sampled;		/* an RTT sample was taken */
 	u64 user;		/* tgid and tid that last used it; 0: proc is the listener's, or not known */
 	struct proc proc;
 	struct sock_ref sock;
@@ -95,6 +95,30 @@ BPF_TABLE("hash", u64, struct tcp_socket, tcp_sockets, TCP_SOCKETS);
 BPF_TABLE("lru_hash", struct tcp_port, struct proc, tcp_listeners, 1024);	/* pid UNKNOWN32: several processes listen */
 /* The socket that a thread (tid) last sent or received on, kept while any thread is inside a TLS handshake. */
 BPF_TABLE("lru_hash", u32, struct sock_ref, tcp_last_sock, 4096);
+
+/* Most hits find what the last one on the same socket found. One word each says so without a look-up or a clock read; sockets that
+ * share a place only cost each other the look-up. */
+struct tcp_hot {
+	u64 user;		/* the socket, mixed with the thread that last used it */
+	u64 gate;		/* the socket, mixed with the time of its last RTT sample */
+};
+#define TCP_PLACES_LOG2 12
+BPF_ARRAY(tcp_hot, struct tcp_hot, 1 << TCP_PLACES_LOG2);
+#define TCP_MIX 0x9e3779b97f4a7c15ull
+
+static __always_inline struct tcp_hot *tcp_hot_of(u64 sk)
+{
+	u32 place = (sk >> 6) * TCP_MIX >> (64 - TCP_PLACES_LOG2);
+	return tcp_hot.lookup(&place);
+}
+
+/* A socket begins or ends: what its place says was another's. */
+static __always_inline void tcp_forget(u64 sk)
+{
+	struct tcp_hot *h = tcp_hot_of(sk);
+	if (h)
+		h->user = h->gate = 0;
+}
 
 static __always_inline u32 tcp_netns(void *net)
 {
@@ -242,6 +266,7 @@ static __always_inline void tcp_listener_of(struct proc *p, const struct sock_re
 static __always_inline struct tcp_socket *tcp_keep(void *sk, struct tcp_socket *s)
 {
 	u64 key = (u64)sk;
+	tcp_forget(key);
 	if (tcp_sockets.update(&key, s)) {
 		lose(LOST_tcp_rtt_a);
 		return 0;
@@ -305,7 +330,7 @@ static __always_inline void tcp_used(struct tcp_socket *s, u64 user)
 	if (!s->user && s->sock.role == TCP_ROLE_SERVER)
 		tcp_learn(&s->sock, &s->proc);
 	s->user = user;
-	v = s->sampled_ns ? tcp_rtt_of(tcp_slot(), &key) : 0;
+	v = s->sampled ? tcp_rtt_of(tcp_slot(), &key) : 0;
 	if (v)
 		v->proc = s->proc;
 }
@@ -459,6 +484,7 @@ int on_tcp_state_softirq(struct bpf_raw_tracepoint_args *ctx)
 int on_tcp_destroy(struct bpf_raw_tracepoint_args *ctx)
 {
 	u64 key = ctx->args[0];
+	tcp_forget(key);
 	tcp_sockets.delete(&key);
 	return 0;
 }
@@ -479,19 +505,23 @@ static __always_inline struct tcp_rtt_value *tcp_rtt_new(bool slot, struct tcp_r
 int on_tcp_probe(struct bpf_raw_tracepoint_args *ctx)
 {
 	void *sk = (void *)ctx->args[0];
-	u64 key = (u64)sk, now = bpf_ktime_get_boot_ns();
+	u64 key = (u64)sk, tag = key + (bpf_jiffies64() >> TCP_RTT_GATE_SHIFT) * TCP_MIX;
+	struct tcp_hot *h = tcp_hot_of(key);
+	if (!h || h->gate == tag)
+		return 0;
 	struct tcp_socket *s = tcp_sockets.lookup(&key);
 	struct tcp_rtt_value *v;
 	u32 rtt = 0;
 	if (!s)
-		s = tcp_adopt(sk, now);
-	if (!s || now - s->sampled_ns < TCP_RTT_GATE_NS)
+		s = tcp_adopt(sk, bpf_ktime_get_boot_ns());
+	if (!s)
 		return 0;
 	GET(rtt, sk, tcp_sock, srtt_us);
 	rtt >>= 3;
 	if (!rtt)
 		return 0;
-	s->sampled_ns = now;
+	h->gate = tag;
+	s->sampled = 1;
 	struct tcp_rtt_key id = {.id = s->sock.sock_id};
 	bool slot = tcp_slot();
 	v = tcp_rtt_of(slot, &id);
@@ -531,33 +561,36 @@ static __always_inline struct tcp_socket *tcp_new_user(void *sk, struct tcp_sock
 	return s;
 }
 
-static __always_inline void tcp_note(struct tcp_socket *s, u32 tid)
+/* Current sends or receives. maybe_softirq: kernel TLS and the like read in softirqs too. */
+static __always_inline void tcp_moves(u64 sk, bool maybe_softirq)
 {
+	u64 user = bpf_get_current_pid_tgid(), tag = sk + user * TCP_MIX;
+	u32 tid = user;
+	struct tcp_hot *h = tcp_hot_of(sk);
 	struct control *c = get_control();
-	if (c && c->tls_depth)
+	if (!h || !c || (h->user == tag && !c->tls_depth))
+		return;
+	struct tcp_socket *s = tcp_sockets.lookup(&sk);
+	if (!s || s->user != user)
+		s = !maybe_softirq || tcp_owned((void *)sk) ? tcp_new_user((void *)sk, s, user) : 0;
+	if (!s)
+		return;
+	if (s->user == user)
+		h->user = tag;
+	if (c->tls_depth)
 		tcp_last_sock.update(&tid, &s->sock);
 }
 
 int on_tcp_receive(struct bpf_raw_tracepoint_args *ctx)
 {
-	u64 key = ctx->args[0], user = bpf_get_current_pid_tgid();
-	struct tcp_socket *s = tcp_sockets.lookup(&key);
-	if (!s || s->user != user)	/* kernel TLS and the like read in softirqs too */
-		s = tcp_owned((void *)key) ? tcp_new_user((void *)key, s, user) : 0;
-	if (s)
-		tcp_note(s, user);
+	tcp_moves(ctx->args[0], true);
 	return 0;
 }
 
 /* sock_send_length, since 6.3 (6e6eda44b939); before, the return of tcp_sendmsg, whose first argument is the socket too. */
 int on_tcp_send(struct bpf_raw_tracepoint_args *ctx)
 {
-	u64 key = ctx->args[0], user = bpf_get_current_pid_tgid();
-	struct tcp_socket *s = tcp_sockets.lookup(&key);
-	if (!s || s->user != user)
-		s = tcp_new_user((void *)key, s, user);
-	if (s)
-		tcp_note(s, user);
+	tcp_moves(ctx->args[0], false);
 	return 0;
 }
 

@@ -55,7 +55,7 @@ class Loaded:
 
 def maps_of(probe: Probe) -> list[str]:
     """Names of the maps that user space needs of a family."""
-    return [*loss_counted(probe), *probe.maps]
+    return [*loss_counted(probe), *(a.sums for a in probe.aggregates if a.sums), *probe.maps]
 
 
 def loss_counted(probe: Probe) -> list[str]:

@@ -80,3 +80,19 @@ class SharedArray:
         length = -(-size * entries // mmap.PAGESIZE) * mmap.PAGESIZE
         self._map = mmap.mmap(fd, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         self.values = np.frombuffer(self._map, dtype, entries)
+
+
+class Sums:
+    """The array of an ``Aggregate.sums``; see there. Raises OSError where it cannot be mapped."""
+
+    def __init__(self, fd: int, key: np.dtype[np.void], value: np.dtype[np.void], places: int) -> None:
+        self._shared = SharedArray(fd, np.dtype([("key", key), ("value", value)]))
+        self._values = self._shared.values.reshape(-1, 2, places)
+
+    def take(self, slot: int) -> tuple[np.ndarray, np.ndarray]:
+        """(keys, values) of the used elements of a resting slot, shapes (n,), which are then free."""
+        resting = self._values[:, slot]
+        used = np.nonzero(resting["value"]["count"])
+        found = resting[used]
+        resting[used] = np.zeros((), resting.dtype)
+        return found["key"], found["value"]

@@ -11,7 +11,7 @@ import numpy as np
 from agent.batch import Batch, make
 from agent.kernel.bpf import HashMap
 from agent.kernel.load import Family, Loaded
-from agent.kernel.ring import RingReader, SharedArray
+from agent.kernel.ring import RingReader, SharedArray, Sums
 from agent.probes import Aggregate, Ring
 from agent.tables import TABLES
 
@@ -32,7 +32,7 @@ class KernelSource:
     def __init__(self, loaded: Loaded, interval_ns: int = 1_000_000_000) -> None:
         self.loaded, self.interval_ns = loaded, interval_ns
         self._rings: list[tuple[Ring, RingReader]] = []
-        self._aggregates: list[tuple[Aggregate, tuple[HashMap, HashMap]]] = []
+        self._aggregates: list[tuple[Aggregate, tuple[HashMap, HashMap], Sums | None]] = []
         self._listeners: dict[str, list[Callable[[np.ndarray], None]]] = {}
         self.adjust: dict[str, Callable[[np.ndarray], None]] = {}
         self._flipped_ns = self._started_ns = self._checked_ns = 0
@@ -53,7 +53,8 @@ class KernelSource:
         for one in family.probe.aggregates:
             if all(m in family.maps for m in one.maps):
                 first, second = (HashMap(family.maps[m], dtype(one.key), dtype(one.value)) for m in one.maps)
-                self._aggregates.append((one, (first, second)))
+                sums = Sums(family.maps[one.sums], dtype(one.key), dtype(one.value), one.places) if one.sums else None
+                self._aggregates.append((one, (first, second), sums))
 
     def listen(self, ring: str, callback: Callable[[np.ndarray], None]) -> None:
         self._listeners.setdefault(ring, []).append(callback)
@@ -87,10 +88,13 @@ class KernelSource:
 
     def _read_resting(self) -> Iterator[Batch]:
         resting = int(self.control["slot"][0]) ^ 1
-        for one, maps in self._aggregates:
+        for one, maps, sums in self._aggregates:
             keys, values = maps[resting].read()
+            maps[resting].drop(keys)
+            if sums:
+                more = sums.take(resting)
+                keys, values = np.concatenate((keys, more[0])), np.concatenate((values, more[1]))
             if len(keys):
-                maps[resting].drop(keys)
                 for batch in one.decode(keys, values, self._flipped_ns - self._started_ns, self._flipped_ns):
                     if batch.table in self.adjust:
                         self.adjust[batch.table](batch.rows)

@@ -55,12 +55,16 @@ class Aggregate:
     """A pair of hash maps, written in turn (control.slot 0, 1); the resting one is read and emptied each interval.
 
     decode: (keys, values, interval_ns, t_ns of the interval's end) -> batches.
+    sums: a mappable array of {key, value}, shape (processors, 2 slots, ``places``), with what programs on a hot path added up without a
+      look-up; its used elements (``value.count``) are read with the maps', so a key may come more than once.
     """
 
     maps: tuple[str, str]
     key: str
     value: str
     decode: Callable[[np.ndarray, np.ndarray, int, int], Iterable[Batch]]
+    sums: str = ""
+    places: int = 0
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,13 @@ _WRITE = """write writev pwrite64 pwritev pwritev2 sendto sendmsg sendmmsg conne
     fcntl fcntl64 ftruncate fallocate sendfile sendfile64 vmsplice close shutdown fchmod fchown fstat lseek"""
 #: What is added to the number of a 32-bit program's call (SYSCALLS_COMPAT in the C source).
 _COMPAT = 512
+#: No window is open: calls begun before now are none of the next one's. 0 stands for ``full``.
+_NEVER = 2**64 - 1
+
+
+def processors() -> int:
+    """One more than the highest number that a processor may have."""
+    return int(Path("/sys/devices/system/cpu/possible").read_text().replace("-", ",").rpartition(",")[2]) + 1
 
 
 @cache
@@ -87,8 +94,22 @@ def decode_events(records: np.ndarray) -> Iterator[Batch]:
     yield batch
 
 
+def merge(keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Elements of equal keys (several processors', and the maps') as one each."""
+    unique, first, of = np.unique(np.ascontiguousarray(keys).view(f"V{keys.itemsize}"), return_index=True, return_inverse=True)
+    if len(unique) == len(keys):
+        return keys, values
+    order, out = np.argsort(of, kind="stable"), values[first]
+    starts = np.searchsorted(of[order], np.arange(len(unique)))
+    for name in ("count", "errors", "sum_ns", "run_queue_ns", "hist"):
+        out[name] = np.add.reduceat(values[name][order], starts, axis=0)
+    out["max_ns"] = np.maximum.reduceat(values["max_ns"][order], starts)
+    return keys[first], out
+
+
 def decode_latency(keys: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> Iterator[Batch]:
     """Aggregated elements -> syscall_latency rows."""
+    keys, values = merge(keys, values)
     table = TABLES["syscall_latency"]
     batch = decode(values, "syscall_latency")
     rows = batch.rows
@@ -169,6 +190,7 @@ class Timing:
         for fd in self._links:
             os.close(fd)
         self._links.clear()
+        self._kernel.control["sample_from_ns"] = _NEVER
 
     def fds(self) -> list[int]:
         return []
@@ -264,8 +286,10 @@ PROBE = Probe(
         Program("syscalls_on_sys_exit", target="sys_exit", on_demand=True, loses="timing of calls that do not block"),
     ),
     rings=(Ring("syscalls_events", "syscalls_event", decode_events),),
-    aggregates=(Aggregate(("syscalls_a", "syscalls_b"), "syscalls_key", "syscalls_value", decode_latency),),
-    options={"SYSCALLS_SLOW_NS": 10_000_000, "SYSCALLS_WAIT_NS": 1_000_000, "SYSCALLS_THREADS": 32768},
+    aggregates=(
+        Aggregate(("syscalls_a", "syscalls_b"), "syscalls_key", "syscalls_value", decode_latency, sums="syscalls_sums", places=64),
+    ),
+    options={"SYSCALLS_CPUS": processors(), "SYSCALLS_SLOW_NS": 10_000_000, "SYSCALLS_WAIT_NS": 1_000_000, "SYSCALLS_THREADS": 32768},
     maps=("syscalls_tune", "syscalls_class", "syscalls_watched", "syscalls_pending"),
     setup=setup,
 )

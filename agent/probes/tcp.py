@@ -6,6 +6,8 @@ process that listens on its port. A failure that sends no SYN and opens no socke
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -20,6 +22,17 @@ STATES = np.array(
      "listen", "closing", "syn_received", "bound_inactive"],
     "S16",
 )  # fmt: skip
+
+
+#: A socket's RTT is sampled at most once in so many ns, or in the next smaller power of two of the kernel's ticks.
+RTT_GATE_NS = 10_000_000
+_MONOTONIC_COARSE = 6  # include/uapi/linux/time.h; Python has no name for it
+
+
+def _gate_shift() -> int:
+    """log2 of the gate in jiffies; the resolution of CLOCK_MONOTONIC_COARSE is one."""
+    ticks = RTT_GATE_NS / (time.clock_getres(_MONOTONIC_COARSE) * 1e9)
+    return max(0, math.floor(math.log2(ticks) + 1e-6))
 
 
 def _plain(table: str) -> Ring:
@@ -61,5 +74,5 @@ PROBE = Probe(
         _plain("tcp_close"),
     ),
     aggregates=(Aggregate(("tcp_rtt_a", "tcp_rtt_b"), "tcp_rtt_key", "tcp_rtt_value", _rtt),),
-    options={"TCP_RTT_GATE_NS": 10_000_000, "TCP_SOCKETS": 32768, "TCP_RTT_SOCKETS": 16384},
+    options={"TCP_RTT_GATE_SHIFT": _gate_shift(), "TCP_SOCKETS": 32768, "TCP_RTT_SOCKETS": 16384},
 )

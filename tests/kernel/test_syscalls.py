@@ -99,6 +99,24 @@ for _ in range(10007):
 sys.stdin.readline()
 """
 
+#: More processes and calls than a processor has places for sums, which give way to each other at every turn; some block or yield.
+CROWD = """
+import os, time
+children = []
+for i in range(61):
+    pid = os.fork()
+    if pid == 0:
+        for _ in range(101 + i):
+            os.getppid(); os.getuid(); os.getuid(); os.getegid(); os.sched_yield()
+        for _ in range(7):
+            time.sleep(0.001)
+        os._exit(0)
+    children.append(pid)
+for pid in children:
+    os.waitpid(pid, 0)
+print(*children)
+"""
+
 
 class Family:
     """The attached family with what its set-up adds."""
@@ -246,6 +264,35 @@ def test_full_counts_every_call(attach: Callable[..., object]) -> None:
     assert set(slow["basis"]) == {ALL}
     assert set(slow["ret"]) == {0}
     assert np.all(slow["duration_ns"] >= slow["blocked_ns"])
+
+
+def test_full_counts_every_call_of_a_crowd(attach: Callable[..., object]) -> None:
+    family = Family(attach, "full")
+    _, children = run(CROWD)
+    expected = {
+        (pid, call): times * (101 + i)
+        for i, pid in enumerate(children)
+        for call, times in ((b"getppid", 1), (b"getuid", 2), (b"getegid", 1), (b"sched_yield", 1))
+    }
+    sleeps = dict.fromkeys([(pid, b"clock_nanosleep") for pid in children], 7)
+    calls = [*{call for _, call in expected}, b"clock_nanosleep"]
+
+    def mine(rows: np.ndarray) -> np.ndarray:
+        return rows[np.isin(rows["pid"], children) & np.isin(rows["syscall"], calls) & (rows["basis"] == ALL)]
+
+    total = sum(expected.values()) + sum(sleeps.values())
+    rows = family.attached.wait("syscall_latency", mine, lambda r: r["count"].sum() >= total)  # type: ignore[attr-defined]
+    seen: dict[tuple[int, bytes], int] = {}
+    for row in rows:
+        key = (int(row["pid"]), bytes(row["syscall"]))
+        seen[key] = seen.get(key, 0) + int(row["count"])
+    assert seen == {**expected, **sleeps}
+    assert np.array_equal(rows["hist"].sum(axis=1), rows["count"])
+    assert np.all(rows["proc_start_ns"] > 0)
+    slept = rows[rows["syscall"] == b"clock_nanosleep"]
+    assert slept["sum_ns"].sum() >= 61 * 7 * 1_000_000
+    assert len({(r["pid"], r["syscall"], r["t_ns"]) for r in rows}) == len(rows)
+    assert family.attached.lost() == 0  # type: ignore[attr-defined]
 
 
 def test_sampling_windows_are_marked(attach: Callable[..., object]) -> None:
