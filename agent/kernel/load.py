@@ -74,12 +74,12 @@ def _pid_namespace() -> list[str]:
 
 
 def _job(probes: list[Probe], options: Mapping[str, int], bpf_dir: Path, btf: str) -> tuple[dict[str, object], Wire]:
-    wire = Wire.read(bpf_dir / "events.h", bpf_dir / "tickscope.h", *(bpf_dir / p.source for p in probes))
+    wire = Wire.read(bpf_dir / "events.h", bpf_dir / "tickscope.h", *(bpf_dir / s for p in probes for s in p.sources))
     chosen = {name: options.get(name, value) for p in probes for name, value in p.options.items()}
     counted = [m for p in probes for m in loss_counted(p)]
     job: dict[str, object] = {
         "prelude": str(bpf_dir / "tickscope.h"),
-        "sources": {p.name: str(bpf_dir / p.source) for p in probes},
+        "sources": {p.name: [str(bpf_dir / s) for s in p.sources] for p in probes},
         "include": str(bpf_dir / "include"),
         "btf": btf,
         "cflags": [f"-I{bpf_dir}", *_pid_namespace(), *(f"-D{k}={v}" for k, v in (*chosen.items(), *(("LOST_" + m, i) for i, m in enumerate(counted))))],

@@ -88,7 +88,7 @@ def attach_raw(program: int, target: str) -> int:
 class Loader:
     def __init__(self, job: dict[str, object]) -> None:
         self.job = job
-        self.sources: dict[str, str] = job["sources"]  # type: ignore[assignment]
+        self.sources: dict[str, list[str]] = job["sources"]  # type: ignore[assignment]
         self.words: dict[str, int] = {}
         self.multi = False
         self.kernel: btf.Btf
@@ -98,7 +98,7 @@ class Loader:
     def facts(self) -> None:
         self.kernel = kernel = btf.Btf(str(self.job["btf"]))
         self.multi = "BPF_TRACE_UPROBE_MULTI" in kernel.enumerators("bpf_attach_type")
-        texts = [Path(p).read_text() for p in [str(self.job["prelude"]), *self.sources.values()]]
+        texts = [Path(p).read_text() for p in [str(self.job["prelude"]), *(s for files in self.sources.values() for s in files)]]
         families: list[dict[str, object]] = self.job["families"]  # type: ignore[assignment]
         targets = [f"TP_{p['target']}" for f in families for p in f["programs"] if p["target"]]  # type: ignore[attr-defined]
         self.words = btf.defines(kernel, [*texts, " ".join(targets)])
@@ -106,8 +106,9 @@ class Loader:
     def text(self, names: list[str]) -> str:
         parts = [f'#line 1 "{Path(str(self.job["prelude"])).name}"', Path(str(self.job["prelude"])).read_text()]
         for name in names:
-            path = Path(self.sources[name])
-            parts += [f'#line 1 "{path.name}"', path.read_text(), str(self.job["assertions"].get(name, ""))]  # type: ignore[attr-defined]
+            for path in map(Path, self.sources[name]):
+                parts += [f'#line 1 "{path.name}"', path.read_text()]
+            parts.append(str(self.job["assertions"].get(name, "")))  # type: ignore[attr-defined]
         return "\n".join(parts)
 
     def compile(self, names: list[str]) -> Compiled:

@@ -71,6 +71,7 @@ class Aggregate:
 class Probe:
     """A family. ``options`` are compile-time numbers, each a ``-DNAME=value`` that configuration may override.
 
+    parts: C files of the family that come before its main one (BCC rewrites map methods only in the text it is given, so no #include).
     maps: further maps that user space needs.
     setup: called once with the attached family, for sources that a declaration cannot express (uprobe targets, maps that
       the agent fills); returns objects with the ``agent.batch.Source`` methods.
@@ -81,12 +82,14 @@ class Probe:
     rings: tuple[Ring, ...] = ()
     aggregates: tuple[Aggregate, ...] = ()
     options: Mapping[str, int] = field(default_factory=dict)
+    parts: tuple[str, ...] = ()
     maps: tuple[str, ...] = ()
     setup: Callable[..., Iterable[object]] | None = None
 
     @property
-    def source(self) -> str:
-        return f"{self.name}.bpf.c"
+    def sources(self) -> tuple[str, ...]:
+        """C files under bpf/, in the order in which they are compiled."""
+        return (*self.parts, f"{self.name}.bpf.c")
 
 
 def discover() -> dict[str, Probe]:

@@ -55,6 +55,7 @@ def _rtt(_: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> Iter
 
 PROBE = Probe(
     name="tcp",
+    parts=("tcp_socket.h",),
     programs=(
         Program("on_tcp_state", target="inet_sock_set_state", loses="connects, connection ends, owners"),
         Program("on_tcp_state_softirq", target="inet_sock_set_state", loses="connects, connection ends, accepted sockets"),

@@ -129,7 +129,7 @@ def empty_system_call_probes() -> Iterator[None]:
     with tempfile.TemporaryDirectory() as directory:
         for path in BPF_DIR.iterdir():
             (Path(directory) / path.name).symlink_to(path)
-        (Path(directory) / EMPTY.source).write_text(_EMPTY_SOURCE)
+        (Path(directory) / EMPTY.sources[0]).write_text(_EMPTY_SOURCE)
         loaded = load([EMPTY], bpf_dir=Path(directory))
     family = loaded.families["empty"]
     if len(family.links) != 2:

@@ -72,7 +72,7 @@ def sources_with_empty() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as directory:
         for path in BPF_DIR.iterdir():
             (Path(directory) / path.name).symlink_to(path)
-        (Path(directory) / EMPTY.source).write_text("int on_empty(struct bpf_raw_tracepoint_args *ctx) { return 0; }\n")
+        (Path(directory) / EMPTY.sources[0]).write_text("int on_empty(struct bpf_raw_tracepoint_args *ctx) { return 0; }\n")
         yield Path(directory)
 
 
