@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
+import os
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +19,9 @@ from agent.errors import USAGE, AgentError
 
 DEFAULT_FILE = Path("/etc/tickscope/tickscope.yaml")
 SYSCALL_MODES = ("blocked", "sampled", "full", "off")
+MAX_FILE_BYTES = 1 << 18
+#: What sun_path holds (unix(7)), less the longest name that is put below run_dir.
+_MAX_RUN_DIR_BYTES = 107 - len("/notices.sock")
 
 
 @dataclass(frozen=True)
@@ -53,8 +59,10 @@ class Config:
         _within("poll_s", self.poll_s, 0.1, 3600)
         _within("max_bytes", self.max_bytes, 1 << 20, 1 << 50)
         _within("max_age_days", self.max_age_days, 0.01, 36500)
+        _path("store", self.store, 4095)
+        _path("run_dir", self.run_dir, _MAX_RUN_DIR_BYTES)
         port = self.prometheus.rpartition(":")[2]
-        if self.prometheus and not (port.isdigit() and int(port) < 65536):
+        if self.prometheus and not (port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 65536):
             raise AgentError(f"prometheus cannot be {self.prometheus!r}", why="it is address:port, or empty", exit_code=USAGE)
         _within("duration_s", self.duration_s, 0, 1e9)
 
@@ -77,6 +85,31 @@ def _within(name: str, value: float, low: float, high: float) -> None:
         raise AgentError(f"{name} cannot be {value:g}", why=f"it lies between {low:g} and {high:g}", exit_code=USAGE)
 
 
+def _path(name: str, value: str, most: int) -> None:
+    try:
+        size = len(os.fsencode(value))
+    except UnicodeEncodeError:
+        size = 0
+    if not 0 < size <= most or "\0" in value:
+        raise AgentError(f"{name} cannot be {reprlib.repr(value)}", why=f"it is the path of a directory, at most {most} bytes long", exit_code=USAGE)
+
+
+def _check_parts(config: Config, env: Mapping[str, str]) -> None:
+    """What other rooms will read of the configuration. Raises AgentError (exit code 2)."""
+    from exporters.config import resolve as resolve_otlp
+
+    resolve_otlp(config.otlp, env, {})
+    families = sorted(p.stem for p in Path(__file__).with_name("probes").glob("[a-z]*.py"))
+    for name in config.without:
+        if name not in families:
+            raise AgentError(f"without: there is no probe family {reprlib.repr(name)}", why=f"known: {', '.join(families)}", exit_code=USAGE)
+    if config.redis:
+        from agent.queues.resp import RedisUrl
+
+        for url in config.redis:
+            RedisUrl.parse(url)
+
+
 def _coerce(key: str, value: Any, where: str) -> Any:
     """A YAML value as the type of the field's default. Raises AgentError naming the line."""
     default = next(f for f in dataclasses.fields(Config) if f.name == key)
@@ -94,44 +127,84 @@ def _coerce(key: str, value: Any, where: str) -> Any:
         if key == "prometheus" and value is False:
             return ""
         raise AgentError(f"{where}: {key} cannot be {value!r}", exit_code=USAGE)
-    if isinstance(wanted, (int, float)) and isinstance(value, (int, float)):
-        return type(wanted)(value)
+    try:
+        if isinstance(wanted, (int, float)) and isinstance(value, (int, float)):
+            return type(wanted)(value)
+        if isinstance(wanted, dict) and isinstance(value, dict):
+            return json.loads(json.dumps(value, default=str))
+    except (OverflowError, ValueError, TypeError) as error:
+        raise AgentError(f"{where}: {key} cannot be {reprlib.repr(value)}", why=str(error), exit_code=USAGE) from error
     if isinstance(value, type(wanted)):
         return value
-    raise AgentError(f"{where}: {key} must be a {type(wanted).__name__}, not {value!r}", exit_code=USAGE)
+    kind = {str: "a text", dict: "a section of `key: value` lines"}.get(type(wanted), "a number")
+    raise AgentError(f"{where}: {key} must be {kind}, not {reprlib.repr(value)}", exit_code=USAGE)
+
+
+def _read_text(path: Path, required: bool) -> str:
+    """The text of a settings file; none where it is missing and not required. Raises AgentError (exit code 2)."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError as error:
+        if required:
+            raise AgentError(f"there is no configuration file {path}", exit_code=USAGE) from error
+        return ""
+    except OSError as error:
+        raise AgentError(f"cannot read {path}", why=str(error.strerror), exit_code=USAGE) from error
+    if len(data) > MAX_FILE_BYTES:
+        raise AgentError(f"{path} is no configuration file", why=f"it is larger than {MAX_FILE_BYTES >> 10} KiB", exit_code=USAGE)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise AgentError(f"{path}:{line}: not UTF-8 text (byte {error.start})", remedy="is this the right file?", exit_code=USAGE) from error
+
+
+def _parse(path: Path, text: str) -> tuple[dict[Any, Any], dict[str, int]]:
+    """The values of a settings file, and the line of each key. Raises AgentError (exit code 2)."""
+    import yaml
+
+    try:
+        # A few lines of aliases can stand for gigabytes, and no setting needs one.
+        alias = next((event for event in yaml.parse(text, Loader=yaml.SafeLoader) if isinstance(event, yaml.AliasEvent)), None)
+        if alias is not None:
+            raise AgentError(f"{path}:{alias.start_mark.line + 1}: aliases are not supported", remedy="write the value out", exit_code=USAGE)
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise AgentError(f"{path} is not YAML", why=str(error), exit_code=USAGE) from error
+    except (RecursionError, ValueError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise AgentError(f"{path} cannot be read", why=why, exit_code=USAGE) from error
+    if values is None:
+        return {}, {}
+    if not isinstance(values, dict):
+        raise AgentError(f"{path} must hold `key: value` lines", exit_code=USAGE)
+    lines: dict[str, int] = {}
+    for key, _ in node.value:
+        line = key.start_mark.line + 1
+        if key.value in lines:
+            raise AgentError(f"{path}:{line}: {key.value} is set twice", why=f"first on line {lines[key.value]}", exit_code=USAGE)
+        lines[key.value] = line
+    return values, lines
 
 
 def read_file(path: Path, required: bool) -> dict[str, Any]:
     """The settings of a YAML file; none where it is missing and not required. Raises AgentError (exit code 2) with the line."""
-    import yaml
-
-    try:
-        text = path.read_text()
-    except FileNotFoundError as error:
-        if required:
-            raise AgentError(f"there is no configuration file {path}", exit_code=USAGE) from error
-        return {}
-    except OSError as error:
-        raise AgentError(f"cannot read {path}", why=str(error.strerror), exit_code=USAGE) from error
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise AgentError(f"{path} is not YAML", why=str(error), exit_code=USAGE) from error
-    if node is None:
-        return {}
-    if not isinstance(values, dict):
-        raise AgentError(f"{path} must hold `key: value` lines", exit_code=USAGE)
-    lines = {key.value: key.start_mark.line + 1 for key, _ in node.value}
+    values, lines = _parse(path, _read_text(path, required))
     known = [f.name for f in dataclasses.fields(Config) if f.name not in ("duration_s", "live")]
     out = {}
     for key, value in values.items():
-        where = f"{path}:{lines.get(str(key), 0)}"
+        where = f"{path}:{lines.get(str(key), 1)}"
         if key not in known:
             near = difflib.get_close_matches(str(key), known, 1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-            raise AgentError(f"{where}: there is no setting {key}", why=hint, exit_code=USAGE)
+            raise AgentError(f"{where}: there is no setting {reprlib.repr(key)}", why=hint, exit_code=USAGE)
         out[key] = _coerce(str(key), value, where)
+        try:
+            _check_parts(Config(**{key: out[key]}), {})
+        except AgentError as error:
+            raise AgentError(f"{where}: {error.what}", why=error.why, remedy=error.remedy, exit_code=USAGE) from error
     return out
 
 
@@ -145,4 +218,6 @@ def resolve(flags: Mapping[str, Any], env: Mapping[str, str], path: str | None =
     if env.get("TICKSCOPE_REDIS_URL"):
         values["redis"] = tuple(env["TICKSCOPE_REDIS_URL"].split())
     values.update({k: v for k, v in flags.items() if v is not None})
-    return Config(**values)
+    config = Config(**values)
+    _check_parts(config, env)
+    return config

@@ -66,7 +66,7 @@ def resolve(file: Mapping[str, object], env: Mapping[str, str], flags: Mapping[s
     """
     unknown = (set(file) | set(flags)) - set(KEYS)
     if unknown:
-        raise AgentError(f"otlp: unknown setting {min(unknown)!r}", remedy=f"one of {' '.join(KEYS)}", exit_code=USAGE)
+        raise AgentError(f"otlp: unknown setting {min(map(str, unknown))!r}", remedy=f"one of {' '.join(KEYS)}", exit_code=USAGE)
     if env.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return OtlpConfig()
     given, default = _Given(file, env, flags), OtlpConfig()
@@ -101,8 +101,12 @@ def _target(signal: str, given: _Given) -> Target | None:
         return None
     if "://" not in endpoint:
         endpoint = f"http://{endpoint}"
-    url = urlsplit(endpoint)
-    if url.scheme not in ("http", "https") or not url.hostname:
+    try:
+        url = urlsplit(endpoint)
+        usable = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
         raise AgentError(f"otlp: {endpoint!r} is not an endpoint", remedy="for example http://127.0.0.1:4318", exit_code=USAGE)
     if protocol == PROTOCOLS[0] and not is_own:
         # Only the base URL gets the signal's path; a signal's own variable is used as it is (OTLP exporter specification).

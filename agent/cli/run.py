@@ -16,17 +16,16 @@ from agent.config import SYSCALL_MODES, Config, resolve
 
 def run_agent(config: Config) -> None:
     """Replaces this process by the agent (exec, so that nothing of the CLI stays in its memory). Does not return."""
-    reader, writer = os.pipe()
-    os.write(writer, json.dumps(config.to_json()).encode())
-    os.close(writer)
-    os.set_inheritable(reader, True)
+    settings = os.memfd_create("tickscope-config", 0)  # not a pipe, which holds 64 KB and then blocks
+    os.write(settings, json.dumps(config.to_json()).encode())
+    os.lseek(settings, 0, os.SEEK_SET)
     root = str(Path(__file__).resolve().parents[2])
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     # -P: the directory it is started in, a clone perhaps, is none of ours and may be closed to the agent's user.
     # One malloc arena, whose freed arrays go back to the system, and no BLAS threads: the agent has a budget of some tens of megabytes.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1",
                    "MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "262144"}
-    os.execve(sys.executable, [sys.executable, "-P", "-m", "agent.main", str(reader)], environment)
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "agent.main", str(settings)], environment)
 
 
 def flags(duration: float | None, **given: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from agent.errors import AgentError
 
 def write(path: Path, text: str) -> Path:
     file = path / "t.yaml"
-    file.write_text(text)
+    file.write_bytes(text.encode("latin-1" if text.endswith("\xff") else "utf-8"))
     return file
 
 
@@ -40,6 +40,25 @@ def test_it_survives_the_way_to_the_agent() -> None:
         ("redis: [1]\n", 1, "redis"),
         ("live: true\n", 1, "live"),
         ("max_bytes: yes\n", 1, "max_bytes"),
+        ("store: /a\nmax_bytes: .inf\n", 2, "max_bytes"),
+        ("store: /a\nmax_bytes: .nan\n", 2, "max_bytes"),
+        ("poll_s: " + "9" * 500, 1, "poll_s"),
+        ("store: /a\npoll_s: -3\n", 2, "between 0.1 and 3600"),
+        ("syscalls: full\n\nsyscalls: blocked\n", 3, "first on line 1"),
+        ('store: "/tmp/a\\0b"\n', 1, "store"),
+        ('store: "/tmp/\\uD800"\n', 1, "store"),
+        ("store: ''\n", 1, "store"),
+        ("run_dir: /" + "x" * 100, 1, "run_dir"),
+        ('prometheus: "127.0.0.1:\u00b2"\n', 1, "prometheus"),
+        ("store: /a\notlp:\n  endpont: x\n", 2, "endpont"),
+        ("otlp: {1: x, endpont: x}\n", 1, "unknown setting '1'"),
+        ("otlp: {endpoint: 'http://[x'}\n", 1, "not an endpoint"),
+        ("otlp: {headers: {2020-01-01: x}}\n", 1, "otlp"),
+        ("otlp: 5\n", 1, "otlp"),
+        ("redis: ['http://x']\n", 1, "Redis URL"),
+        ("without: [tsl]\n", 1, "tls"),
+        ("store: &a /x\nrun_dir: *a\n", 2, "aliases"),
+        ("# x\n\xff", 2, "UTF-8"),
     ],
 )
 def test_a_mistake_names_its_line(tmp_path: Path, text: str, line: int, words: str) -> None:
@@ -50,11 +69,24 @@ def test_a_mistake_names_its_line(tmp_path: Path, text: str, line: int, words: s
     assert raised.value.exit_code == 2
 
 
-@pytest.mark.parametrize("text", ["a: [", "- a\n- b\n", "syscalls: never\n", "poll_s: 0\n", "prometheus: localhost\n"])
+@pytest.mark.parametrize("text", ["a: [", "- a\n- b\n", "syscalls: never\n", "poll_s: 0\n", "prometheus: localhost\n",
+                                  "store: " + "[" * 5000, "store: " + "9" * 5000, "? [a, b]\n: 3\n", "store: a\0b\n", "#" * (1 << 20)])  # fmt: skip
 def test_nonsense_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(AgentError) as raised:
         Config(**read_file(write(tmp_path, text), required=True))
     assert raised.value.exit_code == 2
+
+
+def test_a_device_without_end_is_no_file() -> None:
+    with pytest.raises(AgentError, match="larger than"):
+        read_file(Path("/dev/zero"), required=True)
+
+
+def test_what_the_environment_says_is_checked_before_anything_starts() -> None:
+    for env in ({"TICKSCOPE_REDIS_URL": "http://x"}, {"OTEL_EXPORTER_OTLP_ENDPOINT": "ftp://x"}, {"TICKSCOPE_RUN_DIR": "/" + "x" * 200}):
+        with pytest.raises(AgentError) as raised:
+            resolve({}, env, "deploy/tickscope.yaml")
+        assert raised.value.exit_code == 2
 
 
 def test_off_is_a_word(tmp_path: Path) -> None:
