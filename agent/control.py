@@ -32,7 +32,11 @@ def bind(path: Path, gid: int) -> socket.socket:
                 remedy="stop it, or set TICKSCOPE_RUN_DIR and --store for a second one",
                 exit_code=UNREACHABLE,
             )
-    sock.bind(str(path))
+    try:
+        sock.bind(str(path))
+    except OSError as error:
+        raise AgentError(f"cannot make {path}", why=str(error.strerror), remedy="set TICKSCOPE_RUN_DIR to a directory that can be written",
+                         exit_code=UNREACHABLE) from error  # fmt: skip
     os.chown(path, 0, gid)
     path.chmod(0o660)
     sock.listen(16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 
 FAILURE, USAGE, NO_ROWS, UNREACHABLE, PRIVILEGE, INTERRUPTED = 1, 2, 3, 4, 5, 130
@@ -25,6 +26,11 @@ class AgentError(Exception):
         if self.remedy:
             lines.append(f"  try: {self.remedy}")
         return "\n".join(lines)
+
+
+def printable(path: str) -> str:
+    """A file name for people: bytes that are not UTF-8 as ``\\xff``, since nothing can encode them as text."""
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def say(text: str) -> None:

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent import control, host, privilege
+from agent import control, directories, host, privilege
 from agent.config import Config
 from agent.errors import INTERRUPTED, PRIVILEGE, AgentError, say
 from agent.kernel import helper as helper_room
@@ -34,24 +34,6 @@ def _require_readable() -> None:
             f"{closed} is closed to other users", why="tickscope's code or its Python lies below it, and the agent gives up root",
             remedy="install with ./run.sh (into /opt), or chmod o+x it", exit_code=PRIVILEGE,
         )  # fmt: skip
-
-
-def _directories(config: Config, uid: int, gid: int) -> int:
-    """Makes the store and the run directory, owned by the service's user; returns the store's descriptor.
-
-    The descriptor outlives the change of user, so the directories above it need not be searchable for the agent.
-    """
-    for path, mode in ((config.store, 0o750), (config.run_dir, 0o755)):
-        try:
-            os.makedirs(path, exist_ok=True)
-            os.chown(path, uid, gid)
-            os.chmod(path, mode)
-        except OSError as error:
-            raise AgentError(f"cannot use {path}", why=str(error.strerror), remedy="choose another with --store or TICKSCOPE_RUN_DIR") from error
-    fd = os.open(config.store, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    for entry in os.scandir(fd):
-        os.chown(entry.name, uid, gid, dir_fd=fd, follow_symlinks=False)
-    return fd
 
 
 def _families(config: Config) -> list[Any]:
@@ -95,9 +77,9 @@ def run(config: Config) -> int:
     uid, gid = privilege.service_user()
     from agent.clock.process import start as start_watch
 
-    store_fd = _directories(config, uid, gid)
+    store_fd = directories.prepare(config.store, 0o750, uid, gid)
+    run_fd = directories.prepare(config.run_dir, 0o755, uid, gid)
     run_dir = Path(config.run_dir)
-    run_fd = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     control_socket = control.bind(run_dir / "control.sock", gid)
     helper = helper_room.start(uid, gid)
     watch = start_watch(run_dir / "notices.sock", uid, gid)

@@ -85,7 +85,12 @@ class Status:
 
     def export(self) -> dict[str, Any]:
         states = {s.name: s.state() for s in self._loop.sinks if hasattr(s, "state")}
-        return {"otlp": {"state": "off", "remedy": "set OTEL_EXPORTER_OTLP_ENDPOINT"}, **states}
+        page: dict[str, Any] = {"state": "ok", "address": self._config.prometheus}
+        if "prometheus" in self._loop.failures:
+            page.update(state="failed", last_error=self._loop.failures["prometheus"], remedy="free the address, or set another in prometheus:, and restart")
+        elif not self._config.prometheus:
+            page = {"state": "off", "remedy": "set prometheus: address:port"}
+        return {"otlp": {"state": "off", "remedy": "set OTEL_EXPORTER_OTLP_ENDPOINT"}, "prometheus": page, **states}
 
     def document(self) -> dict[str, Any]:
         """The JSON of ``tickscope status``, without what only the asker can read."""
@@ -101,6 +106,9 @@ class Status:
 
     def tell(self, now_ns: int) -> None:
         """Feeds the loop ``probe_status`` rows of the families whose state differs from what was last said."""
+        if not self._helper.alive and "helper" not in self._told:
+            self._told["helper"] = "gone"
+            say("tickscope: the helper is gone: no new uprobes; restart tickscope")
         table = TABLES["probe_status"]
         for probe in self.probes():
             said = f"{probe['state']} {probe['reason']}"

@@ -42,7 +42,8 @@ class PrometheusEndpoint:
         try:
             self._listener = socket.create_server(address, backlog=16)
         except OSError as error:
-            raise AgentError(f"cannot serve metrics on {address[0]}:{address[1]}", why=str(error), remedy="choose another port or turn it off") from error
+            raise AgentError(f"cannot serve metrics on {address[0]}:{address[1]}", why=error.strerror or str(error),
+                             remedy="see who has it (ss -ltnp), or set prometheus: to another address:port, or to '' for none") from error  # fmt: skip
         self.port: int = self._listener.getsockname()[1]
         self.refused = 0
         self._selector = selectors.DefaultSelector()

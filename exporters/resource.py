@@ -35,7 +35,8 @@ def describe(boot_id: str, env: Mapping[str, str], version: str) -> dict[str, st
             out[key.strip()] = unquote(value.strip())
     if env.get("OTEL_SERVICE_NAME", "").strip():
         out["service.name"] = env["OTEL_SERVICE_NAME"].strip()
-    return {k: v for k, v in out.items() if v}
+    # The environment may hold bytes that are not UTF-8, which neither protobuf nor the metrics page can carry.
+    return {k.encode(errors="replace").decode(): v.encode(errors="replace").decode() for k, v in out.items() if v}
 
 
 def _line(path: str) -> str:

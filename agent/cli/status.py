@@ -73,6 +73,8 @@ def _human(d: dict[str, Any]) -> None:
         print(f"  {p['probe']:<12} {p['state']}" + (f": {p['reason']}" if p["reason"] else ""))
         if p["remedy"]:
             print(f"  {'':<12} try: {p['remedy']}")
+    if d["helper"] != "running":
+        print(f"helper  {d['helper']}")
     for failing in d["sources"]:
         print(f"  {failing['source']}: {failing['failure']}")
     print("rows  " + (", ".join(f"{n} {t}" for t, n in sorted(d["rows"].items())) or "none yet"))

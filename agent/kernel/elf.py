@@ -18,6 +18,7 @@ X86_64, AARCH64 = 62, 183
 MAX_SEGMENTS, MAX_SECTIONS, MAX_CANDIDATES = 512, 16384, 4096
 _PIECE = 1 << 20
 _MAX_NAME = 256
+_PAGE = 4096
 
 _HEADER = np.dtype([("ident", "V16"), ("type", "<u2"), ("machine", "<u2"), ("version", "<u4"), ("entry", "<u8"), ("phoff", "<u8"),
                     ("shoff", "<u8"), ("flags", "<u4"), ("ehsize", "<u2"), ("phentsize", "<u2"), ("phnum", "<u2"),
@@ -47,7 +48,7 @@ class Symbol(NamedTuple):
 class Elf:
     """An ELF file behind an open descriptor, which stays the caller's.
 
-    budget: bytes that may be read from the file in all. Every method raises ElfError for a malformed file or a spent
+    budget: bytes that may be read from the file in all, a read counting for a page at least. Every method raises ElfError for a malformed file or a spent
     budget, and OSError for a failing read.
     """
 
@@ -68,9 +69,10 @@ class Elf:
         """Exactly n bytes of the file."""
         if n < 0 or offset < 0 or offset + n > self.file_size:
             raise ElfError(f"{n} bytes at offset {offset} lie outside the file")
-        if n > self._left:
+        cost = max(n, _PAGE)  # many small reads take their time too
+        if cost > self._left:
             raise ElfError("more to read than is allowed for one file")
-        self._left -= n
+        self._left -= cost
         parts = []
         while n:
             part = os.pread(self._fd, min(n, 1 << 30), offset)
@@ -129,7 +131,10 @@ class Elf:
 
     def file_offset(self, vaddr: int) -> int:
         """Where a virtual address lies in the file."""
-        return self._locate(vaddr, 1)
+        offset = self._locate(vaddr, 1)
+        if offset >= self.file_size:
+            raise ElfError(f"address {vaddr:#x} lies outside the file")
+        return offset
 
     def read(self, vaddr: int, n: int) -> bytes:
         """n bytes at a virtual address, as the file has them (before relocation), all of one segment."""

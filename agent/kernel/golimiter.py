@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from agent.batch import Batch, make
+from agent.errors import printable
 from agent.kernel import bpf
 from agent.kernel.elf import X86_64, ElfError
 from agent.kernel.gosym import Function, GoBinary
@@ -151,7 +152,7 @@ class GoLimiters:
         """Attaches to an executable where it is one to attach to; returns what lets go of it."""
         del pid
         st = os.fstat(fd)
-        one = examine(fd, _path_of(fd) or path)
+        one = examine(fd, printable(_path_of(fd) or path))
         if one is None:
             return None
         self.binaries[st.st_dev, st.st_ino] = one

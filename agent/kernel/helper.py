@@ -72,7 +72,7 @@ def _open_in_root(pid: int, path: str) -> int:
     root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_CLOEXEC)
     try:
         how = struct.pack("<QQQ", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, 0, _RESOLVE_IN_ROOT)
-        return _call(_OPENAT2, ct.c_int(root), ct.c_char_p(path.encode()), ct.c_char_p(how), ct.c_size_t(len(how)))
+        return _call(_OPENAT2, ct.c_int(root), ct.c_char_p(os.fsencode(path)), ct.c_char_p(how), ct.c_size_t(len(how)))
     finally:
         os.close(root)
 
@@ -83,7 +83,7 @@ def executable_ranges(fd: int) -> list[tuple[int, int]]:
     if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
         raise OSError(errno.ENOEXEC, "not a 64-bit little-endian ELF file")
     at, size, count = struct.unpack_from("<Q", head, 32)[0], *struct.unpack_from("<HH", head, 54)
-    if size != 56:
+    if size != 56 or at >= 1 << 63:
         raise OSError(errno.ENOEXEC, "odd program headers")
     table = os.pread(fd, 56 * min(count, 64), at)
     headers = [struct.unpack_from("<IIQQQQ", table, i) for i in range(0, len(table) - 55, 56)]
@@ -205,6 +205,8 @@ def serve(sock: socket.socket, uid: int, gid: int) -> None:
             out = _handle(request, fds) if len(request) == _REQUEST.size else []
         except OSError as error:
             status = error.errno or errno.EIO
+        except (ValueError, OverflowError, struct.error):  # what somebody else's file says must not end this process
+            status = errno.EINVAL
         try:
             _send(sock, _REPLY.pack(status), out)
         except OSError:

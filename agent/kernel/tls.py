@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from agent.batch import Batch
+from agent.errors import printable
 from agent.kernel import bpf
 from agent.kernel.elf import AARCH64, X86_64, Elf, ElfError
 from agent.kernel.openssl import Layout, Library, analyse, version_text
@@ -121,6 +122,7 @@ class Handshakes:
 
     def _attach(self, path: str, fd: int, other_version: Callable[[], str]) -> Callable[[], None] | None:
         """Analyses a file and attaches to it; returns what detaches."""
+        shown = printable(path)
         links: list[int] = []
         try:
             elf = Elf(fd)
@@ -131,13 +133,13 @@ class Handshakes:
             self._probe(elf, library, fd, links)
         except ElfError as error:
             if "libssl" in path:
-                self._note(f"{path}: {error}")
+                self._note(f"{shown}: {error}")
         except OSError as error:
             self._family.state = "degraded"
-            self._note(f"{path}: cannot attach: {error.strerror}")
+            self._note(f"{shown}: cannot attach: {error.strerror}")
         else:
             if not library.implicit:
-                self._note(f"{path}: {library.reason}: handshakes inside SSL_read and SSL_write are not seen, failed ones as abandoned")
+                self._note(f"{shown}: {library.reason}: handshakes inside SSL_read and SSL_write are not seen, failed ones as abandoned")
         return partial(_close, links) if links else None
 
     def _note(self, text: str) -> None:
