@@ -8,12 +8,13 @@ import struct
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from agent.kernel.elf import Elf, ElfError, Symbol
+from agent.kernel.helper import executable_ranges
 from agent.kernel.openssl import analyse, version_text
 
 TRUE = Path("/bin/true")
@@ -160,4 +161,25 @@ def test_mutations_are_read_or_refused(path: Path) -> None:
             at = start + rng.randrange(max(size - 8, 1))
             bad[at : at + 8] = rng.choice((b"\xff" * 8, bytes(8), rng.randbytes(8), struct.pack("<Q", 1 << rng.randrange(64))))
         refused += bool(broken(bytes(bad)))
+        with tempfile.TemporaryFile() as file, suppress(OSError):
+            file.write(bad)
+            file.flush()
+            executable_ranges(file.fileno())
     assert refused > 20
+
+
+def test_many_small_reads_are_too_many() -> None:
+    """A table of relocations against symbols, each of which is read by itself, listed by every section."""
+    content = bytearray(LIBSSL.read_bytes())
+    with opened(LIBSSL) as elf:
+        table = elf._loads[0]
+        vaddr = int(table["vaddr"])
+    symbols, entries = len(content), 4096
+    content += bytes(24)
+    content += b"".join(struct.pack("<QIIQ", vaddr, 1, 0, 0) for _ in range(entries))
+    shoff, count = struct.unpack_from("<Q", content, 40)[0], struct.unpack_from("<H", content, 60)[0]
+    struct.pack_into("<IIQQQQI", content, shoff, 0, 11, 0, 0, symbols, 24, 0)
+    for at in range(shoff + 64, shoff + 64 * count, 64):
+        struct.pack_into("<IIQQQQI", content, at, 0, 4, 2, 0, symbols + 24, 24 * entries, 0)
+    with opened(bytes(content)) as elf, pytest.raises(ElfError, match="more to read"):
+        elf.pointers([(vaddr, 16)])
