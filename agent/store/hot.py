@@ -133,7 +133,7 @@ class HotStore:
         if self._failure is not None:
             reason, remedy = f"cannot write: {self._failure.strerror}", _remedy(self._failure)
         elif self._sealer is not None and self._sealer.error:
-            reason, remedy = f"cannot seal: {self._sealer.error}", "python3 -m pip install pyarrow (in the agent's environment)"
+            reason, remedy = f"cannot seal: {self._sealer.error}", _seal_remedy(self._sealer.error)
         listed = segments.listing(self._dir_fd)
         if listed.sealed != self._measured[0]:
             self._measured = listed.sealed, sum(segments.tree_bytes(self._dir_fd, segments.sealed_name(s)) for s in listed.sealed)
@@ -322,6 +322,16 @@ def _lock(dir_fd: int) -> int:
         if error.errno != errno.ENOSPC:  # A full disk: the lock holds all the same, only nameless.
             raise
     return fd
+
+
+def _seal_remedy(reason: str) -> str:
+    if "No module named" in reason:
+        return "python3 -m pip install pyarrow (in the agent's environment)"
+    if os.strerror(errno.ENOSPC) in reason or os.strerror(errno.EDQUOT) in reason:
+        return "free space on the store's file system, or lower the store's max_bytes; it is tried again every 30 s"
+    if ".tsl: " in reason:
+        return "move the damaged segment away; the others are sealed"
+    return "it is tried again every 30 s; nothing is lost meanwhile"
 
 
 def _remedy(error: OSError) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -18,8 +18,10 @@ import numpy as np
 from agent.clock.history import Converted, History
 from agent.columns import NULL_I64
 from agent.errors import UNREACHABLE, USAGE, AgentError
+from agent.store import damage
+from agent.store.damage import unreadable
 from agent.store.names import columns, quote, unknown
-from agent.store.reader import Snapshot, merged, snapshot
+from agent.store.reader import Sealed, Snapshot, merged, snapshot
 from agent.store.window import WALL, Window, parse
 from agent.tables import TABLES
 
@@ -46,28 +48,53 @@ class Session:
     """
 
     def __init__(self, path: str | Path, tables: Iterable[str], since: str | None = None, until: str | None = None) -> None:
-        import duckdb
-
         self.path = Path(path).absolute()
         self._tables = list(dict.fromkeys(tables))
         self._taken = self._snapshot()
         self.window = Window(*(parse(t, self._taken.boots) if t else None for t in (since, until)))
         self._histories: dict[str, History] = {}
+        self._damaged: dict[str, str] = {}
         self._lock = threading.Lock()
-        self._db = duckdb.connect()
-        register: Any = self._db.create_function  # Its stub lacks the names that stand for types.
-        register(WALL, self._wall, ["VARCHAR", "BIGINT"], _WALL_TYPE, type="arrow", null_handling="special")
-        self._make_views()
-        self._db.execute(f"SET allowed_directories = [{_text(f'{self.path}/')}]")
-        self._db.execute("SET enable_external_access = false")
-        self._db.execute("SET lock_configuration = true")
+        self._open()
+
+    def _open(self) -> None:
+        """A database with the views, over the files that can be read. Raises AgentError (exit 4) where that keeps failing."""
+        import duckdb
+
+        problem = ""
+        for _ in range(_TRIES):
+            self._db = duckdb.connect()
+            register: Any = self._db.create_function  # Its stub lacks the names that stand for types.
+            register(WALL, self._wall, ["VARCHAR", "BIGINT"], _WALL_TYPE, type="arrow", null_handling="special")
+            try:
+                self._make_views()
+            except duckdb.Error as error:  # A damaged file, or one that retention removed: look again.
+                problem = str(error)
+                self._close()
+                self._set_aside()
+                self._taken = self._snapshot()
+                continue
+            self._db.execute(f"SET allowed_directories = [{_text(f'{self.path}/')}]")
+            self._db.execute("SET enable_external_access = false")
+            self._db.execute("SET lock_configuration = true")
+            return
+        raise AgentError(f"cannot read the store at {self.path}", why=problem.partition("\n")[0], exit_code=UNREACHABLE)
+
+    def _close(self) -> None:
+        self._db.remove_function(WALL)
+        self._db.close()
+
+    def _set_aside(self) -> bool:
+        """Looks for damaged files among those that are used; True when there are more than were known."""
+        found = unreadable(file for table in self._tables for file in self._files(table))
+        self._damaged.update(found)
+        return bool(found)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._db.remove_function(WALL)
-        self._db.close()
+        self._close()
 
     @property
     def boots(self) -> list[str]:
@@ -77,7 +104,8 @@ class Session:
     @property
     def notes(self) -> list[str]:
         """What could not be read, in words."""
-        return self._taken.notes
+        lost = [damage.note(one, table, self._damaged[file]) for file, one, table in self._lost()]
+        return [*dict.fromkeys([*self._taken.notes, *lost])]
 
     def run(self, sql: str) -> Result:
         """Raises AgentError: exit 2 for SQL that does not parse, bind or convert; 4 where files keep vanishing."""
@@ -89,13 +117,15 @@ class Session:
                 done = self._db.execute(sql)
                 names = [d[0] for d in done.description or ()]
                 return Result(names, done.fetchall())
-            except duckdb.IOException as error:  # A sealed segment was removed by retention: look again.
+            except (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException) as error:
+                raise self._usage(str(error)) from None
+            except duckdb.Error as error:  # A damaged file, one that retention removed, or a wrong question.
                 problem = str(error)
+                if not self._set_aside() and not isinstance(error, duckdb.IOException):
+                    raise self._usage(problem) from None
+                self._close()
                 self._taken = self._snapshot()
-                self._make_views()
-            except duckdb.Error as error:
-                problem = str(error)
-                raise self._usage(problem) from None
+                self._open()
         raise AgentError(f"cannot read the store at {self.path}", why=problem.partition("\n")[0], exit_code=UNREACHABLE)
 
     def order(self) -> str:
@@ -119,7 +149,8 @@ class Session:
         from agent.store.arrow import WALL_COLUMNS, schema, to_arrow
 
         for table in self._tables:
-            parts = merged(self._taken.hot.get(table, []))
+            lost = [damage.loss(one, of) for _, one, of in self._lost()] if table == "loss" else []
+            parts = merged([*self._taken.hot.get(table, []), *lost])
             hot = pa.concat_tables([schema(table).empty_table(), *(to_arrow(table, p.rows, p.boot_id, p.host) for p in parts)])
             self._db.register(f"_hot_{table}", hot)
             source = f"SELECT * FROM _hot_{table}"
@@ -131,8 +162,17 @@ class Session:
 
     def _files(self, table: str) -> list[str]:
         window = self.window if table != "loss" else Window()
-        return [f"{self.path}/{s.name}/{table}.parquet" for s in self._taken.sealed if (span := s.tables.get(table))
-                and not window.misses(s.head.boot_id, span["min_t_ns"], span["max_t_ns"])]
+        files = [f"{self.path}/{s.name}/{table}.parquet" for s in self._taken.sealed if (span := s.tables.get(table))
+                 and not window.misses(s.head.boot_id, span["min_t_ns"], span["max_t_ns"])]
+        return [file for file in files if file not in self._damaged]
+
+    def _lost(self) -> Iterator[tuple[str, Sealed, str]]:
+        """(file, segment, table) of each damaged file that is still there."""
+        for one in self._taken.sealed:
+            for table in one.tables:
+                file = f"{self.path}/{one.name}/{table}.parquet"
+                if file in self._damaged:
+                    yield file, one, table
 
     def _wall(self, boots: Any, times: Any) -> Any:
         """Arrow arrays (boot_id, t_ns) of one chunk to a struct array of the wall columns."""
@@ -182,21 +222,22 @@ def to_wall(history: History, t_ns: np.ndarray) -> Converted:
 def offsets(taken: Snapshot, path: Path, boot_id: str) -> np.ndarray:
     """The clock_offset rows of one boot, hot and sealed, with the columns that a History needs.
 
-    Segments that retention removed since the snapshot are left out, as their rows are gone as well.
+    Segments that retention removed since the snapshot are left out, as their rows are gone as well; of damaged ones a note is taken.
     """
     import duckdb
 
     table = TABLES["clock_offset"]
     found = [table.empty(0), *(p.rows for p in taken.hot.get("clock_offset", []) if p.boot_id == boot_id)]
-    files = [f"{path}/{s.name}/clock_offset.parquet" for s in taken.sealed if s.head.boot_id == boot_id and "clock_offset" in s.tables]
     with duckdb.connect() as db:
-        for _ in range(_TRIES):
-            files = [file for file in files if os.path.exists(file)]
-            if not files:
-                break
+        for one in taken.sealed:
+            if one.head.boot_id != boot_id or "clock_offset" not in one.tables:
+                continue
+            file = f"{path}/{one.name}/clock_offset.parquet"
             try:
-                stored = db.execute(f"SELECT {', '.join(_HISTORY)} FROM read_parquet(?)", [files]).fetchnumpy()
-            except duckdb.IOException:
+                stored = db.execute(f"SELECT {', '.join(_HISTORY)} FROM read_parquet(?)", [file]).fetchnumpy()
+            except duckdb.Error:
+                if os.path.isdir(path / one.name):
+                    taken.notes.append(f"{one.name}/clock_offset.parquet is damaged: wall times near its rows are less certain")
                 continue
             rows = table.empty(len(stored["t_ns"]))
             for name in _HISTORY:
@@ -204,5 +245,4 @@ def offsets(taken: Snapshot, path: Path, boot_id: str) -> np.ndarray:
                 rows[name] = values.data
                 rows[name][np.ma.getmaskarray(values)] = table.by_name[name].null
             found.append(rows)
-            break
     return np.concatenate(found)

@@ -7,13 +7,16 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from agent.batch import make
+from agent.columns import NULL_I64
 from agent.errors import UNREACHABLE, AgentError
 from agent.store import segments
 from agent.store.frames import Decoder, Head, Kind
+from agent.tables import TABLES
 
 _TRIES = 20
 
@@ -25,7 +28,7 @@ class HotRows(NamedTuple):
 
 
 class Sealed(NamedTuple):
-    """One sealed segment; tables: per table its rows, min_t_ns and max_t_ns."""
+    """One sealed segment; tables: per table its rows (-1 unknown), min_t_ns and max_t_ns."""
 
     name: str
     head: Head
@@ -67,22 +70,45 @@ def _take(dir_fd: int, tables: frozenset[str]) -> Snapshot:
     taken = Snapshot()
     heads: list[tuple[int, Head]] = []
     for seq in listed.hot:
-        decoder = Decoder(tables)
+        decoder, last = Decoder(tables), NULL_I64
         for frame in decoder.feed(segments.read_bytes(dir_fd, segments.hot_name(seq))):
             if frame.kind == Kind.ROWS and decoder.head is not None:
                 taken.hot.setdefault(frame.table, []).append(HotRows(decoder.head.boot_id, decoder.head.host, frame.rows))
+                last = max(last, int(frame.rows["t_ns"].max()))
+            elif frame.kind == Kind.TICK:
+                last = max(last, frame.t_ns)
         if decoder.head is not None:
             heads.append((seq, decoder.head))
         if decoder.corrupt is not None:
             taken.notes.append(f"{segments.hot_name(seq)} is damaged at byte {decoder.offset}: {decoder.corrupt}; "
                                f"{decoder.pending} bytes are not shown")
+            if decoder.head is not None:
+                lost = make("loss", 1, t_ns=max(last, decoder.head.created_ns), stage=TABLES["loss"].code("stage", "store"),
+                            source=segments.hot_name(seq).encode(), from_ns=last)  # fmt: skip
+                taken.hot.setdefault("loss", []).append(HotRows(decoder.head.boot_id, decoder.head.host, lost.rows))
     for seq in listed.sealed:
-        doc = json.loads(segments.read_bytes(dir_fd, f"{segments.sealed_name(seq)}/{segments.HEAD}"))
-        head = Head(*(doc[name] for name in Head._fields))
-        taken.sealed.append(Sealed(segments.sealed_name(seq), head, doc["tables"]))
-        heads.append((seq, head))
+        name = segments.sealed_name(seq)
+        try:
+            one = _sealed(name, json.loads(segments.read_bytes(dir_fd, f"{name}/{segments.HEAD}")))
+            heads.append((seq, one.head))
+        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
+            # Gone with its segment, which is for the caller, or damaged: the rows are in other files.
+            one = _headless(name, segments.names_in(dir_fd, name))
+            taken.notes.append(f"{name}/{segments.HEAD} is damaged ({type(error).__name__}): its rows are shown, their order between boots may be wrong")
+        taken.sealed.append(one)
     taken.boots = list(dict.fromkeys(head.boot_id for _, head in sorted(heads, key=lambda h: h[0])))
     return taken
+
+
+def _sealed(name: str, doc: dict[str, Any]) -> Sealed:
+    tables = {t: {key: int(span[key]) for key in ("rows", "min_t_ns", "max_t_ns")} for t, span in doc["tables"].items()}
+    return Sealed(name, Head(*(doc[field] for field in Head._fields)), tables)
+
+
+def _headless(name: str, files: list[str]) -> Sealed:
+    tables = [file.removesuffix(".parquet") for file in files if file.endswith(".parquet")]
+    unknown = {"rows": -1, "min_t_ns": -(1 << 62), "max_t_ns": 1 << 62}
+    return Sealed(name, Head("", "", "", 0, 0), {table: unknown for table in tables})
 
 
 def merged(parts: list[HotRows]) -> Iterator[HotRows]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from agent.batch import make
 from agent.columns import NULL_I64
-from agent.store import segments
+from agent.store import UNREADABLE, segments
 from agent.store.frames import Decoder, Kind
 from agent.tables import TABLES
 
@@ -150,6 +150,9 @@ def seal_all(below: int, max_bytes: int, max_age_s: float) -> list[str]:
         except ValueError as error:
             shutil.rmtree(segments.sealing_name(seq))
             unreadable.append(str(error))
+        except OSError:  # A full disk: what was written so far would keep it full.
+            shutil.rmtree(segments.sealing_name(seq), ignore_errors=True)
+            raise
         retain(max_bytes, max_age_s)
     return unreadable
 
@@ -168,7 +171,9 @@ def main() -> None:
     with open("seal.lock", "w", encoding="utf-8") as lock:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            sys.exit("; ".join(seal_all(args.below, args.max_bytes, args.max_age_s)) or 0)
+            unreadable = seal_all(args.below, args.max_bytes, args.max_age_s)
+            print("; ".join(unreadable), file=sys.stderr)
+            sys.exit(UNREADABLE if unreadable else 0)
         sys.exit("another sealer is at work")
 
 

@@ -81,6 +81,15 @@ def read_bytes(dir_fd: int, name: str) -> bytes:
         return file.read()
 
 
+def names_in(dir_fd: int, name: str) -> list[str]:
+    """Files of one sealed segment. Raises FileNotFoundError where it is not there."""
+    fd = open_at(dir_fd, name, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return os.listdir(fd)
+    finally:
+        os.close(fd)
+
+
 def tree_bytes(dir_fd: int, name: str) -> int:
     """Bytes of the files in one sealed segment; what vanishes while looking counts as nothing."""
     try:

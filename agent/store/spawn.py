@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.store import UNREADABLE
+
 _RETRY_S = 30.0
 
 
@@ -75,10 +77,11 @@ class SealerProcess:
         if child.stderr:
             child.stderr.close()
         self._child = None
-        if child.returncode == 0:
-            self._done, self.error = max(self._done, self._running), ""
+        reason = errors.strip().rpartition("\n")[2]
+        if child.returncode in (0, UNREADABLE):  # what cannot be read now cannot be read in 30 s either
+            self._done, self.error = max(self._done, self._running), reason
         else:
-            self._failed(errors.strip().rpartition("\n")[2] or f"the sealer ended with status {child.returncode}")
+            self._failed(reason or f"the sealer ended with status {child.returncode}")
 
     def _start(self) -> None:
         limits = self._limits

@@ -16,7 +16,7 @@ import pytest
 
 from agent.batch import make
 from agent.errors import AgentError
-from agent.store import frames, segments
+from agent.store import UNREADABLE, frames, segments
 from agent.store.frames import Decoder, Kind
 from agent.store.hot import HotStore
 from agent.store.query import Session
@@ -256,7 +256,7 @@ def test_an_unreadable_segment_is_named_and_the_others_are_sealed(tmp_path: Path
     store.append([make("tcp_reset", 3, t_ns=5)])
     store.close()
     done = seal_now(tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == UNREADABLE
     assert segments.hot_name(1) in done.stderr
     assert (tmp_path / segments.sealed_name(2)).is_dir()
 
