@@ -49,8 +49,8 @@ def kernel() -> Check:
     version = tuple(int(n) for n in re.findall(r"\d+", release)[:2])
     if version < (5, 8):
         return Check("kernel", "fail", release, "BPF ring buffers need Linux 5.8 or newer")
-    if version < (6, 0):
-        return Check("kernel", "warn", f"{release}: reading maps without privilege needs 6.0", "upgrade the kernel")
+    if version < (5, 19):
+        return Check("kernel", "warn", f"{release}: reading maps without privilege needs 5.19: the agent keeps CAP_BPF", "upgrade the kernel")
     return Check("kernel", "ok", release)
 
 

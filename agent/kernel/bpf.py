@@ -1,6 +1,6 @@
 """The few bpf() commands that the agent itself makes, all on descriptors it was handed.
 
-A holder of a map descriptor needs no capability since kernel 6.0 (before, hash and array look-ups want CAP_BPF).
+A holder of a map descriptor needs no capability since kernel 5.19 (c8644cd0efe7; before, hash and array look-ups want CAP_BPF).
 Attribute layouts: union bpf_attr in include/uapi/linux/bpf.h.
 """
 

@@ -164,7 +164,7 @@ class GoLimiters:
         def release() -> None:
             self._let_go(one)
             self.binaries.pop((st.st_dev, st.st_ino), None)
-            with contextlib.suppress(OSError):  # kernels before 6.0 did not let us write it either
+            with contextlib.suppress(OSError):  # kernels before 5.19 did not let us write it either
                 bpf.delete(self._family.maps["limiter_binaries"], one.inode.to_bytes(8, "little"))
             one.state, one.reason, one.remedy = "off", "no process uses it any more", ""
             self._news.append(one)
@@ -193,7 +193,7 @@ class GoLimiters:
         value["library_version"] = b"" if shared else one.library_version.encode()
         try:
             bpf.update(self._family.maps["limiter_binaries"], one.inode.to_bytes(8, "little"), value.tobytes())
-        except OSError as error:  # kernels before 6.0 without CAP_BPF
+        except OSError as error:  # kernels before 5.19 without CAP_BPF
             one.state, one.reason, one.measured = "degraded", f"the library's version is not shown and the cost not bounded: {error}", False
 
     def _detach(self, one: Binary) -> None:

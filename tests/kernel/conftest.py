@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 
@@ -14,9 +13,7 @@ from agent.kernel.load import Loaded, load, release
 from agent.kernel.source import KernelSource
 from agent.probes import discover
 from agent.tables import TABLES
-
-#: Factor for the limits on waiting, for emulated machines (tests/vm sets it).
-PATIENCE = float(os.environ.get("TICKSCOPE_TEST_PATIENCE", "1"))
+from tests.patience import PATIENCE
 
 
 class Attached:

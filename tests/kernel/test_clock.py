@@ -16,6 +16,7 @@ from agent.clock import timex
 from agent.columns import NULL_I64
 from agent.tables import TABLES
 from tests.kernel.clock_rig import Rig
+from tests.patience import COARSE
 
 EPERM = -1
 
@@ -31,19 +32,21 @@ def kinds(rows: np.ndarray) -> list[str]:
     return [TABLES["clock_change"].by_name["kind"].names[k] for k in rows["kind"]]
 
 
-#: 23 steps, pausing sys.argv[3] seconds; prints REALTIME - MONOTONIC around each, as the program itself sees it.
+#: 23 steps, pausing sys.argv[3] seconds. Prints how REALTIME - MONOTONIC differs around each, as the program itself sees it, how well it does, and when.
 STEPS = """
 how, size, pause = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 def gap():
     reads = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(5)]
-    return min((b - a, r - (a + b) // 2) for a, r, b in reads)[1]
+    width, offset = min((b - a, r - (a + b) // 2) for a, r, b in reads)
+    return offset, width // 2
 for i in range(23):
-    before, start = gap(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    (before, err), start = gap(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     assert step(how, -size if i % 2 else size) >= 0, os.strerror(ctypes.get_errno())
     end = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    print(gap() - before, start, end)
+    after, more = gap()
+    print(after - before, err + more, start, end)
     time.sleep(pause)
-step("clock_adjtime", base - gap())
+step("clock_adjtime", base - gap()[0])
 """
 
 
@@ -53,22 +56,22 @@ step("clock_adjtime", base - gap())
     ("raw_clock_adjtime", "clock_adjtime"),
 ])  # fmt: skip
 def test_every_step_once_with_actor_call_sign_and_size(rig: Rig, how: str, via: str) -> None:
-    pid, out = rig.python(STEPS, how, "200000", "0.002")
+    pid, out = rig.python(STEPS, how, str(200_000 * COARSE), str(0.002 * COARSE))
     truth = np.array([line.split() for line in out.splitlines()], np.int64)
     rows = rig.of(pid)
     assert len(rows) == 24  # the undoing is one
     assert kinds(rows) == ["step"] * 24
     assert set(rows["via"][:23].tolist()) == {via.encode()}
     assert set(rows["comm"].tolist()) == {Path(sys.executable).resolve().name.encode()[:15], Path(sys.executable).name.encode()[:15]} & set(rows["comm"].tolist())
-    assert np.sign(rows["size_ns"][:23]).tolist() == [1 if i % 2 == 0 else -1 for i in range(23)]
-    assert (np.abs(rows["size_ns"][:23] - truth[:, 0]) <= rows["err_ns"][:23] + 500).all()  # the program's own reading is that good
-    assert (rows["err_ns"] <= 5_000).all()
-    assert ((truth[:, 1] <= rows["t_ns"][:23]) & (rows["t_ns"][:23] <= truth[:, 2])).all()
+    assert np.sign(rows["size_ns"][:23]).tolist() == np.sign(truth[:, 0]).tolist()
+    assert (np.abs(rows["size_ns"][:23] - truth[:, 0]) <= rows["err_ns"][:23] + truth[:, 1] + 300).all()
+    assert (rows["err_ns"] <= 5_000 * COARSE).all()
+    assert ((truth[:, 2] <= rows["t_ns"][:23]) & (rows["t_ns"][:23] <= truth[:, 3])).all()
     assert (rows["ret"] == 0).all()
     assert (rows["real_mono_after_ns"] - rows["real_mono_before_ns"] == rows["size_ns"]).all()
     assert (rows["real_mono_before_ns"][1:] == rows["real_mono_after_ns"][:-1]).all()
     if how.endswith("settime"):
-        assert (np.abs(rows["requested_ns"][:23] - rows["real_mono_after_ns"][:23] - rows["t_ns"][:23]) < 1_000).all()
+        assert (np.abs(rows["requested_ns"][:23] - rows["real_mono_after_ns"][:23] - rows["t_ns"][:23]) < 1_000 * COARSE).all()
     assert len(rig.of(pid, NULL_I64)) == 24, "something was reported twice or invented"
     cuts = rig.rows("clock_offset")
     assert np.isin(rows["t_ns"], cuts["t_ns"][cuts["cut"] == 1]).all()
@@ -95,10 +98,10 @@ def test_a_burst_is_as_many_rows_and_notices(rig: Rig, how: str, pause: str) -> 
     assert len(rows) == 51
     assert (np.abs(rows["size_ns"] - wanted) <= rows["err_ns"]).all()
     assert (rows["requested_ns"] == wanted).all()
-    assert (rows["err_ns"] < 5_000).all()
+    assert (rows["err_ns"] < 5_000 * COARSE).all()
     assert rig.lost() == 0
     told = rig.notices()
-    assert abs(sum(int(str(n["size_ns"])) for n in told) - 300_000) < 1_000
+    assert abs(sum(int(str(n["size_ns"])) for n in told) - 300_000) < 1_000 * COARSE
     if pause != "0":
         assert [n["actor"] for n in told] == [{"pid": pid, "comm": rows["comm"][0].decode()}] * 51
         assert (np.abs(np.array([n["size_ns"] for n in told]) - wanted) <= [n["err_ns"] for n in told]).all()
@@ -135,7 +138,7 @@ def test_a_frequency_change_and_its_undoing_and_no_reads(rig: Rig, how: str) -> 
     assert (rows["ret"] >= 0).all()
     assert len(rig.of(pid, NULL_I64)) == 2
     assert len(rig.history.segments.start_ns) == 1, "a frequency change does not move REALTIME - MONOTONIC"
-    assert abs(int(rig.history.segments.real_boot_ns[0] + rig.rows("clock_offset")["boot_mono_ns"][0]) - before) < 1_000
+    assert abs(int(rig.history.segments.real_boot_ns[0] + rig.rows("clock_offset")["boot_mono_ns"][0]) - before) < 1_000 * COARSE
 
 
 ADJTIME = """
@@ -171,7 +174,7 @@ def test_refused_attempts_are_rows_and_change_nothing(rig: Rig) -> None:
     rows = rig.of(pid)
     assert kinds(rows) == ["step"] * 7 + ["frequency", "slew"]
     assert rows["ret"].tolist() == [EPERM] * 9
-    assert (np.abs(rows["size_ns"]) <= rows["err_ns"] + 300).all()
+    assert (np.abs(rows["size_ns"]) <= rows["err_ns"] + 300 * COARSE).all()
     assert (rows["freq_before_ppb"] == rows["freq_after_ppb"]).all()
     assert len(rig.of(pid, NULL_I64)) == 9
     cuts = rig.rows("clock_offset")
@@ -196,10 +199,10 @@ def test_invalid_arguments_are_failed_attempts(rig: Rig) -> None:
 def test_any_one_view_may_be_missing(tmp_path: Path, missing: str) -> None:
     rig = Rig(tmp_path, libc=missing != "libc", detached=() if missing == "libc" else (missing,))
     try:
-        pid, _ = rig.python(STEPS, "clock_settime", "100000", "0.002")
+        pid, _ = rig.python(STEPS, "clock_settime", str(100_000 * COARSE), str(0.002 * COARSE))
         assert kinds(rig.of(pid)) == ["step"] * 24
         assert len(rig.of(pid, NULL_I64)) == 24
-        assert (rig.of(pid)["err_ns"] < 5_000).all()
+        assert (rig.of(pid)["err_ns"] < 5_000 * COARSE).all()
     finally:
         rig.close()
 
@@ -208,7 +211,7 @@ def test_any_one_view_may_be_missing(tmp_path: Path, missing: str) -> None:
 def test_without_the_programs_steps_are_found_but_nobody_is_named(tmp_path: Path, probes: bool) -> None:
     rig = Rig(tmp_path, probes=probes, libc=False, detached=("clock_woke", "clock_ask"))
     try:
-        pid, _ = rig.python(STEPS, "clock_settime", "100000", "0.15")
+        pid, _ = rig.python(STEPS, "clock_settime", str(100_000 * COARSE), "0.15")
         rows = rig.rows()
         assert len(rig.of(pid)) == 0
         assert (rows["pid"] == NULL_I64).all()
@@ -223,11 +226,11 @@ def test_without_the_programs_steps_are_found_but_nobody_is_named(tmp_path: Path
 def test_as_on_a_kernel_that_cannot_read_tai(tmp_path: Path, how: str) -> None:
     rig = Rig(tmp_path, detached=("clock_ask",), without=("ktime_get_tai_ns",))
     try:
-        pid, out = rig.python(STEPS, how, "200000", "0.12")
+        pid, out = rig.python(STEPS, how, str(200_000 * COARSE), "0.12")
         rows, truth = rig.of(pid), np.array([line.split() for line in out.splitlines()], np.int64)
         assert kinds(rows) == ["step"] * 24
         assert len(rig.of(pid, NULL_I64)) == 24
-        assert (np.abs(rows["size_ns"][:23] - truth[:, 0]) <= rows["err_ns"][:23] + 500).all()
+        assert (np.abs(rows["size_ns"][:23] - truth[:, 0]) <= rows["err_ns"][:23] + truth[:, 1] + 300).all()
         assert [n["actor"]["pid"] for n in rig.notices()] == [pid] * 24  # type: ignore[index]
     finally:
         rig.close()

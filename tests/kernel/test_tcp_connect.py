@@ -72,7 +72,8 @@ def test_refused_connects(attach: Attach, host: str, blocking: bool) -> None:
                 with contextlib.suppress(BlockingIOError, ConnectionRefusedError):
                     s.connect((host, port))
         rows = connects(tcp, port, 23)
-        resets = tcp.wait("tcp_reset", lambda r: r[(r["sport"] == port) | (r["dport"] == port)], lambda r: len(r) >= 46)
+        both = tcp.loaded.words["TP_tcp_send_reset"] >= 3  # before 6.10 a reset without a socket was not traced
+        resets = tcp.wait("tcp_reset", lambda r: r[(r["sport"] == port) | (r["dport"] == port)], lambda r: len(r) >= (46 if both else 23))
     assert len(rows) == 23
     assert set(rows["result"]) == {FAILED}
     assert set(rows["errno"]) == {errno.ECONNREFUSED}
@@ -81,7 +82,7 @@ def test_refused_connects(attach: Attach, host: str, blocking: bool) -> None:
     assert len(received) == 23
     assert set(received["dport"]) == {port}
     assert set(received["pid"]) == {os.getpid()}
-    if tcp.loaded.words["TP_tcp_send_reset"] >= 3:  # before 6.10 a reset without a socket was not traced
+    if both:
         assert len(sent) == 23
         assert set(sent["sport"]) == {port}
         assert set(sent["pid"]) == {NULL_I64}
@@ -220,7 +221,7 @@ def test_closed_sockets_give_their_room_back(attach: Attach) -> None:
 
 @pytest.mark.parametrize(("program", "left"), [("on_tcp_state", 0), ("on_tcp_state_softirq", 7), ("on_tcp_probe", 7)])
 def test_without_its_program_nothing_is_seen(attach: Attach, program: str, left: int) -> None:
-    """On loopback a connect ends in its own process, when it takes the lock's backlog."""
+    """On loopback a connect ends in its own process, when it takes the lock's backlog; in a softirq where the machine is slow."""
     tcp = attach("tcp")
     os.close(tcp.loaded.families["tcp"].links.pop(program))
     with echo_server() as (_, port):
@@ -228,4 +229,4 @@ def test_without_its_program_nothing_is_seen(attach: Attach, program: str, left:
             with socket.create_connection(("127.0.0.1", port)):
                 pass
         rows = connects(tcp, port, 7, limit_s=1.5)
-    assert len(rows) == left
+    assert (rows["pid"] != NULL_I64).sum() == left

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-#: Factor for the limits on waiting, for emulated machines (tests/vm sets it).
-PATIENCE = float(os.environ.get("TICKSCOPE_TEST_PATIENCE", "1"))
+from tests.patience import PATIENCE
+
 TICKSCOPE = Path(sys.executable).with_name("tickscope")
 
 

@@ -1,6 +1,6 @@
-"""What tests/vm/test_kernels.py runs inside a VM, as root: an agent, prime counts of real operations, two real clock steps of an hour.
+"""What the harness runs inside a VM, as root: an agent, prime counts of real operations, two real clock steps of an hour.
 
-Prints one JSON document as its last line: what `status` and `query` said, and what was done.
+Leaves one JSON document in the file that it is given: what the loader attached, what `status` and `query` said, and what was done.
 """
 
 from __future__ import annotations
@@ -49,14 +49,25 @@ def step() -> None:
         time.sleep(1)
 
 
+def plans() -> dict[str, object]:
+    """What the loader does with each family here, and what it found in the kernel's type information."""
+    from agent.kernel.load import load, release
+    from agent.probes import discover
+
+    loaded = load(list(discover().values()))
+    release(loaded)
+    families = {name: {"state": f.state, "reason": f.reason, "programs": f.plan} for name, f in loaded.families.items()}
+    return {"families": families, "words": loaded.words, "uprobe_multi": loaded.uprobe_multi}
+
+
 def main() -> None:
     root = Path(tempfile.mkdtemp())
-    code = root / "code"  # the agent's user must be able to read it, and nobody edits it meanwhile
+    code = root / "code"  # the agent's user must be able to read it
     for package in ("agent", "bpf", "exporters"):
         shutil.copytree(package, code / package, ignore=shutil.ignore_patterns("__pycache__"))
     root.chmod(0o755)
     os.environ["PYTHONPATH"] = str(code)
-    sys.path.insert(0, str(Path.cwd()))
+    sys.path[:0] = [str(code), str(Path.cwd())]
     from tests.system.agent import Agent
 
     (root / "home").mkdir()
@@ -64,10 +75,11 @@ def main() -> None:
     port = connect()
     step()
     status = agent.status()
-    capabilities = {p["role"]: Path(f"/proc/{p['pid']}/status").read_text().split("CapEff:\t")[1][:16] for p in status["processes"]}
+    capabilities = {p["role"]: int(Path(f"/proc/{p['pid']}/status").read_text().split("CapEff:")[1].split()[0], 16) for p in status["processes"]}
     stopped = agent.stop()
-    tables = {table: agent.json("query", table)["rows"] for table in ("tcp_connect", "tcp_close", "clock_change", "loss")}
-    print(json.dumps({"pid": os.getpid(), "port": port, "status": status, "capabilities": capabilities, "stopped": stopped, **tables}))
+    seen = {table: agent.json("query", table)["rows"] for table in ("tcp_connect", "tcp_close", "clock_change", "loss")}
+    seen |= {"pid": os.getpid(), "port": port, "status": status, "capabilities": capabilities, "stopped": stopped, "plans": plans()}
+    Path(sys.argv[1]).write_text(json.dumps(seen))
 
 
 if __name__ == "__main__":

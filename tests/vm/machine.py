@@ -18,6 +18,8 @@ from pathlib import Path
 from tests.vm.kernels import Kernel, Unavailable, cpio, get
 
 QEMU = "qemu-system-x86_64"
+#: Of the environment: where programs are, and where the tests keep what they built or fetched.
+KEPT = ("PATH", "HOME", "XDG_CACHE_HOME", "TICKSCOPE_TEST_CACHE")
 BOOT_ARGUMENTS = "console=ttyS0 panic=-1 quiet random.trust_cpu=on clocksource=tsc tsc=reliable"
 
 
@@ -32,47 +34,51 @@ class Outcome:
 
 
 def _script(command: list[str], cwd: Path, env: dict[str, str]) -> bytes:
-    kept = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": os.environ.get("HOME", "/root"), "LANG": "C.UTF-8", "TERM": "linux",
-            "PYTHONDONTWRITEBYTECODE": "1", "TICKSCOPE_TEST_PATIENCE": "12", **env}
+    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+    kept |= {"LANG": "C.UTF-8", "TERM": "linux", "TMPDIR": "/run/tmp", "PYTHONDONTWRITEBYTECODE": "1", "TICKSCOPE_TEST_PATIENCE": "12",
+             "TICKSCOPE_TEST_COARSE": "10", **env}  # fmt: skip
     lines = [f"export {name}={shlex.quote(value)}" for name, value in kept.items()]
     return "\n".join([*lines, f"cd {shlex.quote(str(cwd))}", f"exec {shlex.join(command)}", ""]).encode()
 
 
-def _qemu(kernel: Kernel, initramfs: Path, out: Path, terminal: str) -> list[str]:
+def _qemu(kernel: Kernel, initramfs: Path, scratch: Path, out: Path) -> list[str]:
     return ["nice", "-n", "10", QEMU, "-nodefaults", "-no-reboot", "-display", "none", "-monitor", "none", "-m", "1G", "-smp", "2",
             "-accel", "tcg,thread=multi", "-cpu", "max", "-nic", "none", "-object", "rng-random,id=rng,filename=/dev/urandom",
             "-device", "virtio-rng-pci,rng=rng",
             "-virtfs", "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap",
-            "-serial", f"file:{out}/console", "-serial", terminal, "-serial", f"file:{out}/status",
+            "-virtfs", f"local,path={out},mount_tag=out,security_model=none",
+            "-serial", f"file:{scratch}/console", "-serial", "stdio", "-serial", f"file:{scratch}/status",
             "-kernel", str(kernel.image), "-initrd", str(initramfs), "-append", BOOT_ARGUMENTS]  # fmt: skip
 
 
 def run(name: str, command: list[str], *, limit_s: float = 600, env: dict[str, str] | None = None, cwd: Path | None = None,
-        echo: bool = False, interactive: bool = False) -> Outcome:  # fmt: skip
+        echo: bool = False, interactive: bool = False, out: Path | None = None) -> Outcome:  # fmt: skip
     """Runs a command on kernel ``name`` of tests.vm.kernels.SUITES.
 
-    The command sees the host's files; what it writes is gone with the machine. echo: its output also goes to stdout as it comes.
+    The command sees the host's files; what it writes is gone with the machine, but for what it leaves in /run/out, which is the host's
+    directory ``out``. echo: its output also goes to stdout as it comes.
     Raises Unavailable where qemu or the kernel cannot be had, and TimeoutError after limit_s.
     """
     if not shutil.which(QEMU):
         raise Unavailable(f"{QEMU} is not installed (Debian: qemu-system-x86)")
     kernel = get(name)
-    with tempfile.TemporaryDirectory(prefix="tickscope-vm-") as scratch:
-        out = Path(scratch)
-        initramfs = out / "initramfs"
+    with tempfile.TemporaryDirectory(prefix="tickscope-vm-") as directory:
+        scratch = Path(directory)
+        (scratch / "out").mkdir()
+        initramfs = scratch / "initramfs"
         script = _script(command, cwd or Path.cwd(), env or {})
         initramfs.write_bytes(kernel.initramfs.read_bytes() + cpio({"command": (0o100644, script)}))
-        arguments = _qemu(kernel, initramfs, out, "stdio")
+        arguments = _qemu(kernel, initramfs, scratch, out or scratch / "out")
         stdin = None if interactive else subprocess.DEVNULL
-        with (out / "stderr").open("wb") as errors:
+        with (scratch / "stderr").open("wb") as errors:
             machine = subprocess.Popen(arguments, stdin=stdin, stdout=None if interactive else subprocess.PIPE, stderr=errors, start_new_session=not interactive)
         output = b"" if interactive else _follow(machine, limit_s, echo)
         machine.wait()
         if machine.returncode:
-            raise Unavailable(f"{QEMU} ended with {machine.returncode}: {(out / 'stderr').read_text()[-400:]}")
-        last = (out / "status").read_text().split()
+            raise Unavailable(f"{QEMU} ended with {machine.returncode}: {(scratch / 'stderr').read_text()[-400:]}")
+        last = (scratch / "status").read_text().split()
         status = int(last[1]) if len(last) == 2 else None
-        return Outcome(kernel, status, output.decode(errors="replace").replace("\r\n", "\n"), (out / "console").read_text(errors="replace"))
+        return Outcome(kernel, status, output.decode(errors="replace").replace("\r\n", "\n"), (scratch / "console").read_text(errors="replace"))
 
 
 def _follow(machine: subprocess.Popen[bytes], limit_s: float, echo: bool) -> bytes:

@@ -1,0 +1,75 @@
+"""The README's table of what works on which kernel, from what an agent on each of them says."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from agent.probes import discover
+from tests.vm import kernels, machine, suite
+
+README = suite.CHECKOUT / "README.md"
+BEGIN, END = "<!-- made by python -m tests.vm table -->\n", "<!-- end -->\n"
+FAMILIES = ("exec", "tcp", "tls", "syscalls", "clock", "limiter")
+#: Include/uapi/linux/capability.h
+CAPABILITIES = {2: "DAC_READ_SEARCH", 19: "SYS_PTRACE", 21: "SYS_ADMIN", 39: "BPF", 40: "CHECKPOINT_RESTORE"}
+#: Words of agent/kernel/btf.py that are no program's, but decide what a family can do: (family, what follows where it is missing).
+WORDS = {"FUNC_ktime_get_tai_ns": ("clock", "no `bpf_ktime_get_tai_ns`: a step's size comes from the agent's own readings around it, with a wider error bound")}
+
+
+def look(name: str) -> dict[str, Any]:
+    """What tests/vm/guest.py saw on a kernel, and its ``release``. Raises Unavailable, TimeoutError, and RuntimeError where it failed."""
+    with tempfile.TemporaryDirectory(prefix="tickscope-table-") as out:
+        command = [sys.executable, "tests/vm/guest.py", "/run/out/seen.json"]
+        done = machine.run(name, command, limit_s=900, cwd=suite.CHECKOUT, out=Path(out))
+        if done.status != 0:
+            raise RuntimeError(f"{name}: {done.output}{done.console}")
+        return {"release": done.kernel.release, **json.loads((Path(out) / "seen.json").read_text())}
+
+
+def notes(family: str, seen: dict[str, Any]) -> list[str]:
+    """What is different for a family on a kernel, a sentence each; empty where nothing is."""
+    declared = {p.function: p for p in discover()[family].programs}
+    plan, out = seen["plans"]["families"][family], []
+    for program in plan["programs"]:
+        one = declared[program["function"]]
+        if program["attach"] and program["kind"] != one.kind:
+            out.append(f"no tracepoint `{one.target}`: at the return of the function `{program['target']}`")
+        elif not program["attach"]:
+            out.append(f"{program['reason']}; not seen: {one.loses}")
+    out += [text for word, (whose, text) in WORDS.items() if whose == family and not seen["plans"]["words"].get(word)]
+    status = next(p for p in seen["status"]["probes"] if p["probe"] == family)
+    return out + ([status["reason"]] if status["state"] != "attached" and status["reason"] else [])
+
+
+def render(looks: dict[str, dict[str, Any]]) -> str:
+    """The table in Markdown, with its notes."""
+    said: list[str] = []
+    lines = ["| kernel | " + " | ".join(FAMILIES) + " | the agent keeps | the helper keeps |", "|---" * (len(FAMILIES) + 3) + "|"]
+    for name, seen in looks.items():
+        cells = []
+        for family in FAMILIES:
+            marks = []
+            for note in notes(family, seen):
+                if note not in said:
+                    said.append(note)
+                marks.append(str(said.index(note) + 1))
+            state = next(p["state"] for p in seen["status"]["probes"] if p["probe"] == family)
+            cells.append(("whole" if state == "attached" else state) + (f" ({', '.join(marks)})" if marks else ""))
+        kept = [", ".join(n for bit, n in CAPABILITIES.items() if seen["capabilities"][role] >> bit & 1) or "nothing" for role in ("agent", "helper")]
+        lines.append(f"| {name}: {seen['release']} | " + " | ".join([*cells, *kept]) + " |")
+    return "\n".join([*lines, "", *(f"{i}. {note}." for i, note in enumerate(said, 1))]) + "\n"
+
+
+def rewrite(names: list[str]) -> None:
+    """Boots these kernels and puts the table between its marks in README.md. Raises what ``look`` raises."""
+    for name in names:
+        kernels.get(name)
+    with ThreadPoolExecutor(suite.jobs()) as pool:
+        looks = dict(zip(names, pool.map(look, names), strict=True))
+    before, _, rest = README.read_text().partition(BEGIN)
+    README.write_text(before + BEGIN + render(looks) + END + rest.partition(END)[2])
