@@ -93,7 +93,7 @@ install_for() {
 	esac
 	if [ "$1" != run ] && ! command -v go >/dev/null; then packages+=(golang-go golang-golang-x-time-dev ca-certificates); fi
 	if [ "$1" = test ]; then
-		packages+=(iproute2 procps util-linux mount gcc libc6-dev binutils nginx-light)
+		packages+=(iproute2 procps util-linux mount gcc libc6-dev binutils nginx-light qemu-system-x86 xz-utils)
 		extra='test'
 	fi
 	install_packages "${packages[@]}"

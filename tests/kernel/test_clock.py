@@ -50,6 +50,14 @@ step("clock_adjtime", base - gap()[0])
 """
 
 
+def well_known(rig: Rig, rows: np.ndarray, truth: np.ndarray) -> bool:
+    """Whether the stated errors of 23 steps and their undoing are small: readings in the kernel, else as long as the calls took (before 6.1)."""
+    if rig.loaded.words["FUNC_ktime_get_tai_ns"]:
+        return bool((rows["err_ns"] <= 5_000 * COARSE).all())
+    took = truth[:, 3] - truth[:, 2] + 150_000
+    return bool((rows["err_ns"][:23] <= took + np.concatenate([took[:1], took[:-1]])).all())
+
+
 @pytest.mark.parametrize(("how", "via"), [
     ("clock_settime", "clock_settime"), ("settimeofday", "clock_settime"), ("adjtimex", "clock_adjtime"), ("clock_adjtime", "clock_adjtime"),
     ("raw_clock_settime", "clock_settime"), ("raw_settimeofday", "settimeofday"), ("raw_adjtimex", "adjtimex"),
@@ -65,7 +73,7 @@ def test_every_step_once_with_actor_call_sign_and_size(rig: Rig, how: str, via: 
     assert set(rows["comm"].tolist()) == {Path(sys.executable).resolve().name.encode()[:15], Path(sys.executable).name.encode()[:15]} & set(rows["comm"].tolist())
     assert np.sign(rows["size_ns"][:23]).tolist() == np.sign(truth[:, 0]).tolist()
     assert (np.abs(rows["size_ns"][:23] - truth[:, 0]) <= rows["err_ns"][:23] + truth[:, 1] + 300).all()
-    assert (rows["err_ns"] <= 5_000 * COARSE).all()
+    assert well_known(rig, rows, truth)
     assert ((truth[:, 2] <= rows["t_ns"][:23]) & (rows["t_ns"][:23] <= truth[:, 3])).all()
     assert (rows["ret"] == 0).all()
     assert (rows["real_mono_after_ns"] - rows["real_mono_before_ns"] == rows["size_ns"]).all()
@@ -199,10 +207,10 @@ def test_invalid_arguments_are_failed_attempts(rig: Rig) -> None:
 def test_any_one_view_may_be_missing(tmp_path: Path, missing: str) -> None:
     rig = Rig(tmp_path, libc=missing != "libc", detached=() if missing == "libc" else (missing,))
     try:
-        pid, _ = rig.python(STEPS, "clock_settime", str(100_000 * COARSE), str(0.002 * COARSE))
+        pid, out = rig.python(STEPS, "clock_settime", str(100_000 * COARSE), str(0.002 * COARSE))
         assert kinds(rig.of(pid)) == ["step"] * 24
         assert len(rig.of(pid, NULL_I64)) == 24
-        assert (rig.of(pid)["err_ns"] < 5_000 * COARSE).all()
+        assert well_known(rig, rig.of(pid), np.array([line.split() for line in out.splitlines()], np.int64))
     finally:
         rig.close()
 
