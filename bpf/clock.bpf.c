@@ -1,4 +1,4 @@
-/* Who moves a clock, what was asked, and TAI - MONOTONIC around it. Kernel 5.8 (ring buffer); before 6.1 (no bpf_ktime_get_tai_ns) the
+/* Who moves a clock, what was asked, and TAI - BOOTTIME around it. Kernel 5.8 (ring buffer); before 6.1 (no bpf_ktime_get_tai_ns) the
  * clocks stay unknown and agent/clock/join.py takes them from the clock watch. Driven by agent/probes/clock.py.
  *
  * Three views of one call, joined in user space:
@@ -46,8 +46,8 @@ enum { CLOCK_WOKE, CLOCK_ASK, CLOCK_LIBC };
 struct clock_event {
 	u64 t_ns;		/* BOOTTIME of the observation; libc: of the return */
 	u64 start_ns;		/* libc: of the entry, else as t_ns */
-	s64 tai_mono_before_ns;	/* TAI - MONOTONIC before the change; all ones unknown */
-	s64 tai_mono_after_ns;
+	s64 tai_boot_before_ns;	/* TAI - BOOTTIME before the change; all ones unknown */
+	s64 tai_boot_after_ns;
 	u32 before_err_ns;
 	u32 after_err_ns;
 	struct proc proc;
@@ -72,7 +72,7 @@ struct clock_event {
 struct clock_step {
 	u64 seq;		/* written last; from 1 */
 	u64 t_ns;
-	s64 tai_mono_ns;
+	s64 tai_boot_ns;
 	u32 err_ns;
 	u32 pid;
 	char comm[16];
@@ -99,21 +99,21 @@ struct clock_call {
 
 BPF_RINGBUF_OUTPUT(clock_events, 64);
 BPF_F_TABLE("array", u32, struct clock_step, clock_last, 64, BPF_F_MMAPABLE);
-BPF_ARRAY(clock_seen, s64, 2);		/* TAI - MONOTONIC at the last wake, number of steps */
+BPF_ARRAY(clock_seen, s64, 2);		/* TAI - BOOTTIME at the last wake, number of steps */
 BPF_HASH(clock_calls, u32, struct clock_call, 1024);
 BPF_PERCPU_ARRAY(clock_scratch, struct clock_call, 1);
 
-static __always_inline void clock_read(s64 *tai_mono, u32 *err)
+static __always_inline void clock_read(s64 *tai_boot, u32 *err)
 {
-	*tai_mono = UNKNOWN64;
+	*tai_boot = UNKNOWN64;
 	*err = UNKNOWN32;
 #if FUNC_ktime_get_tai_ns
 #pragma unroll
 	for (int i = 0; i < 3; i++) {
-		u64 before = bpf_ktime_get_ns(), tai = bpf_ktime_get_tai_ns(), width = bpf_ktime_get_ns() - before;
+		u64 before = bpf_ktime_get_boot_ns(), tai = bpf_ktime_get_tai_ns(), width = bpf_ktime_get_boot_ns() - before;
 		if (width / 2 + 1 < *err) {
 			*err = width / 2 + 1;
-			*tai_mono = tai - before - width / 2;
+			*tai_boot = tai - before - width / 2;
 		}
 	}
 #endif
@@ -161,7 +161,7 @@ static __always_inline int clock_take_time(struct clock_event *e, void *from)
 static __always_inline bool clock_describe(struct clock_event *e, u32 nr, u64 arg1, u64 arg2)
 {
 	e->nr = nr;
-	e->tai_mono_before_ns = e->tai_mono_after_ns = e->asked_s = e->asked_part = UNKNOWN64;
+	e->tai_boot_before_ns = e->tai_boot_after_ns = e->asked_s = e->asked_part = UNKNOWN64;
 	e->before_err_ns = e->after_err_ns = UNKNOWN32;
 	e->freq_after = e->tick_after = UNKNOWN64;
 	e->status_after = UNKNOWN32;
@@ -208,7 +208,7 @@ static __always_inline void clock_tell_watch(struct clock_event *e)
 	if (!s)
 		return;
 	s->t_ns = e->t_ns;
-	s->tai_mono_ns = e->tai_mono_after_ns;
+	s->tai_boot_ns = e->tai_boot_after_ns;
 	s->err_ns = e->after_err_ns;
 	s->pid = e->proc.pid;
 	__builtin_memcpy(s->comm, e->proc.comm, 16);
@@ -229,10 +229,10 @@ int clock_woke(struct bpf_raw_tracepoint_args *ctx)
 	struct pt_regs regs = {};
 	clock_regs(&regs);
 	bool known = clock_describe(&c->e, regs.CLOCK_NR, regs.CLOCK_ARG1, regs.CLOCK_ARG2);
-	clock_read(&c->e.tai_mono_after_ns, &c->e.after_err_ns);
-	s64 moved = c->e.tai_mono_after_ns - *seen;
+	clock_read(&c->e.tai_boot_after_ns, &c->e.after_err_ns);
+	s64 moved = c->e.tai_boot_after_ns - *seen;
 	bool first = !*seen;
-	*seen = c->e.tai_mono_after_ns;
+	*seen = c->e.tai_boot_after_ns;
 	if (!known && (first || (moved < CLOCK_NOISE_NS && moved > -CLOCK_NOISE_NS)))
 		return 0;	/* someone connected to its socket, or a timer of its own */
 	c->e.source = CLOCK_WOKE;
@@ -252,7 +252,7 @@ int clock_ask(struct bpf_raw_tracepoint_args *ctx)
 	clock_regs(&regs);
 	if (!clock_describe(&c->e, regs.CLOCK_NR, regs.CLOCK_ARG1, regs.CLOCK_ARG2))
 		return 0;
-	clock_read(&c->e.tai_mono_before_ns, &c->e.before_err_ns);
+	clock_read(&c->e.tai_boot_before_ns, &c->e.before_err_ns);
 	c->e.source = CLOCK_ASK;
 	c->e.ret = ctx->args[4];
 	clock_emit(&c->e);
@@ -275,7 +275,7 @@ static __always_inline int clock_enter(struct pt_regs *regs, u32 nr, u64 timex)
 	c->e.source = CLOCK_LIBC;
 	c->timex = timex;
 	c->sp = regs->CLOCK_SP;
-	clock_read(&c->e.tai_mono_before_ns, &c->e.before_err_ns);
+	clock_read(&c->e.tai_boot_before_ns, &c->e.before_err_ns);
 	if (clock_calls.update(&tid, c))
 		lose(LOST_clock_events);
 	return 0;
@@ -308,7 +308,7 @@ int clock_out(struct pt_regs *regs)
 		return 0;
 	}
 	struct clock_timex tx = {};
-	clock_read(&c->e.tai_mono_after_ns, &c->e.after_err_ns);
+	clock_read(&c->e.tai_boot_after_ns, &c->e.after_err_ns);
 	c->e.t_ns = bpf_ktime_get_boot_ns();
 	c->e.ret = (s32)regs->CLOCK_RET < 0 ? clock_errno(c->e.ret) : 0;
 	if (c->timex && !c->e.ret && !bpf_probe_read_user(&tx, sizeof(tx), (void *)c->timex)) {

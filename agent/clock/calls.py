@@ -26,7 +26,7 @@ _CALL_NS = 1_000_000_000
 
 @dataclass
 class Call:
-    """What is known of a call. before/after: TAI - MONOTONIC with its error bound, where it was read. ret: None where not seen.
+    """What is known of a call. before/after: TAI - BOOTTIME with its error bound, where it was read. ret: None where not seen.
 
     t_ns: the best guess of the instant, CLOCK_BOOTTIME; last_ns: of the last record.
     """
@@ -117,7 +117,7 @@ def _known(value: object) -> int | None:
 
 
 def _offset(record: np.void, which: str) -> tuple[int, int] | None:
-    value = _known(record[f"tai_mono_{which}_ns"])
+    value = _known(record[f"tai_boot_{which}_ns"])
     return None if value is None else (value, int(record[f"{which}_err_ns"]))
 
 

@@ -1,7 +1,8 @@
 """What moved a clock: the kernel programs' records and the agent's own readings, joined to one row for each event. Pure.
 
-REALTIME - MONOTONIC and the frequency are followed as a state. A call explains how it changed between the call's before and after;
-what no call explains is a row without an actor. Rows come once nothing that belongs to them can still be on its way.
+REALTIME - BOOTTIME (which only steps and leap seconds move), BOOTTIME - MONOTONIC (only suspends), TAI - REALTIME and the discipline are
+followed as a state. A call explains how it changed between the call's before and after; what no call explains is a row without an
+actor. Rows come once nothing that belongs to them can still be on its way.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ SETTLE_NS = 50_000_000
 #: From the step to the waker's record, at most, on an idle machine.
 _REACH_NS = 100_000
 _REMEMBER_NS = 10_000_000_000
+_SECOND_NS = 1_000_000_000
+#: What is left of a slew shrinks by itself; more than this above what was left is a new one.
+_SLEW_NS = 2_000
 
 
 @dataclass
 class Change:
-    """A row of ``clock_change`` to be; None is unknown. record: the wire record with the actor. boot_mono_ns for the history's cut."""
+    """A row of ``clock_change`` to be; None is unknown. record: the wire record with the actor. cut_err_ns: of the new REALTIME - BOOTTIME."""
 
     t_ns: int
     kind: str
@@ -42,6 +46,7 @@ class Change:
     freq_after_ppb: int | None = None
     ret: int | None = None
     cut_err_ns: int = 0
+    flags: int = -1
 
 
 @dataclass
@@ -57,8 +62,9 @@ class Join:
     late: int = 0
 
     def __post_init__(self) -> None:
-        self._real_mono, self._err = self.reading.real_mono_ns, self.reading.err_ns
+        self._real_boot, self._err, self._boot_mono = self.reading.real_boot_ns, self.reading.err_ns, self.reading.boot_mono_ns
         self._freq, self._tick, self._status, self._tai_s = self._discipline(self.timex)
+        self._left = self.timex.offset_ns, self.timex.adjust_ns
         self._tai_real = self._tai_of(self.reading)
         self._reported: dict[int, int] = {}
         self._odd_since: int | None = None
@@ -70,14 +76,14 @@ class Join:
 
     @staticmethod
     def _tai_of(reading: Reading) -> int:
-        return round((reading.tai_mono_ns - reading.real_mono_ns) / 1e9) * 1_000_000_000
+        return round((reading.tai_mono_ns - reading.real_mono_ns) / 1e9) * _SECOND_NS
 
     def feed(self, records: np.ndarray) -> None:
         """Takes records of ``struct clock_event``, shape (n,)."""
         self.waiting.append(records)
 
     def hint(self, t_ns: int, real_mono_ns: int) -> None:
-        """When the clock watch saw REALTIME - MONOTONIC become this: dates a step that no kernel program saw."""
+        """When the clock watch saw REALTIME - MONOTONIC become this: dates what no kernel program saw."""
         self._hint = (t_ns, real_mono_ns)
 
     @property
@@ -102,12 +108,15 @@ class Join:
             calls, following = calls[:done], calls[done:]
         else:
             following = []
-        out = []
+        out = self._suspended(reading)
+        if not any(c.steps or c.modes & timex.TAI for c in calls + following):
+            out += self._leapt(reading)
         for i, call in enumerate(calls):
             later = calls[i + 1] if i + 1 < len(calls) else following[0] if following else None
             out += self._explain(call, later, reading, state)
         if calls or following:
             self._odd_since = None
+            self._left = state.offset_ns, state.adjust_ns
         else:
             out += self._unexplained(reading, state)
         self.reading, self.timex = reading, state
@@ -122,23 +131,23 @@ class Join:
         self._reported[tid] = call.last_ns
         out = []
         before = self._real(call.before)
-        if before is not None and abs(before[0] - self._real_mono) > self._err + before[1] + NOISE_NS:
-            out.append(self._step(call.t_ns, *before))
+        if before is not None and abs(before[0] - self._real_boot) > self._err + before[1] + NOISE_NS:
+            out.append(self._step(call.t_ns, "step", *before))
         if call.modes & timex.TAI and call.ret == 0 and call.record["constant"] >= 0:
-            self._tai_real = int(call.record["constant"]) * 1_000_000_000
+            self._tai_real = int(call.record["constant"]) * _SECOND_NS
         after = self._real(call.after)
         if after is None and later is not None:
             after = self._real(later.before) or self._expected(call)
         if after is None:
-            after = (reading.real_mono_ns, reading.err_ns)
+            after = (reading.real_boot_ns, reading.err_ns)
         change = self._change(call, after)
         self._follow(call, change, later, state)
         if self._worth(call, change):
             out.append(change)
         return out
 
-    def _real(self, tai_mono: tuple[int, int] | None) -> tuple[int, int] | None:
-        return None if tai_mono is None else (tai_mono[0] - self._tai_real, tai_mono[1])
+    def _real(self, tai_boot: tuple[int, int] | None) -> tuple[int, int] | None:
+        return None if tai_boot is None else (tai_boot[0] - self._tai_real, tai_boot[1])
 
     def _expected(self, call: Call) -> tuple[int, int] | None:
         """Where another call follows and the kernel cannot read TAI (before 6.1): what was asked."""
@@ -146,40 +155,67 @@ class Join:
         if asked is None or (call.ret is not None and call.ret < 0):
             return None
         if call.sets_time:
-            return asked - (call.t_ns - self.reading.boot_mono_ns), call.last_ns - call.t_ns + _REACH_NS
+            return asked - call.t_ns, call.last_ns - call.t_ns + _REACH_NS
         if call.steps:
-            return self._real_mono + asked, self._err
+            return self._real_boot + asked, self._err
         return None
 
-    def _step(self, t_ns: int, real_mono: int, err: int) -> Change:
-        """A step that no call explains; becomes the state."""
-        change = Change(t_ns, "step", size_ns=real_mono - self._real_mono, err_ns=err + self._err, real_mono_before_ns=self._real_mono,
-                        real_mono_after_ns=real_mono, freq_before_ppb=self._ppb(), freq_after_ppb=self._ppb(), cut_err_ns=err)  # fmt: skip
-        self._real_mono, self._err = real_mono, err
-        return change
+    def _row(self, t_ns: int, kind: str, before: tuple[int, int], err_ns: int | None) -> Change:
+        """A row without an actor. before: REALTIME - BOOTTIME and BOOTTIME - MONOTONIC, both as they were; now they are the state's."""
+        was, now, ppb = sum(before), self._real_boot + self._boot_mono, self._ppb()
+        return Change(t_ns, kind, size_ns=now - was, err_ns=err_ns, real_mono_before_ns=was, real_mono_after_ns=now,
+                      freq_before_ppb=ppb, freq_after_ppb=ppb, cut_err_ns=self._err)  # fmt: skip
+
+    def _step(self, t_ns: int, kind: str, real_boot: int, err: int) -> Change:
+        """What moved REALTIME and no call explains; becomes the state."""
+        before, bound = (self._real_boot, self._boot_mono), err + self._err
+        self._real_boot, self._err = real_boot, err
+        return self._row(t_ns, kind, before, bound)
+
+    def _dated(self, reading: Reading, otherwise: int) -> int:
+        """When REALTIME - MONOTONIC became what it is now, if the watch saw it."""
+        if self._hint is not None and abs(self._hint[1] - reading.real_mono_ns) <= NOISE_NS + reading.err_ns:
+            return self._hint[0]
+        return otherwise
+
+    def _suspended(self, reading: Reading) -> list[Change]:
+        """BOOTTIME counts what MONOTONIC slept through. REALTIME slept no more than BOOTTIME did."""
+        if abs(reading.boot_mono_ns - self._boot_mono) <= self.reading.err_ns + reading.err_ns + NOISE_NS:
+            return []
+        before, self._boot_mono = (self._real_boot, self._boot_mono), reading.boot_mono_ns
+        return [self._row(self._dated(reading, reading.t_ns), "suspend", before, self.reading.err_ns + reading.err_ns)]
+
+    def _leapt(self, reading: Reading) -> list[Change]:
+        """At a leap second the kernel moves REALTIME and TAI - REALTIME against one another, so that TAI stays; no call does that."""
+        tai_real, moved = self._tai_of(reading), reading.real_boot_ns - self._real_boot
+        by = self._tai_real - tai_real
+        if abs(by) != _SECOND_NS or abs(moved - by) > self._err + reading.err_ns + NOISE_NS:
+            return []
+        self._tai_real, self._tai_s = tai_real, self._tai_s - by // _SECOND_NS
+        return [self._step(self._dated(reading, reading.t_ns), "leap", reading.real_boot_ns, reading.err_ns)]
 
     def _ppb(self) -> int:
         return timex.freq_ppb(self._freq, self._tick)
 
     def _change(self, call: Call, after: tuple[int, int]) -> Change:
-        size, err = after[0] - self._real_mono, after[1] + self._err
+        size, err = after[0] - self._real_boot, after[1] + self._err
         moved = abs(size) > err + NOISE_NS
         failed = call.ret is not None and call.ret < 0
         stepped = moved or (call.steps and not failed)
         change = Change(
-            call.t_ns, self._kind(call, moved), call.record, call.via, timex.mode_names(call.modes), call.asked_ns, size, err, self._real_mono,
-            after[0], self._ppb(), ret=call.ret, cut_err_ns=after[1],
+            call.t_ns, self._kind(call, moved), call.record, call.via, timex.mode_names(call.modes), call.asked_ns, size, err,
+            self._real_boot + self._boot_mono, after[0] + self._boot_mono, self._ppb(), ret=call.ret, cut_err_ns=after[1],
         )  # fmt: skip
         if moved and call.ret is None:
             change.ret = 0
         if stepped and call.sets_time and change.requested_ns is not None:
-            instant = change.requested_ns - after[0] + self.reading.boot_mono_ns
+            instant = change.requested_ns - after[0]
             if call.t_ns - SETTLE_NS <= instant <= call.last_ns:
                 change.t_ns = instant
         if stepped:
-            self._real_mono, self._err = after
+            self._real_boot, self._err = after
         else:
-            change.real_mono_after_ns, change.size_ns = self._real_mono, 0
+            change.real_mono_after_ns, change.size_ns = change.real_mono_before_ns, 0
         return change
 
     @staticmethod
@@ -192,8 +228,6 @@ class Join:
             return "tai"
         if call.modes & (timex.FREQUENCY | timex.TICK):
             return "frequency"
-        if call.modes & timex.STATUS and int(call.record["status"]) & (timex.STA_INS | timex.STA_DEL):
-            return "leap"
         return "unsync"
 
     def _follow(self, call: Call, change: Change, later: Call | None, state: Timex) -> None:
@@ -209,22 +243,30 @@ class Join:
                 self._freq = int(call.record["freq"]) if call.modes & timex.FREQUENCY else self._freq
                 self._tick = int(call.record["tick"]) if call.modes & timex.TICK else self._tick
                 self._status = int(call.record["status"]) if call.modes & timex.STATUS else self._status
-            self._tai_s = self._tai_real // 1_000_000_000
+            self._tai_s = self._tai_real // _SECOND_NS
         change.freq_after_ppb = self._ppb()
-        self._flags_changed = bool((previous ^ self._status) & (timex.STA_INS | timex.STA_DEL | timex.STA_UNSYNC))
+        flags = (previous ^ self._status) & timex.FLAGS
+        if flags:
+            change.modes += " " + timex.flag_names(previous, self._status)
+        if change.kind == "unsync":  # so far only: it wrote the status or the error bounds
+            change.kind = self._flag_kind(flags or int(call.record["status"]) & timex.LEAP_FLAGS)
+            change.flags = flags
 
-    def _worth(self, call: Call, change: Change) -> bool:
+    @staticmethod
+    def _worth(call: Call, change: Change) -> bool:
         """A status that is written as it was moves nothing; everything else did, or tried to."""
-        return change.kind not in ("leap", "unsync") or self._flags_changed or (call.ret is not None and call.ret < 0)
+        return change.flags != 0 or (call.ret is not None and call.ret < 0)
 
     def _unexplained(self, reading: Reading, state: Timex) -> list[Change]:
         """What moved without a call that was seen, once no record about it can still be on its way."""
-        moved = abs(reading.real_mono_ns - self._real_mono) > self._err + reading.err_ns + NOISE_NS
+        moved = abs(reading.real_boot_ns - self._real_boot) > self._err + reading.err_ns + NOISE_NS
         freq, tick, status, tai_s = self._discipline(state)
-        flags = (status ^ self._status) & (timex.STA_INS | timex.STA_DEL | timex.STA_UNSYNC)
+        flags = (status ^ self._status) & timex.FLAGS
         slope = (freq, tick) != (self._freq, self._tick)
-        if not (moved or slope or flags or tai_s != self._tai_s):
+        slew = self._new_slew(state)
+        if not (moved or slope or flags or slew or tai_s != self._tai_s):
             self._odd_since = None
+            self._left = state.offset_ns, state.adjust_ns
             return []
         if self._odd_since is None:
             self._odd_since = reading.t_ns
@@ -233,18 +275,28 @@ class Join:
         since, self._odd_since = self._odd_since, None
         out = []
         if moved:
-            if self._hint is not None and abs(self._hint[1] - reading.real_mono_ns) <= NOISE_NS:
-                since = self._hint[0]
-            out.append(self._step(since, reading.real_mono_ns, reading.err_ns))
-        before = self._ppb()
+            out.append(self._step(self._dated(reading, since), "step", reading.real_boot_ns, reading.err_ns))
+        before, names = self._ppb(), timex.flag_names(self._status, status)
         self._freq, self._tick, self._status = freq, tick, status
-        for seen, kind in ((slope, "frequency"), (tai_s != self._tai_s, "tai"), (bool(flags), self._flag_kind(flags))):
+        self._left = state.offset_ns, state.adjust_ns
+        still = self._real_boot, self._boot_mono
+        for seen, kind in ((slope, "frequency"), (bool(slew), "slew"), (tai_s != self._tai_s, "tai"), (bool(flags), self._flag_kind(flags))):
             if seen:
-                out.append(Change(since, kind, size_ns=0, err_ns=reading.err_ns, real_mono_before_ns=self._real_mono,
-                                  real_mono_after_ns=self._real_mono, freq_before_ppb=before, freq_after_ppb=self._ppb()))  # fmt: skip
+                row = self._row(since, kind, still, reading.err_ns)
+                row.freq_before_ppb = before
+                row.requested_ns = {"slew": slew, "tai": tai_s * _SECOND_NS}.get(kind)
+                row.modes = names if kind in ("unsync", "leap") else ""
+                out.append(row)
         self._tai_s, self._tai_real = tai_s, self._tai_of(reading)
         return out
 
+    def _new_slew(self, state: Timex) -> int:
+        """What is left to slew, where that is more than was left, else 0."""
+        for left, was in zip((state.offset_ns, state.adjust_ns), self._left, strict=True):
+            if abs(left) > abs(was) + _SLEW_NS or left * was < 0:
+                return left
+        return 0
+
     @staticmethod
     def _flag_kind(flags: int) -> str:
-        return "unsync" if flags & timex.STA_UNSYNC else "leap"
+        return "leap" if flags & timex.LEAP_FLAGS else "unsync"

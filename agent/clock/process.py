@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent import privilege
-from agent.clock.watch import MESSAGE, listen, run_watch
+from agent.clock.machine import VMCLOCK, open_kept
+from agent.clock.watch import LATE, MESSAGE, listen, run_watch
 
 #: It runs for microseconds a step; a busy host must not hold a notice up.
 _NICE = -20
@@ -27,10 +28,15 @@ class Told(NamedTuple):
 
 
 class WatchProcess:
-    """The agent's side. ``pid``; ``sock`` is readable when the watch has told something; ``alive`` until it is seen to be gone."""
+    """The agent's side. ``pid``; ``sock`` is readable when the watch has told something; ``alive`` until it is seen to be gone.
+
+    vmclock: a descriptor of VMClock's page where the machine has one, opened while there was the privilege to.
+    """
 
     def __init__(self, pid: int, sock: socket.socket) -> None:
+        self.vmclock = open_kept(VMCLOCK)
         self.pid, self.sock, self.alive, self.dropped = pid, sock, True, 0
+        self._late: list[tuple[int, int]] = []
 
     def begin(self, steps_fd: int) -> None:
         """Sets it going. steps_fd: the map ``clock_last``, or -1. Raises OSError where the watch is gone."""
@@ -50,10 +56,17 @@ class WatchProcess:
             if len(data) == MESSAGE.size:
                 out.append(Told(*MESSAGE.unpack(data)))
                 self.dropped = out[-1].dropped
+            elif len(data) == LATE.size:
+                self._late.append(LATE.unpack(data))
             else:
                 self.alive = False
                 self._quieten()
         return out
+
+    def late(self) -> list[tuple[int, int]]:
+        """Since the last call, as of the last ``messages``: when it wanted to run and when it could, CLOCK_BOOTTIME ns."""
+        found, self._late = self._late, []
+        return found
 
     def _quieten(self) -> None:
         """Puts a socket that never becomes readable in the place of the closed one, so that nobody who polls it spins."""

@@ -19,7 +19,7 @@ _TAI = time.CLOCK_TAI
 
 
 class Reading(NamedTuple):
-    """All offsets in ns at t_ns (CLOCK_BOOTTIME); err_ns bounds every one of them."""
+    """All offsets in ns at t_ns (CLOCK_BOOTTIME); err_ns bounds every one of them, and REALTIME - BOOTTIME."""
 
     t_ns: int
     real_mono_ns: int
@@ -27,6 +27,11 @@ class Reading(NamedTuple):
     mono_raw_ns: int
     tai_mono_ns: int
     err_ns: int
+
+    @property
+    def real_boot_ns(self) -> int:
+        """REALTIME - BOOTTIME, which a suspend does not move."""
+        return self.real_mono_ns - self.boot_mono_ns
 
 
 def read() -> Reading:
@@ -40,8 +45,8 @@ def read() -> Reading:
             width = after - before
             if width < best[i][0]:
                 best[i] = (width, there - before - width // 2)
-    (_, real), (_, boot), (_, raw), (_, tai) = best
-    return Reading(m[-1] + boot, real, boot, -raw, tai, max(width for width, _ in best) // 2 + 1)
+    (real_width, real), (boot_width, boot), (raw_width, raw), (tai_width, tai) = best
+    return Reading(m[-1] + boot, real, boot, -raw, tai, (boot_width + max(real_width, raw_width, tai_width)) // 2 + 1)
 
 
 def row(reading: Reading, timex: Timex, *, cut: bool) -> np.ndarray:

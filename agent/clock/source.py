@@ -11,6 +11,8 @@ from agent.batch import Batch
 from agent.clock import sample, timex
 from agent.clock.history import History
 from agent.clock.join import Change, Join
+from agent.clock.machine import PAUSE_NS, Watcher
+from agent.clock.slope import Slope
 from agent.columns import NULL_I64
 from agent.kernel.wire import decode
 from agent.tables import TABLES
@@ -23,6 +25,8 @@ SAMPLE_NS = 1_000_000_000
 ROW_NS = 10_000_000_000
 _DRIFT_SAMPLES = 128
 _COMPACT_ROWS = 4096
+#: What the watch says of a pause comes this soon after the agent has seen its own.
+_TELL_NS = 1_000_000_000
 
 
 class ClockSource:
@@ -41,6 +45,10 @@ class ClockSource:
         self._drift = np.zeros((_DRIFT_SAMPLES, 2), np.int64)
         self._samples = 0
         self._said: object = None
+        self._slope = Slope()
+        self._machine = Watcher(reading.t_ns, watch.vmclock)
+        self._ran_ns = reading.t_ns
+        self._gap: tuple[int, int] | None = None
         self._first = [sample.row(reading, state, cut=False)]
         history.append(self._first[0])
         self._count(reading)
@@ -59,13 +67,23 @@ class ClockSource:
         for told in self._watch.messages():
             self._join.hint(told.t_ns, told.real_mono_after_ns)
             self._sampled_ns = 0
+        if now_ns - self._ran_ns >= PAUSE_NS:
+            self._gap = (self._ran_ns, now_ns)
+        self._ran_ns = now_ns
         due = now_ns - self._sampled_ns >= SAMPLE_NS
-        if not due and not self._join.pending:
+        if not due and not self._join.pending and not self._gap:
             return
         reading, state = sample.read(), timex.read()
         changes = self._join.settle(reading, state)
-        cuts = [self._cut(c, reading, state) for c in changes if c.size_ns and c.kind == "step"]
-        rows = cuts + self._sample(reading, state, due)
+        changes += self._pauses(now_ns, any(c.kind == "suspend" for c in changes))
+        if changes:
+            self._slope.skip()
+        cuts = [self._cut(c, reading, state) for c in changes if c.size_ns and c.kind in ("step", "leap")]
+        rows = cuts
+        if due and not self._join.pending:  # else a step is still being explained
+            self._sampled_ns = reading.t_ns
+            changes += self._look(reading, state)
+            rows = cuts + self._sample(reading, state)
         if rows:
             self.history.append(np.concatenate(rows))
             if len(self.history) > _COMPACT_ROWS:
@@ -74,6 +92,45 @@ class ClockSource:
         if changes:
             yield Batch("clock_change", to_rows(changes))
 
+    def _pauses(self, now_ns: int, slept: bool) -> list[Change]:
+        """A pause of the machine, once both the watch and this process have seen that they could not run. slept: it was suspended."""
+        late, gap = self._watch.late(), self._gap
+        if gap is None or slept or now_ns - gap[1] > _TELL_NS:
+            self._gap = None
+            return []
+        for one in late:
+            found = self._machine.paused(now_ns, gap, one)
+            if found is not None:
+                self._gap = None
+                stolen = f"stolen={found.stolen_ns // 1_000_000}ms" if found.stolen_ns else ""
+                return [Change(found.t_ns, "pause", size_ns=found.size_ns, err_ns=found.err_ns, modes=stolen)]
+        return []
+
+    def _look(self, reading: sample.Reading, state: timex.Timex) -> list[Change]:
+        """What is looked for once a second: another clocksource, a restored machine, a rate that nobody set."""
+        found, t_ns = [], reading.t_ns
+        if self._gap is None:
+            self._machine.look(t_ns)
+        if (sources := self._machine.switched()) is not None:
+            found.append(self._still(t_ns, "clocksource", " > ".join(sources), reading, state))
+        if (lives := self._machine.restored()) is not None:
+            found.append(self._still(t_ns, "restore", "marker {0[0]} > {1[0]} generation {0[1]} > {1[1]}".format(*lives), reading, state))
+        if found:
+            self._slope.skip()
+        explained = None if state.offset_ns or state.adjust_ns else state.freq_ppb
+        bend = self._slope.add(t_ns, reading.mono_raw_ns, reading.err_ns, explained)
+        if bend is not None:
+            row = self._still(bend.t_ns, "frequency", "", reading, state)
+            row.freq_before_ppb, row.freq_after_ppb = bend.before_ppb, bend.after_ppb
+            found.append(row)
+        return found
+
+    @staticmethod
+    def _still(t_ns: int, kind: str, modes: str, reading: sample.Reading, state: timex.Timex) -> Change:
+        """A row of what did not move REALTIME."""
+        return Change(t_ns, kind, modes=modes, size_ns=0, err_ns=reading.err_ns, real_mono_before_ns=reading.real_mono_ns,
+                      real_mono_after_ns=reading.real_mono_ns, freq_before_ppb=state.freq_ppb, freq_after_ppb=state.freq_ppb)  # fmt: skip
+
     def _cut(self, change: Change, reading: sample.Reading, state: timex.Timex) -> np.ndarray:
         assert change.real_mono_after_ns is not None
         at = reading._replace(t_ns=change.t_ns, real_mono_ns=change.real_mono_after_ns, err_ns=change.cut_err_ns)
@@ -81,11 +138,8 @@ class ClockSource:
         row["mono_raw_ns"] = row["tai_mono_ns"] = NULL_I64
         return row
 
-    def _sample(self, reading: sample.Reading, state: timex.Timex, due: bool) -> list[np.ndarray]:
-        """The sample as a row, unless it adds nothing or a step is still being explained."""
-        if not due or self._join.pending:
-            return []
-        self._sampled_ns = reading.t_ns
+    def _sample(self, reading: sample.Reading, state: timex.Timex) -> list[np.ndarray]:
+        """The sample as a row, unless it adds nothing."""
         self._count(reading)
         said = (state.freq_scaled, state.tick_us, state.status, state.tai_s, reading.boot_mono_ns // 1_000_000)
         if said == self._said and reading.t_ns - self._row_ns < ROW_NS:
@@ -114,7 +168,8 @@ class ClockSource:
         }  # fmt: skip
 
     def close(self) -> None:
-        """Nothing of its own: the watch and the history are the agent's."""
+        """The watch and the history are the agent's."""
+        self._machine.close()
 
 
 def to_rows(changes: Iterable[Change]) -> np.ndarray:

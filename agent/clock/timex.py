@@ -18,12 +18,19 @@ MODES = {
 }  # fmt: skip
 OFFSET, FREQUENCY, STATUS, TAI, SETOFFSET, NANO, TICK = 0x1, 0x2, 0x10, 0x80, 0x100, 0x2000, 0x4000
 ADJTIME, SINGLESHOT = 0x8000, 0x8001
+_SINGLESHOT_READ = 0xA001
 STA_INS, STA_DEL, STA_UNSYNC, STA_NANO = 0x10, 0x20, 0x40, 0x2000
+_FLAGS = {STA_INS: "INS", STA_DEL: "DEL", STA_UNSYNC: "UNSYNC"}
+LEAP_FLAGS = STA_INS | STA_DEL
+FLAGS = LEAP_FLAGS | STA_UNSYNC
 NOMINAL_TICK_US = 10_000
 
 
 class Timex(NamedTuple):
-    """What adjtimex(modes=0) says. freq_scaled: ppm times 2^16, before tick; state: TIME_OK 0 ... TIME_ERROR 5."""
+    """What adjtimex says. freq_scaled: ppm times 2^16, before tick; state: TIME_OK 0 ... TIME_ERROR 5.
+
+    offset_ns and adjust_ns: what ADJ_OFFSET and adjtime(3) still have to slew.
+    """
 
     freq_scaled: int
     tick_us: int
@@ -32,6 +39,7 @@ class Timex(NamedTuple):
     offset_ns: int
     tai_s: int
     state: int
+    adjust_ns: int = 0
 
     @property
     def freq_ppb(self) -> int:
@@ -45,19 +53,29 @@ def freq_ppb(scaled: int, tick_us: int) -> int:
 
 def read() -> Timex:
     """The discipline's state now. Raises OSError."""
-    buffer = ct.create_string_buffer(_TIMEX.size)
+    adjust = _call(_SINGLESHOT_READ)[1][1] * 1000
+    state, fields = _call(0)
+    offset, freq, maxerror, _, status = fields[1:6]
+    tick, tai = fields[11], fields[20]
+    return Timex(freq, tick, status, maxerror, offset if status & STA_NANO else offset * 1000, tai, state, adjust)
+
+
+def _call(modes: int) -> tuple[int, tuple[int, ...]]:
+    buffer = ct.create_string_buffer(struct.pack("<I", modes), _TIMEX.size)
     state = _libc().adjtimex(buffer)
     if state < 0:
         raise OSError(ct.get_errno(), os.strerror(ct.get_errno()))
-    fields = _TIMEX.unpack(buffer.raw)
-    offset, freq, maxerror, _, status = fields[1:6]
-    tick, tai = fields[11], fields[20]
-    return Timex(freq, tick, status, maxerror, offset if status & STA_NANO else offset * 1000, tai, state)
+    return state, _TIMEX.unpack(buffer.raw)
 
 
 @cache
 def _libc() -> ct.CDLL:
     return ct.CDLL(None, use_errno=True)
+
+
+def flag_names(before: int, after: int) -> str:
+    """The leap and synchronisation flags of status that changed, for example ``-UNSYNC +INS``; empty where none did."""
+    return " ".join(("+" if after & bit else "-") + name for bit, name in _FLAGS.items() if (before ^ after) & bit)
 
 
 def mode_names(modes: int) -> str:

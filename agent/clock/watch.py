@@ -6,7 +6,10 @@ agent/clock/process.py.
 A step cancels the timer (timerfd_create(2), TFD_TIMER_CANCEL_ON_SET). The timer is never read, so it stays cancelled and every
 further step wakes a sleeper again. Several threads sleep in epoll_wait on it, which wakes one of them a step (epoll's waiters are
 exclusive): a step that follows while the first is still handled finds another asleep, and the kernel program clock_woke sees its
-waker too. REALTIME - MONOTONIC moves at steps only, so the baseline needs no polling.
+waker too. REALTIME - BOOTTIME moves at steps and leap seconds only, so the baseline needs no polling. (A suspend wakes the sleepers too
+and moves REALTIME - MONOTONIC: that is told to the agent, and is no notice.)
+
+Some times a second it looks whether it could run when it wanted to: a machine that was paused is late for everything.
 """
 
 from __future__ import annotations
@@ -27,10 +30,15 @@ SLEEPERS = 4
 SUBSCRIBERS = 64
 #: To the agent, one a notice: t_ns, real_mono_before_ns, real_mono_after_ns, err_ns, actor's pid (-1 unknown), dropped subscribers.
 MESSAGE = struct.Struct("<qqqqqq")
+#: To the agent: it wanted to run at the first and ran at the second time, both CLOCK_BOOTTIME ns.
+LATE = struct.Struct("<qq")
+LATE_NS = 200_000_000
+_LOOK_NS = 250_000_000
 _STEP = struct.Struct("<QQqII16s")  # struct clock_step in bpf/clock.bpf.c
 _SLOTS = 64
 _UNKNOWN = -1
 _NOISE_NS = 300
+_SLEPT_NS = 1_000_000
 _ABSTIME_CANCEL_ON_SET = 3
 _FAR_S = 1 << 33
 _libc = ct.CDLL(None, use_errno=True)
@@ -56,20 +64,24 @@ def cancel_on_set_timer() -> int:
 
 
 def read_offset() -> tuple[int, int, int]:
-    """(t_ns BOOTTIME, REALTIME - MONOTONIC, error bound), best of five."""
+    """(t_ns BOOTTIME, REALTIME - BOOTTIME, error bound), best of five."""
     now, best, offset = time.clock_gettime_ns, 1 << 62, 0
     for _ in range(5):
-        before, real, after = now(time.CLOCK_MONOTONIC), now(time.CLOCK_REALTIME), now(time.CLOCK_MONOTONIC)
+        before, real, after = now(time.CLOCK_BOOTTIME), now(time.CLOCK_REALTIME), now(time.CLOCK_BOOTTIME)
         if after - before < best:
             best = after - before
             offset = real - before - best // 2
-    return now(time.CLOCK_BOOTTIME), offset, best // 2 + 1
+    return after, offset, best // 2 + 1
 
 
 def _tai_real_ns() -> int:
     """TAI - REALTIME, which is a whole number of seconds."""
     gap = time.clock_gettime_ns(time.CLOCK_TAI) - time.clock_gettime_ns(time.CLOCK_REALTIME)
     return round(gap / 1e9) * 1_000_000_000
+
+
+def _boot_mono_ns() -> int:
+    return min((time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC) for _ in range(3)), key=abs)
 
 
 class Steps:
@@ -84,7 +96,7 @@ class Steps:
         return list(_STEP.iter_unpack(self._map[: _SLOTS * _STEP.size]))
 
     def new(self) -> list[tuple[int, int, int, int, int, bytes]]:
-        """Steps since the last call, oldest first: (seq, t_ns, tai_mono_ns, err_ns, pid, comm)."""
+        """Steps since the last call, oldest first: (seq, t_ns, tai_boot_ns, err_ns, pid, comm)."""
         fresh = sorted(s for s in self._all() if s[0] > self._seq)
         if fresh:
             self._seq = fresh[-1][0]
@@ -104,12 +116,13 @@ class Watch:
         self._epoll = select.epoll()
         self._epoll.register(self._timer, select.EPOLLIN | select.EPOLLET)
         _, self._offset, self._err = read_offset()
+        self._tai, self._slept = _tai_real_ns(), _boot_mono_ns()
 
     def run(self) -> None:
         """Until the agent's end closes."""
         threading.stack_size(64 * 1024)
-        for _ in range(SLEEPERS):
-            threading.Thread(target=self._sleep, daemon=True).start()
+        for work in (*[self._sleep] * SLEEPERS, self._look):
+            threading.Thread(target=work, daemon=True).start()
         for fd in (self._agent.fileno(), self._notices.fileno()):
             self._poll.register(fd, select.POLLIN)
         while True:
@@ -128,30 +141,47 @@ class Watch:
             with self._lock:
                 self._stepped()
 
+    def _look(self) -> None:
+        while True:
+            wanted = time.clock_gettime_ns(time.CLOCK_MONOTONIC) + _LOOK_NS
+            time.sleep(_LOOK_NS / 1e9)
+            late = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - wanted
+            if late > LATE_NS:
+                now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+                self._send(LATE.pack(now - late, now))
+
     def _stepped(self) -> None:
         """Tells of each step that the kernel program saw, then of what is left, whose actor nobody saw."""
         pid, comm = _UNKNOWN, b""
         for attempt in range(3):
             t_ns, offset, err = read_offset()
             tai = _tai_real_ns()
-            for _, step_t, tai_mono, step_err, pid, comm in self._steps.new() if self._steps else ():
-                if tai_mono != _UNKNOWN:
-                    self._tell(step_t, tai_mono - tai, step_err, pid, comm)
+            for _, step_t, tai_boot, step_err, pid, comm in self._steps.new() if self._steps else ():
+                if tai_boot != _UNKNOWN:
+                    self._tell("step", step_t, tai_boot - tai, step_err, pid, comm)
                     pid, comm = _UNKNOWN, b""
             if abs(offset - self._offset) <= _NOISE_NS or pid != _UNKNOWN:
                 break
             if attempt < 2:  # read between the step and its waker: the kernel program is about to tell
                 time.sleep(50e-6)
-        self._tell(t_ns, offset, err, pid, comm)
+        slept = _boot_mono_ns()
+        if abs(slept - self._slept) > _SLEPT_NS:
+            self._slept = slept
+            self._send(self._message(t_ns, offset, offset, err, _UNKNOWN))
+        # At a leap second the kernel moves TAI - REALTIME the other way, which no call does.
+        leap = tai != self._tai and abs(offset - self._offset + tai - self._tai) <= _NOISE_NS + err + self._err
+        self._tai = tai
+        self._tell("leap" if leap else "step", t_ns, offset, err, pid, comm)
 
-    def _tell(self, t_ns: int, offset: int, err: int, pid: int, comm: bytes) -> None:
-        before, before_err = self._offset, self._err
-        if abs(offset - before) <= _NOISE_NS:
+    def _tell(self, kind: str, t_ns: int, real_boot: int, err: int, pid: int, comm: bytes) -> None:
+        if abs(real_boot - self._offset) <= _NOISE_NS:
             return
-        self._offset, self._err = offset, err
+        before, offset, before_err = self._offset + self._slept, real_boot + self._slept, self._err
+        message = self._message(t_ns, self._offset, real_boot, err + before_err, pid)
+        self._offset, self._err = real_boot, err
         actor = {"pid": pid, "comm": comm.rstrip(b"\0").decode(errors="replace")} if pid > 0 else None
         notice = {
-            "v": 1, "kind": "step", "size_ns": offset - before, "err_ns": err + before_err, "t_ns": t_ns,
+            "v": 1, "kind": kind, "size_ns": offset - before, "err_ns": err + before_err, "t_ns": t_ns,
             "real_mono_before_ns": before, "real_mono_after_ns": offset, "actor": actor,
         }  # fmt: skip
         line = json.dumps(notice, separators=(",", ":")).encode() + b"\n"
@@ -163,7 +193,13 @@ class Watch:
             if sent != len(line):
                 self._dropped += 1
                 self._forget(fd)
-        message = MESSAGE.pack(t_ns, before, offset, err + before_err, pid if pid > 0 else _UNKNOWN, self._dropped)
+        self._send(message)
+
+    def _message(self, t_ns: int, before: int, after: int, err: int, pid: int) -> bytes:
+        """before, after: REALTIME - BOOTTIME."""
+        return MESSAGE.pack(t_ns, before + self._slept, after + self._slept, err, pid if pid > 0 else _UNKNOWN, self._dropped)
+
+    def _send(self, message: bytes) -> None:
         with contextlib.suppress(BlockingIOError):  # the agent compares offsets itself; this only wakes it and dates the step
             self._agent.send(message)
 

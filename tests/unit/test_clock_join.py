@@ -25,7 +25,7 @@ EVENT = Wire.read(*(Path(BPF_DIR) / n for n in ("events.h", "tickscope.h", "cloc
 def record(source: int, t: int, **fields: object) -> np.ndarray:
     """One record of thread 7 at t; ``before`` and ``after`` are REALTIME - MONOTONIC above REAL."""
     out = np.zeros(1, EVENT)
-    for name in ("tai_mono_before_ns", "tai_mono_after_ns", "asked_s", "asked_part", "freq_after", "tick_after"):
+    for name in ("tai_boot_before_ns", "tai_boot_after_ns", "asked_s", "asked_part", "freq_after", "tick_after"):
         out[name] = -1
     out["status_after"] = 0xFFFFFFFF
     out["t_ns"] = out["start_ns"] = t
@@ -33,7 +33,7 @@ def record(source: int, t: int, **fields: object) -> np.ndarray:
     out["proc"]["tid"] = fields.pop("tid", 7)
     for side in ("before", "after"):
         if side in fields:
-            out[f"tai_mono_{side}_ns"] = REAL + TAI + int(fields.pop(side))  # type: ignore[call-overload]
+            out[f"tai_boot_{side}_ns"] = REAL + TAI + int(fields.pop(side))  # type: ignore[call-overload]
             out[f"{side}_err_ns"] = 20
     for name, value in fields.items():
         out[name] = value

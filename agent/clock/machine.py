@@ -1,0 +1,144 @@
+"""What the machine did to its clocks: it was paused, restored from an image, or reads another counter now. Standard library only.
+
+A pause (a hypervisor that gave the machine no time, a stopped emulator) leaves the clocks right: they say that time went by, and
+nobody ran in it. It is told from a busy machine and from a stopped agent by rules:
+
+* two processes, the clock watch and the agent, both could not run when they wanted to;
+* the processors were not busy meanwhile, so that was not for want of a processor (/proc/stat; stolen time is not busy time);
+* the machine switched between tasks no more often than if nothing had run in that time: else it was only we who stood still.
+
+What stays unseen: a machine that is stopped together with its clocks (a virtual machine monitor's ``stop``, a snapshot) and has no
+VMClock sees nothing, and its wall clock is late from then on; only another machine's clock tells.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import NamedTuple
+
+CLOCKSOURCE = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
+STAT = "/proc/stat"
+VMCLOCK = "/dev/vmclock0"
+#: include/uapi/linux/vmclock-abi.h, little endian: magic, sequence count at 12, disruption marker at 16, flags at 24; generation at 104.
+_VMCLOCK = struct.Struct("<I8xIQQ72xQ")
+_VMCLOCK_MAGIC = 0x4B4C4356
+_HAS_GENERATION = 1 << 8
+_TRIES = 5
+#: Shorter ones are not told from a machine that is merely slow.
+PAUSE_NS = 350_000_000
+#: The agent never sleeps longer (agent/loop.py), so a pause began this soon after it ran last.
+_SLEEP_NS = 100_000_000
+
+
+class Work(NamedTuple):
+    """What the processors have done since boot: time by all of them together, task switches."""
+
+    t_ns: int
+    busy_ns: int
+    stolen_ns: int
+    switches: int
+
+
+class Gap(NamedTuple):
+    """A pause that ended at t_ns, CLOCK_BOOTTIME."""
+
+    t_ns: int
+    size_ns: int
+    err_ns: int
+    stolen_ns: int
+
+
+def open_kept(path: str) -> int | None:
+    """A descriptor that ``Watcher`` reads again and again; None where the machine has no such file."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
+def work(t_ns: int, stat: bytes) -> Work:
+    """From the text of /proc/stat (proc_stat(5)), read at t_ns."""
+    first = [int(x) for x in stat[: stat.index(b"\n")].split()[1:]]
+    user, nice, system, _, _, irq, softirq, stolen = (first + [0] * 8)[:8]
+    tick = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    at = stat.index(b"\nctxt ") + 6
+    return Work(t_ns, (user + nice + system + irq + softirq) * tick, stolen * tick, int(stat[at : stat.index(b"\n", at)]))
+
+
+def paused(mine: tuple[int, int], late: tuple[int, int], earlier: Work, before: Work, after: Work) -> Gap | None:
+    """Whether the machine stood still.
+
+    mine: when the agent last ran, and ran again; late: when the watch wanted to, and could; all CLOCK_BOOTTIME ns. earlier, before:
+    two looks before that, after: one since.
+    """
+    length, window = mine[1] - mine[0] - _SLEEP_NS // 2, after.t_ns - before.t_ns
+    if mine[1] - mine[0] < PAUSE_NS or min(mine[1], late[1]) - max(mine[0], late[0]) < PAUSE_NS // 2:
+        return None
+    if after.busy_ns - before.busy_ns > (window - length) * (os.cpu_count() or 1) + length // 2:
+        return None
+    pace = (before.switches - earlier.switches) / max(before.t_ns - earlier.t_ns, 1)
+    if after.switches - before.switches > pace * (window - length / 2):
+        return None
+    return Gap(mine[1], length, _SLEEP_NS // 2, after.stolen_ns - before.stolen_ns)
+
+
+def vm_life(page: bytes) -> tuple[int, int] | None:
+    """(disruption marker, generation) of a VMClock page; both change when the machine was restored or moved. None while it is written."""
+    if len(page) < _VMCLOCK.size:
+        page = page.ljust(_VMCLOCK.size, b"\0")
+    magic, sequence, marker, flags, generation = _VMCLOCK.unpack_from(page)
+    if magic != _VMCLOCK_MAGIC or sequence & 1:
+        return None
+    return marker, generation if flags & _HAS_GENERATION else 0
+
+
+class Watcher:
+    """Reads what is watched about once a second. vmclock: a descriptor of /dev/vmclock0, which takes privilege to open, or None."""
+
+    def __init__(self, t_ns: int, vmclock: int | None) -> None:
+        self._stat, self._source, self._vmclock = open_kept(STAT), open_kept(CLOCKSOURCE), vmclock
+        self.clocksource, self.life = self._current(), self._life()
+        self._work_before = self._work = self._worked(t_ns)
+
+    def look(self, t_ns: int) -> None:
+        """The processors' work until now, as what comes later is compared with."""
+        self._work_before, self._work = self._work, self._worked(t_ns)
+
+    def paused(self, now_ns: int, mine: tuple[int, int], late: tuple[int, int]) -> Gap | None:
+        """As the function ``paused``, with the work until now."""
+        after = self._worked(now_ns)
+        if self._work is None or self._work_before is None or after is None:
+            return None
+        return paused(mine, late, self._work_before, self._work, after)
+
+    def switched(self) -> tuple[str, str] | None:
+        """The clocksources before and after, where it changed since the last call."""
+        before, self.clocksource = self.clocksource, self._current()
+        return None if before == self.clocksource else (before, self.clocksource)
+
+    def restored(self) -> tuple[tuple[int, int], tuple[int, int]] | None:
+        """VMClock's markers before and after, where they changed since the last call."""
+        before, now = self.life, self._life()
+        self.life = now or before
+        return None if now is None or before is None or now == before else (before, now)
+
+    def _worked(self, t_ns: int) -> Work | None:
+        return None if self._stat is None else work(t_ns, os.pread(self._stat, 1 << 20, 0))
+
+    def _current(self) -> str:
+        return "" if self._source is None else os.pread(self._source, 64, 0).decode().strip()
+
+    def _life(self) -> tuple[int, int] | None:
+        if self._vmclock is None:
+            return None
+        for _ in range(_TRIES):
+            found = vm_life(os.pread(self._vmclock, _VMCLOCK.size, 0))
+            if found is not None:
+                return found
+        return None
+
+    def close(self) -> None:
+        for fd in (self._stat, self._source, self._vmclock):
+            if fd is not None:
+                os.close(fd)
