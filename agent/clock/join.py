@@ -24,6 +24,8 @@ SETTLE_NS = 50_000_000
 _REACH_NS = 100_000
 _REMEMBER_NS = 10_000_000_000
 _SECOND_NS = 1_000_000_000
+#: The most that a frequency correction may be (MAXFREQ); a clock set to run faster or slower than that is being slewed.
+_MAX_FREQUENCY_PPB = 500_000
 #: What is left of a slew shrinks by itself; more than this above what was left is a new one.
 _SLEW_NS = 2_000
 
@@ -243,14 +245,22 @@ class Join:
                 self._freq = int(call.record["freq"]) if call.modes & timex.FREQUENCY else self._freq
                 self._tick = int(call.record["tick"]) if call.modes & timex.TICK else self._tick
                 self._status = int(call.record["status"]) if call.modes & timex.STATUS else self._status
+                if change.size_ns and change.kind == "step":  # a step clears the discipline
+                    self._status |= timex.STA_UNSYNC
             self._tai_s = self._tai_real // _SECOND_NS
         change.freq_after_ppb = self._ppb()
+        if change.kind == "frequency":
+            change.kind = self._rate_kind(change.freq_before_ppb, change.freq_after_ppb)
         flags = (previous ^ self._status) & timex.FLAGS
         if flags:
             change.modes += " " + timex.flag_names(previous, self._status)
         if change.kind == "unsync":  # so far only: it wrote the status or the error bounds
             change.kind = self._flag_kind(flags or int(call.record["status"]) & timex.LEAP_FLAGS)
             change.flags = flags
+
+    @staticmethod
+    def _rate_kind(*ppb: int | None) -> str:
+        return "slew" if max(abs(p or 0) for p in ppb) > _MAX_FREQUENCY_PPB else "frequency"
 
     @staticmethod
     def _worth(call: Call, change: Change) -> bool:
@@ -278,13 +288,14 @@ class Join:
             out.append(self._step(self._dated(reading, since), "step", reading.real_boot_ns, reading.err_ns))
         before, names = self._ppb(), timex.flag_names(self._status, status)
         self._freq, self._tick, self._status = freq, tick, status
+        rate = self._rate_kind(before, self._ppb())
         self._left = state.offset_ns, state.adjust_ns
         still = self._real_boot, self._boot_mono
-        for seen, kind in ((slope, "frequency"), (bool(slew), "slew"), (tai_s != self._tai_s, "tai"), (bool(flags), self._flag_kind(flags))):
+        for seen, kind in ((slope, rate), (bool(slew), "slew"), (tai_s != self._tai_s, "tai"), (bool(flags), self._flag_kind(flags))):
             if seen:
                 row = self._row(since, kind, still, reading.err_ns)
                 row.freq_before_ppb = before
-                row.requested_ns = {"slew": slew, "tai": tai_s * _SECOND_NS}.get(kind)
+                row.requested_ns = {"slew": slew or None, "tai": tai_s * _SECOND_NS}.get(kind)
                 row.modes = names if kind in ("unsync", "leap") else ""
                 out.append(row)
         self._tai_s, self._tai_real = tai_s, self._tai_of(reading)
