@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agent.clock.daemons.config import NtpConfig
 from agent.errors import USAGE, AgentError
 
 DEFAULT_FILE = Path("/etc/tickscope/tickscope.yaml")
@@ -31,7 +32,7 @@ class Config:
     store: directory; run_dir: of the sockets. syscalls: how much of system call time is measured; syscalls_window_ms: of each
     second, with ``sampled``. slow_syscall_ms: from when a blocked call is an event. redis: URLs of servers whose streams are
     watched, ``redis://host:port/db?streams=a,b``. poll_s: between two looks at queues. intake_keys: ``hashed`` or ``clear``.
-    otlp: see exporters/config.py. prometheus: listen address of the metrics page, empty for none. max_bytes, max_age_days:
+    otlp: see exporters/config.py. ntp: see agent/clock/daemons/config.py. prometheus: listen address of the metrics page, empty for none. max_bytes, max_age_days:
     of the store. without: probe families to leave out. duration_s: stop by itself (``run --duration``). live: show the summary.
     """
 
@@ -44,6 +45,7 @@ class Config:
     poll_s: float = 1.0
     intake_keys: str = "hashed"
     otlp: Mapping[str, object] = field(default_factory=dict)
+    ntp: Mapping[str, object] = field(default_factory=dict)
     prometheus: str = "127.0.0.1:9469"
     max_bytes: int = 1 << 30
     max_age_days: float = 7.0
@@ -65,6 +67,7 @@ class Config:
         if self.prometheus and not (port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 65536):
             raise AgentError(f"prometheus cannot be {self.prometheus!r}", why="it is address:port, or empty", exit_code=USAGE)
         _within("duration_s", self.duration_s, 0, 1e9)
+        NtpConfig.parse(self.ntp)
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent import privilege
+from agent.clock.daemons.present import running
 from agent.kernel.load import SYSTEM_PYTHON
 
 
@@ -113,16 +114,19 @@ def cgroup() -> Check:
 
 
 def clock() -> Check:
-    """STA_UNSYNC of adjtimex(2)."""
+    """STA_UNSYNC of adjtimex(2), and who should see to it."""
     buffer = ct.create_string_buffer(256)
     state = ct.CDLL(None, use_errno=True).adjtimex(buffer)
     status = int.from_bytes(buffer.raw[40:44], "little")
     error_us = int.from_bytes(buffer.raw[24:32], "little", signed=True)
     if state < 0:
         return Check("clock", "warn", "adjtimex failed", "see adjtimex(2)")
+    daemons = " and ".join(f"{name} (pid {pid})" for name, pid in running().items())
     if state == 5 or status & 0x40:
-        return Check("clock", "warn", f"not synchronised (maxerror {error_us / 1e6:.3g} s)", "start chrony or systemd-timesyncd")
-    return Check("clock", "ok", f"synchronised within {error_us / 1e3:.3g} ms")
+        found = f"not synchronised (maxerror {error_us / 1e6:.3g} s), {f'though {daemons} runs' if daemons else 'and no time daemon runs'}"
+        remedy = "ask it why: chronyc sources, ntpq -p, timedatectl timesync-status" if daemons else "start chrony or systemd-timesyncd"
+        return Check("clock", "warn", found, f"{remedy} (chrony also needs `rtcsync`)" if "chrony" in daemons else remedy)
+    return Check("clock", "ok", f"synchronised within {error_us / 1e3:.3g} ms by {daemons or 'nobody that runs here'}")
 
 
 def store(path: str) -> Check:

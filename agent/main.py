@@ -150,7 +150,7 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: helper_room
     store = HotStore(store_fd, boot, host.name(), version=host.version(), limits=limits)
     history = History()
     sources = _kernel_sources(config, loaded, helper, {"watch": watch, "history": history})
-    sources += [Intake(intake_socket, config.intake_keys), *_queues(config)]
+    sources += [Intake(intake_socket, config.intake_keys), *_queues(config), _time_daemons(config, history)]
     sinks, missing = _sinks(config, boot, history)
     loop = Loop(sources, store, Correlator(), [s for s in sinks if hasattr(s, "offer")])
     loop.closing += [s for s in sinks if not hasattr(s, "offer")]
@@ -178,6 +178,15 @@ def _queues(config: Config) -> list[Any]:
 
         queues += sources(config.redis)
     return [QueuePoller(queues, config.poll_s)]
+
+
+def _time_daemons(config: Config, history: Any) -> Any:
+    import numpy as np
+
+    from agent.clock.daemons.config import NtpConfig
+    from agent.clock.daemons.source import TimeDaemons
+
+    return TimeDaemons(NtpConfig.parse(config.ntp), lambda wall_ns: int(history.to_boot(np.array([wall_ns])).ns[0]))
 
 
 def _sinks(config: Config, boot: str, history: Any) -> tuple[list[Sink], dict[str, str]]:

@@ -83,6 +83,10 @@ class Status:
         """The clock source's own words; empty where the clock family is off."""
         return next((dict(s.state()) for s in self._loop.sources if s.name == "clock" and hasattr(s, "state")), {})
 
+    def time_daemons(self) -> list[dict[str, Any]]:
+        """What the time daemons of this host, and the servers asked past them, said last."""
+        return next((s.state() for s in self._loop.sources if s.name == "time daemons" and hasattr(s, "state")), [])
+
     def export(self) -> dict[str, Any]:
         states = {s.name: s.state() for s in self._loop.sinks if hasattr(s, "state")}
         page: dict[str, Any] = {"state": "ok", "address": self._config.prometheus}
@@ -100,7 +104,8 @@ class Status:
             "pid": os.getpid(), "uptime_s": round(uptime, 3), "ready_s": round(self.ready_s, 3),
             "cpu_s": round(usage.ru_utime + usage.ru_stime, 3), "processes": self.processes(), "probes": self.probes(),
             "sources": self.sources(), "rows": dict(self._loop.totals), "correlator_dropped": self._loop.correlator.losses(),
-            "loss": self.losses(), "clock": self.clock(), "store": {"dir": self._config.store, **self._loop.store.state()},
+            "loss": self.losses(), "clock": self.clock(),
+            "time_daemons": self.time_daemons(), "store": {"dir": self._config.store, **self._loop.store.state()},
             "export": self.export(), "helper": "running" if self._helper.alive else "gone: no new uprobes; restart tickscope",
         }  # fmt: skip
 

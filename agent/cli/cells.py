@@ -8,9 +8,10 @@ from typing import Any
 
 from agent.tables import DERIVED, TABLES
 
-_BOOT_TIMES = {"t_ns", "proc_start_ns", "from_ns", "to_ns", "start_ns", "end_ns"}
+_BOOT_TIMES = {"t_ns", "proc_start_ns", "from_ns", "to_ns", "start_ns", "end_ns", "last_update_ns"}
 _WALL_TIMES = {"wall_ns", "wall_alt_ns", "program_wall_ns"}
-_OFFSETS = {"real_mono_ns", "boot_mono_ns", "mono_raw_ns", "tai_mono_ns", "real_mono_before_ns", "real_mono_after_ns", "requested_ns"}
+_OFFSETS = {"real_mono_ns", "boot_mono_ns", "mono_raw_ns", "tai_mono_ns", "real_mono_before_ns", "real_mono_after_ns", "requested_ns",
+            "real_raw_ns"}
 _UNITS = {c.name: c.unit for t in TABLES.values() for c in (*DERIVED, *t.columns) if c.unit}
 _BARS = "▁▂▃▄▅▆▇█"
 #: Columns a narrow terminal does without, the least important first.

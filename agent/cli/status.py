@@ -77,6 +77,10 @@ def _human(d: dict[str, Any]) -> None:
         print(f"helper  {d['helper']}")
     for failing in d["sources"]:
         print(f"  {failing['source']}: {failing['failure']}")
+    for told in d["time_daemons"]:
+        of = f" of {told['source']}" if told["source"] else ""
+        offset = "" if told["offset_ns"] is None else f", offset {cell('offset_ns', told['offset_ns'])}, bound {cell('distance_ns', told['distance_ns'])}"
+        print(f"{told['daemon']}  {told['state']}{of}{offset}" + (f": {told['reason']}" if told["reason"] else ""))
     print("rows  " + (", ".join(f"{n} {t}" for t, n in sorted(d["rows"].items())) or "none yet"))
     print("lost  " + (", ".join(f"{x['count']} of {x['source']} ({x['stage']})" for x in d["loss"]) or "nothing"))
     for name, part in (("clock", d["clock"]), ("store", d["store"]), *((k, v) for k, v in d["export"].items())):

@@ -28,7 +28,7 @@ def test_flag_beats_environment_beats_file(tmp_path: Path) -> None:
 
 
 def test_it_survives_the_way_to_the_agent() -> None:
-    config = Config(redis=("redis://a", "redis://b"), otlp={"endpoint": "http://c:4318"}, without=("tls",), live=True)
+    config = Config(redis=("redis://a", "redis://b"), otlp={"endpoint": "http://c:4318"}, ntp={"servers": ["10.0.0.1"], "interval": "64s"}, without=("tls",), live=True)
     assert Config.from_json(config.to_json()) == config
 
 
@@ -38,6 +38,7 @@ def test_it_survives_the_way_to_the_agent() -> None:
         ("store: /a\nsyscals: full\n", 2, "syscalls"),
         ("# x\n\npoll_s: fast\n", 3, "poll_s"),
         ("redis: [1]\n", 1, "redis"),
+        ("ntp: []\n", 1, "ntp"),
         ("live: true\n", 1, "live"),
         ("max_bytes: yes\n", 1, "max_bytes"),
         ("store: /a\nmax_bytes: .inf\n", 2, "max_bytes"),

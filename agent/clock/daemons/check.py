@@ -1,0 +1,129 @@
+"""Two sources, one truth: does what a daemon believes agree with MONOTONIC_RAW, and with servers asked past it? Pure.
+
+Each belief says UTC - REALTIME is offset +- distance. With REALTIME - MONOTONIC_RAW at the same instant that is a claim about
+UTC - RAW, which no step and no slew moves: it grows only as the oscillator errs, at the daemon's frequency +- its skew. So claims at
+different times can be compared. Where two lie further apart than the sum of their bounds and of what the oscillator may have
+done between them, one of them is wrong: somebody else moved the clock, the daemon was lied to, or the hardware jumped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from agent.clock.daemons.belief import Belief
+
+WINDOW_NS = 900_000_000_000
+KEPT = 128
+#: What an oscillator may do beyond the daemon's own skew, which is a statistical bound and knows nothing of a changing temperature.
+WANDER_PPB = 1_000
+#: Where a daemon does not tell a skew: RFC 5905's PHI, the tolerance it allows any clock.
+PHI_PPB = 15_000
+_SUSPENDED_NS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Claim:
+    """UTC - RAW is utc_raw_ns +- bound_ns at t_ns. phase_ns, slack_ns: what the daemon's frequency, and its uncertainty, add up to since
+    its first claim."""
+
+    t_ns: int
+    utc_raw_ns: int
+    bound_ns: int
+    phase_ns: int
+    slack_ns: int
+
+
+class Consistency:
+    """Claims of one daemon and of servers. Feed beliefs in time order; each answers with comparisons (kind check), state agree or disagree.
+
+    Agreement is told once, when it begins or returns; disagreement at every look.
+    """
+
+    def __init__(self) -> None:
+        self._own: dict[str, deque[Claim]] = {}
+        self._rates: dict[str, tuple[int, int]] = {}
+        self._servers: dict[str, Claim] = {}
+        self._agreed: dict[tuple[str, str], bool] = {}
+        self._slept_ns: int | None = None
+
+    def feed(self, belief: Belief) -> list[Belief]:
+        """Comparisons that this belief allows."""
+        if belief.kind == "check" or belief.state != "synchronised" or belief.offset_ns is None or belief.distance_ns is None or belief.real_raw_ns is None:
+            return []
+        if self._slept_ns is not None and abs(belief.boot_mono_ns - self._slept_ns) > _SUSPENDED_NS:  # RAW stood still, for how long the RTC guesses
+            self._own.clear()
+            self._servers.clear()
+        self._slept_ns = belief.boot_mono_ns
+        if belief.kind == "source":
+            return self._server(belief) if belief.daemon == "sntp" else []
+        return self._daemon(belief)
+
+    def _daemon(self, b: Belief) -> list[Belief]:
+        freq, skew = b.freq_ppb or 0, PHI_PPB if b.skew_ppb is None or b.freq_ppb is None else b.skew_ppb
+        known = self._own.setdefault(b.daemon, deque(maxlen=KEPT))
+        self._rates[b.daemon] = freq, skew + WANDER_PPB
+        claim = self._claim(b, b.daemon, known[-1] if known else None)
+        while known and claim.t_ns - known[0].t_ns > WINDOW_NS:
+            known.popleft()
+        out = []
+        if known:
+            worst = max(known, key=lambda old: _apart(old, claim)[0] - _apart(old, claim)[1])
+            out += self._compare(b, "raw", worst, claim)
+        known.append(claim)
+        for server, theirs in list(self._servers.items()):
+            if claim.t_ns - theirs.t_ns > WINDOW_NS:
+                del self._servers[server]
+                continue
+            out += self._compare(b, server, self._alongside(theirs, b.daemon, claim), claim)
+        return out
+
+    def _server(self, b: Belief) -> list[Belief]:
+        claim = self._servers[b.source] = self._claim(b, "", None)
+        out = []
+        for daemon, known in self._own.items():
+            if known and claim.t_ns - known[-1].t_ns <= WINDOW_NS:
+                now = self._alongside(claim, daemon, known[-1])
+                out += self._compare(Belief(daemon, t_ns=b.t_ns, real_raw_ns=b.real_raw_ns), b.source, now, known[-1])
+        return out
+
+    def _claim(self, b: Belief, daemon: str, last: Claim | None) -> Claim:
+        assert b.offset_ns is not None
+        assert b.distance_ns is not None
+        assert b.real_raw_ns is not None
+        phase, slack = (0, 0) if last is None else self._carried(daemon, last, b.t_ns)
+        return Claim(b.t_ns, b.offset_ns + b.real_raw_ns, b.distance_ns, phase, slack)
+
+    def _carried(self, daemon: str, claim: Claim, t_ns: int) -> tuple[int, int]:
+        """(phase_ns, slack_ns) at another time, by the daemon's frequency and skew."""
+        freq, skew = self._rates[daemon]
+        later = t_ns - claim.t_ns
+        return claim.phase_ns + freq * later // 10**9, claim.slack_ns + skew * later // 10**9
+
+    def _alongside(self, theirs: Claim, daemon: str, own: Claim) -> Claim:
+        """A server's claim on the axis of a daemon's frequency, as it is now."""
+        return Claim(theirs.t_ns, theirs.utc_raw_ns, theirs.bound_ns, *self._carried(daemon, own, theirs.t_ns))
+
+    def _compare(self, b: Belief, against: str, theirs: Claim, own: Claim) -> list[Belief]:
+        apart, bound = _apart(theirs, own)
+        agrees = apart <= bound
+        before = self._agreed.get((b.daemon, against))
+        self._agreed[b.daemon, against] = agrees
+        if agrees and before:
+            return []
+        differs = _differ(theirs, own)
+        seconds = abs(own.t_ns - theirs.t_ns) / 1e9
+        other = f"its own of {seconds:.0f} s ago, carried on by MONOTONIC_RAW" if against == "raw" else f"{against}'s"
+        words = f"{b.daemon}'s time {'agrees with' if agrees else 'contradicts'} {other}: {differs / 1e6:+.3f} ms apart, bound {bound / 1e6:.3f} ms"
+        return [Belief(b.daemon, "check", "agree" if agrees else "disagree", against, t_ns=b.t_ns, offset_ns=differs, distance_ns=bound,
+                       real_raw_ns=b.real_raw_ns, reason=words)]  # fmt: skip
+
+
+def _differ(a: Claim, b: Claim) -> int:
+    """How much later UTC is by b than by a, ns, both carried to one time by the daemon's frequency."""
+    return (b.utc_raw_ns - b.phase_ns) - (a.utc_raw_ns - a.phase_ns)
+
+
+def _apart(a: Claim, b: Claim) -> tuple[int, int]:
+    """(size of the difference, sum of the bounds), ns."""
+    return abs(_differ(a, b)), a.bound_ns + b.bound_ns + abs(b.slack_ns - a.slack_ns)

@@ -1,0 +1,35 @@
+"""systemd-timesyncd, as far as it can be seen without D-Bus, over which alone it tells its server, offset and stratum.
+
+It touches /run/systemd/timesync/synchronized at each successful answer (systemd-timesyncd(8), since 239), and disciplines the clock
+through the kernel's own loop (ADJ_OFFSET, maxerror set to 0; timesyncd-manager.c): what the kernel still has to correct, its
+frequency and its maximum error are what timesyncd believes.
+"""
+
+from __future__ import annotations
+
+import os
+
+from agent.clock import sample, timex
+from agent.clock.daemons.belief import Belief
+
+STAMP = "/run/systemd/timesync/synchronized"
+
+
+def look(stamp: str = STAMP) -> Belief:
+    """Its belief now. Raises OSError where the clocks cannot be read."""
+    reading, state = sample.read(), timex.read()
+    try:
+        updated = os.stat(stamp).st_mtime_ns
+    except FileNotFoundError:
+        updated = 0
+    synchronised = bool(updated) and not state.status & timex.STA_UNSYNC
+    leap = "insert" if state.status & timex.STA_INS else "delete" if state.status & timex.STA_DEL else "none"
+    why = "timesyncd's server, stratum and root distance are only on D-Bus; offset and bound are the kernel's"
+    if not synchronised:
+        why = "the kernel calls its clock unsynchronised" if updated else "timesyncd has reached no server since it started"
+    return Belief(
+        "timesyncd", state="synchronised" if synchronised else "unsynchronised", t_ns=reading.t_ns, offset_ns=state.offset_ns if synchronised else None,
+        distance_ns=state.maxerror_us * 1000 if synchronised else None, leap=leap if synchronised else "unsynchronised",
+        last_update_wall_ns=updated or None, freq_ppb=state.freq_ppb, real_raw_ns=reading.real_mono_ns + reading.mono_raw_ns,
+        boot_mono_ns=reading.boot_mono_ns, reason=why,
+    )  # fmt: skip
