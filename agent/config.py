@@ -9,14 +9,18 @@ import dataclasses
 import difflib
 import json
 import os
+import re
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent.clock.daemons.config import NtpConfig
 from agent.errors import USAGE, AgentError
+
+if TYPE_CHECKING:
+    from agent.clock.hook_config import HookConfig
 
 DEFAULT_FILE = Path("/etc/tickscope/tickscope.yaml")
 SYSCALL_MODES = ("blocked", "sampled", "full", "off")
@@ -29,6 +33,8 @@ _MAX_RUN_DIR_BYTES = 107 - len("/notices.sock")
 class Config:
     """Everything that may be configured. Names are the file's keys.
 
+    notices: hooks that are told of clock jumps, see agent/clock/hook_config.py. jump_threshold: smaller steps are
+    findings only where a limiter is affected, larger ones alarms; ``all``: every step is a finding, and an alarm from 128 ms on.
     store: directory; run_dir: of the sockets. syscalls: how much of system call time is measured; syscalls_window_ms: of each
     second, with ``sampled``. slow_syscall_ms: from when a blocked call is an event. redis: URLs of servers whose streams are
     watched, ``redis://host:port/db?streams=a,b``. poll_s: between two looks at queues. intake_keys: ``hashed`` or ``clear``.
@@ -46,6 +52,8 @@ class Config:
     intake_keys: str = "hashed"
     otlp: Mapping[str, object] = field(default_factory=dict)
     ntp: Mapping[str, object] = field(default_factory=dict)
+    notices: Mapping[str, object] = field(default_factory=dict)
+    jump_threshold: str = "all"
     prometheus: str = "127.0.0.1:9469"
     max_bytes: int = 1 << 30
     max_age_days: float = 7.0
@@ -58,6 +66,8 @@ class Config:
         _one_of("intake_keys", self.intake_keys, ("hashed", "clear"))
         _within("syscalls_window_ms", self.syscalls_window_ms, 1, 500)
         _within("slow_syscall_ms", self.slow_syscall_ms, 0.1, 60_000)
+        jump_threshold_ns(self.jump_threshold)
+        self.hooks()
         _within("poll_s", self.poll_s, 0.1, 3600)
         _within("max_bytes", self.max_bytes, 1 << 20, 1 << 50)
         _within("max_age_days", self.max_age_days, 0.01, 36500)
@@ -69,6 +79,12 @@ class Config:
         _within("duration_s", self.duration_s, 0, 1e9)
         NtpConfig.parse(self.ntp)
 
+    def hooks(self) -> HookConfig:
+        """The ``notices`` setting, checked. Raises AgentError."""
+        from agent.clock.hook_config import HookConfig, parse
+
+        return parse(self.notices) if self.notices else HookConfig()
+
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
@@ -76,6 +92,16 @@ class Config:
     def from_json(cls, data: dict[str, Any]) -> Config:
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
         return cls(**values)
+
+
+def jump_threshold_ns(text: str) -> int | None:
+    """``128ms`` in ns, None for ``all``. Raises AgentError (exit code 2)."""
+    if text == "all":
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ns|us|ms|s)", text)
+    if match is None:
+        raise AgentError(f"jump_threshold cannot be {text!r}", why="it is all, or a time as in 500us, 128ms, 1s", exit_code=USAGE)
+    return round(float(match[1]) * {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}[match[2]])
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
@@ -130,6 +156,13 @@ def _coerce(key: str, value: Any, where: str) -> Any:
         if key == "prometheus" and value is False:
             return ""
         raise AgentError(f"{where}: {key} cannot be {value!r}", exit_code=USAGE)
+    if key == "notices" and isinstance(value, dict):
+        from agent.clock.hook_config import parse
+
+        try:
+            parse(value)
+        except AgentError as error:
+            raise AgentError(f"{where}: {error.what}", why=error.why, remedy=error.remedy, exit_code=USAGE) from None
     try:
         if isinstance(wanted, (int, float)) and isinstance(value, (int, float)):
             return type(wanted)(value)
@@ -215,7 +248,7 @@ def resolve(flags: Mapping[str, Any], env: Mapping[str, str], path: str | None =
     """The configuration in force. flags: values that were given on the command line, None where not."""
     chosen = path or env.get("TICKSCOPE_CONFIG")
     values = read_file(Path(chosen) if chosen else DEFAULT_FILE, required=bool(chosen))
-    for variable, key in (("TICKSCOPE_STORE", "store"), ("TICKSCOPE_RUN_DIR", "run_dir")):
+    for variable, key in (("TICKSCOPE_STORE", "store"), ("TICKSCOPE_RUN_DIR", "run_dir"), ("TICKSCOPE_JUMP_THRESHOLD", "jump_threshold")):
         if env.get(variable):
             values[key] = env[variable]
     if env.get("TICKSCOPE_REDIS_URL"):

@@ -26,7 +26,7 @@ _SECOND_NS = 1_000_000_000
 #: A source that fails this often in a row is left out until the next start.
 _FAILURES = 5
 #: Tables whose rows arrive by the clock, not because something happened: they do not keep the loop at its busy pace.
-_PERIODIC = {"tcp_rtt", "syscall_latency", "socket_queue", "queue_lag", "clock_offset", "clock_daemon", "probe_status"}
+_PERIODIC = {"tcp_rtt", "syscall_latency", "socket_queue", "queue_lag", "clock_offset", "clock_daemon", "probe_status", "notice_status"}
 
 
 def boot_ns() -> int:

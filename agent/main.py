@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent import control, directories, host, privilege
-from agent.config import Config
+from agent.config import Config, jump_threshold_ns
 from agent.errors import INTERRUPTED, PRIVILEGE, AgentError, say
 from agent.kernel import helper as helper_room
 
@@ -83,6 +83,11 @@ def run(config: Config) -> int:
     control_socket = control.bind(run_dir / "control.sock", gid)
     helper = helper_room.start(uid, gid)
     watch = start_watch(run_dir / "notices.sock", uid, gid)
+    hooks = []
+    if config.notices:
+        from agent.clock.hooks import start as start_hooks
+
+        hooks = start_hooks(config.hooks(), run_fd, uid, gid)
 
     from agent.limiters.intake import IntakeSocket
 
@@ -102,7 +107,7 @@ def run(config: Config) -> int:
     lost = loaded.shared.get("lost", -1)
     privilege.drop_unless_needed(uid, gid, privilege.CAP_BPF, lambda: lost < 0 or bpf.allowed(lost))
 
-    loop, status = _assemble(config, store_fd, loaded, helper, watch, intake_socket, control_socket)
+    loop, status = _assemble(config, store_fd, loaded, helper, watch, hooks, intake_socket, control_socket)
     stop_signals: list[int] = []
 
     def stop(number: int, _: object) -> None:
@@ -133,10 +138,12 @@ def _unlink(name: str, run_fd: int) -> None:
         say(f"tickscope: cannot remove {name}: {error.strerror}")
 
 
-def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: helper_room.Helper, watch: Any, intake_socket: Any,
-              control_socket: Any) -> tuple[Loop, Status]:  # fmt: skip
+def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: helper_room.Helper, watch: Any, hooks: list[Any],
+              intake_socket: Any, control_socket: Any) -> tuple[Loop, Status]:  # fmt: skip
     """Everything unprivileged: sources, store, correlator, sinks, the control socket and the live view."""
     from agent.clock.history import History
+    from agent.clock.notices import NoticeSource
+    from agent.correlate.config import with_threshold
     from agent.correlate.correlator import Correlator
     from agent.limiters.intake import Intake
     from agent.limiters.waits import Watched
@@ -150,9 +157,9 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: helper_room
     store = HotStore(store_fd, boot, host.name(), version=host.version(), limits=limits)
     history = History()
     sources = _kernel_sources(config, loaded, helper, {"watch": watch, "history": history})
-    sources += [Intake(intake_socket, config.intake_keys), *_queues(config), _time_daemons(config, history)]
+    sources += [NoticeSource(watch, hooks), Intake(intake_socket, config.intake_keys), *_queues(config), _time_daemons(config, history)]
     sinks, missing = _sinks(config, boot, history)
-    loop = Loop(sources, store, Correlator(), [s for s in sinks if hasattr(s, "offer")])
+    loop = Loop(sources, store, Correlator(with_threshold(jump_threshold_ns(config.jump_threshold))), [s for s in sinks if hasattr(s, "offer")])
     loop.closing += [s for s in sinks if not hasattr(s, "offer")]
     loop.failures.update(missing)
     if "syscalls" in loaded.families:

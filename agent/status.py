@@ -63,6 +63,8 @@ class Status:
             out.append({"pid": self._watch.pid, "role": "clock watch"})
         if self._helper.alive:
             out.append({"pid": self._helper.pid, "role": "helper"})
+        for source in self._loop.sources:
+            out += getattr(source, "processes", list)()
         for sink in self._loop.sinks:
             out += [{"pid": pid, "role": f"{sink.name} sender"} for pid in getattr(sink, "pids", list)()]
         return out
@@ -87,6 +89,10 @@ class Status:
         """What the time daemons of this host, and the servers asked past them, said last."""
         return next((s.state() for s in self._loop.sources if s.name == "time daemons" and hasattr(s, "state")), [])
 
+    def notices(self) -> dict[str, Any]:
+        """The jump notices: subscribers, acknowledgements, hooks."""
+        return next((dict(s.state()) for s in self._loop.sources if s.name == "notices" and hasattr(s, "state")), {})
+
     def export(self) -> dict[str, Any]:
         states = {s.name: s.state() for s in self._loop.sinks if hasattr(s, "state")}
         page: dict[str, Any] = {"state": "ok", "address": self._config.prometheus}
@@ -104,8 +110,8 @@ class Status:
             "pid": os.getpid(), "uptime_s": round(uptime, 3), "ready_s": round(self.ready_s, 3),
             "cpu_s": round(usage.ru_utime + usage.ru_stime, 3), "processes": self.processes(), "probes": self.probes(),
             "sources": self.sources(), "rows": dict(self._loop.totals), "correlator_dropped": self._loop.correlator.losses(),
-            "loss": self.losses(), "clock": self.clock(),
-            "time_daemons": self.time_daemons(), "store": {"dir": self._config.store, **self._loop.store.state()},
+            "loss": self.losses(), "clock": self.clock(), "notices": self.notices(), "time_daemons": self.time_daemons(),
+            "store": {"dir": self._config.store, **self._loop.store.state()},
             "export": self.export(), "helper": "running" if self._helper.alive else "gone: no new uprobes; restart tickscope",
         }  # fmt: skip
 

@@ -38,11 +38,14 @@ def flags(duration: float | None, **given: Any) -> dict[str, Any]:
 @options.duration
 @click.option("--syscalls", type=click.Choice(SYSCALL_MODES), help="How much of system call time is measured [default: sampled].")
 @click.option("--store", type=click.Path(file_okay=False), help="The store's directory [default: /var/lib/tickscope].")
+@click.option("--jump-threshold", metavar="SIZE", help="Clock steps below SIZE (500us, 128ms, 1s) are rows, and findings only"
+              " where a limiter is affected; from SIZE on they are alarms [default: all are findings, alarms from 128ms].")
 @click.option("--redis", multiple=True, metavar="URL", help="A Redis whose streams to watch: redis://host:port/db?streams=a,b.")
-def command(config_file: str | None, duration: float | None, syscalls: str | None, store: str | None, redis: tuple[str, ...]) -> None:
+def command(config_file: str | None, duration: float | None, syscalls: str | None, store: str | None, jump_threshold: str | None,
+            redis: tuple[str, ...]) -> None:
     """Run the agent in the foreground.
 
     Needs root to load its BPF programs and gives it up before it reads the first event. On a terminal a live summary is shown;
     Ctrl-C stops cleanly and prints totals and losses. `ready` on stderr says that all probes are attached.
     """
-    run_agent(resolve(flags(duration, syscalls=syscalls, store=store, redis=redis or None), os.environ, config_file))
+    run_agent(resolve(flags(duration, syscalls=syscalls, store=store, jump_threshold=jump_threshold, redis=redis or None), os.environ, config_file))

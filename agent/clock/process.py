@@ -31,11 +31,12 @@ class WatchProcess:
     """The agent's side. ``pid``; ``sock`` is readable when the watch has told something; ``alive`` until it is seen to be gone.
 
     vmclock: a descriptor of VMClock's page where the machine has one, opened while there was the privilege to.
+    reports: the state of the notice socket comes there, see agent/clock/notices.py.
     """
 
-    def __init__(self, pid: int, sock: socket.socket) -> None:
+    def __init__(self, pid: int, sock: socket.socket, reports: socket.socket) -> None:
         self.vmclock = open_kept(VMCLOCK)
-        self.pid, self.sock, self.alive, self.dropped = pid, sock, True, 0
+        self.pid, self.sock, self.reports, self.alive, self.dropped = pid, sock, reports, True, 0
         self._late: list[tuple[int, int]] = []
 
     def begin(self, steps_fd: int) -> None:
@@ -81,6 +82,7 @@ class WatchProcess:
     def close(self) -> None:
         """Ends the watch, by its end of the socket closing, and waits for it."""
         self.sock.close()
+        self.reports.close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
 
@@ -88,22 +90,24 @@ class WatchProcess:
 def start(path: Path, uid: int, gid: int) -> WatchProcess:
     """Forks the watch, which gives up every privilege; its notice socket is at ``path``. Raises OSError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    reports, report = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    reports.setblocking(False)
     notices = listen(str(path))
     os.chown(path, uid, gid)
     path.chmod(0o666)
     parent, pid = os.getpid(), os.fork()
     if pid:
-        theirs.close()
-        notices.close()
-        return WatchProcess(pid, ours)
+        for end in (theirs, notices, report):
+            end.close()
+        return WatchProcess(pid, ours, reports)
     try:
-        privilege.keep_only(theirs.fileno(), notices.fileno())
+        privilege.keep_only(theirs.fileno(), notices.fileno(), report.fileno())
         privilege.set_name("tickscope-clock")
         os.setpriority(os.PRIO_PROCESS, 0, _NICE)
         privilege.drop(uid, gid)
         privilege.die_with_parent(parent)
         go, fds, _, _ = socket.recv_fds(theirs, 16, 1)
         if go:
-            run_watch(theirs, notices, fds[0] if fds else -1)
+            run_watch(theirs, notices, report, fds[0] if fds else -1)
     finally:
         os._exit(0)

@@ -58,6 +58,8 @@ def row(reading: Reading, timex: Timex, *, cut: bool) -> np.ndarray:
         out[name] = value
     out["freq_ppb"], out["tick_us"], out["status"] = timex.freq_ppb, timex.tick_us, timex.status
     out["maxerror_us"], out["tai_s"], out["cut"] = timex.maxerror_us, timex.tai_s, cut
+    out["ntp_offset_ns"], out["esterror_us"] = timex.offset_ns, timex.esterror_us
+    out["leap_indicator"], out["synchronised"] = timex.leap_indicator, timex.synchronised
     return out
 
 

@@ -163,7 +163,8 @@ class ClockSource:
         drift = self.drift_ppb()
         return {
             **reading._asdict(), "drift_ppb": None if np.isnan(drift) else round(drift), "freq_ppb": state.freq_ppb,
-            "synchronised": not state.status & timex.STA_UNSYNC, "maxerror_us": state.maxerror_us, "tai_s": state.tai_s,
+            "synchronised": state.synchronised, "ntp_offset_ns": state.offset_ns, "leap_indicator": state.leap_indicator,
+            "maxerror_us": state.maxerror_us, "esterror_us": state.esterror_us, "tai_s": state.tai_s,
             "segments": len(self.history.segments.start_ns), "late_records": self._join.late, **self._watch.state(),
         }  # fmt: skip
 
@@ -182,5 +183,7 @@ def to_rows(changes: Iterable[Change]) -> np.ndarray:
         for name in ("requested_ns", "size_ns", "err_ns", "real_mono_before_ns", "real_mono_after_ns", "freq_before_ppb", "freq_after_ppb", "ret"):
             value = getattr(change, name)
             row[name] = NULL_I64 if value is None else value
+        if change.size_ns and change.kind in ("step", "leap") and (change.ret or 0) >= 0:
+            row["direction"] = table.code("direction", "forward" if change.size_ns > 0 else "backward")
         parts.append(row)
     return np.concatenate(parts)

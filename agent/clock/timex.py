@@ -40,6 +40,16 @@ class Timex(NamedTuple):
     tai_s: int
     state: int
     adjust_ns: int = 0
+    esterror_us: int = 0
+
+    @property
+    def synchronised(self) -> bool:
+        return not self.status & STA_UNSYNC
+
+    @property
+    def leap_indicator(self) -> int:
+        """As NTP says it (RFC 5905, figure 9): 0 none, 1 a second will be inserted, 2 one will be deleted, 3 not synchronised."""
+        return 3 if not self.synchronised else 1 if self.status & STA_INS else 2 if self.status & STA_DEL else 0
 
     @property
     def freq_ppb(self) -> int:
@@ -55,9 +65,9 @@ def read() -> Timex:
     """The discipline's state now. Raises OSError."""
     adjust = _call(_SINGLESHOT_READ)[1][1] * 1000
     state, fields = _call(0)
-    offset, freq, maxerror, _, status = fields[1:6]
+    offset, freq, maxerror, esterror, status = fields[1:6]
     tick, tai = fields[11], fields[20]
-    return Timex(freq, tick, status, maxerror, offset if status & STA_NANO else offset * 1000, tai, state, adjust)
+    return Timex(freq, tick, status, maxerror, offset if status & STA_NANO else offset * 1000, tai, state, adjust, esterror)
 
 
 def _call(modes: int) -> tuple[int, tuple[int, ...]]:

@@ -16,18 +16,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes as ct
-import json
 import mmap
 import os
 import select
 import signal
 import socket
 import struct
+import sys
 import threading
 import time
 
+from agent.clock.subscribers import SUBSCRIBERS, Subscribers
+
 SLEEPERS = 4
-SUBSCRIBERS = 64
 #: To the agent, one a notice: t_ns, real_mono_before_ns, real_mono_after_ns, err_ns, actor's pid (-1 unknown), dropped subscribers.
 MESSAGE = struct.Struct("<qqqqqq")
 #: To the agent: it wanted to run at the first and ran at the second time, both CLOCK_BOOTTIME ns.
@@ -41,6 +42,8 @@ _NOISE_NS = 300
 _SLEPT_NS = 1_000_000
 _ABSTIME_CANCEL_ON_SET = 3
 _FAR_S = 1 << 33
+#: A thread that reads what a subscriber wrote must not hold a step up.
+_SWITCH_S = 1e-4
 _libc = ct.CDLL(None, use_errno=True)
 
 
@@ -106,12 +109,9 @@ class Steps:
 class Watch:
     """The sockets of ``run_watch``, and the kernel program's steps where there are any. Raises OSError where the timer cannot be had."""
 
-    def __init__(self, agent: socket.socket, notices: socket.socket, steps: Steps | None) -> None:
-        self._agent, self._notices, self._steps = agent, notices, steps
-        self._subscribers: dict[int, socket.socket] = {}
-        self._dropped = 0
+    def __init__(self, agent: socket.socket, subscribers: Subscribers, steps: Steps | None) -> None:
+        self._agent, self._subscribers, self._steps = agent, subscribers, steps
         self._lock = threading.Lock()
-        self._poll = select.poll()
         self._timer = cancel_on_set_timer()
         self._epoll = select.epoll()
         self._epoll.register(self._timer, select.EPOLLIN | select.EPOLLET)
@@ -123,17 +123,7 @@ class Watch:
         threading.stack_size(64 * 1024)
         for work in (*[self._sleep] * SLEEPERS, self._look):
             threading.Thread(target=work, daemon=True).start()
-        for fd in (self._agent.fileno(), self._notices.fileno()):
-            self._poll.register(fd, select.POLLIN)
-        while True:
-            for fd, _ in self._poll.poll():
-                if fd == self._notices.fileno():
-                    self._accept()
-                elif fd == self._agent.fileno():
-                    return
-                else:
-                    with self._lock:
-                        self._forget(fd)
+        self._subscribers.serve(self._agent.fileno())
 
     def _sleep(self) -> None:
         while True:
@@ -184,50 +174,26 @@ class Watch:
             "v": 1, "kind": kind, "size_ns": offset - before, "err_ns": err + before_err, "t_ns": t_ns,
             "real_mono_before_ns": before, "real_mono_after_ns": offset, "actor": actor,
         }  # fmt: skip
-        line = json.dumps(notice, separators=(",", ":")).encode() + b"\n"
-        for fd, subscriber in list(self._subscribers.items()):
-            try:
-                sent = subscriber.send(line)
-            except OSError:
-                sent = -1
-            if sent != len(line):
-                self._dropped += 1
-                self._forget(fd)
+        self._subscribers.tell(notice, t_ns)
         self._send(message)
 
     def _message(self, t_ns: int, before: int, after: int, err: int, pid: int) -> bytes:
         """before, after: REALTIME - BOOTTIME."""
-        return MESSAGE.pack(t_ns, before + self._slept, after + self._slept, err, pid if pid > 0 else _UNKNOWN, self._dropped)
+        dropped = self._subscribers.dropped
+        return MESSAGE.pack(t_ns, before + self._slept, after + self._slept, err, pid if pid > 0 else _UNKNOWN, dropped)
 
     def _send(self, message: bytes) -> None:
         with contextlib.suppress(BlockingIOError):  # the agent compares offsets itself; this only wakes it and dates the step
             self._agent.send(message)
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # gone again before it was accepted
-            subscriber, _ = self._notices.accept()
-            with self._lock:
-                if len(self._subscribers) >= SUBSCRIBERS:
-                    self._dropped += 1
-                    subscriber.close()
-                    return
-                subscriber.setblocking(False)
-                self._subscribers[subscriber.fileno()] = subscriber
-                self._poll.register(subscriber.fileno(), 0)  # hang-ups are always reported
 
-    def _forget(self, fd: int) -> None:
-        subscriber = self._subscribers.pop(fd, None)
-        if subscriber is not None:
-            self._poll.unregister(fd)
-            subscriber.close()
-
-
-def run_watch(agent: socket.socket, notices: socket.socket, steps_fd: int = -1) -> None:
+def run_watch(agent: socket.socket, notices: socket.socket, report: socket.socket, steps_fd: int = -1) -> None:
     """Watches until the agent's end closes. SIGINT is left to the agent.
 
-    agent: SOCK_SEQPACKET. notices: listening. steps_fd: the map clock_last, or -1 where there is none. Raises OSError.
+    agent, report: SOCK_SEQPACKET. notices: listening. steps_fd: the map clock_last, or -1 where there is none. Raises OSError.
     """
+    sys.setswitchinterval(_SWITCH_S)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     agent.setblocking(False)
-    Watch(agent, notices, Steps(steps_fd) if steps_fd >= 0 else None).run()
+    Watch(agent, Subscribers(notices, report), Steps(steps_fd) if steps_fd >= 0 else None).run()

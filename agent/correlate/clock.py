@@ -43,7 +43,10 @@ class Affected:
 
 @dataclass
 class Jump:
-    """One clock change that is a finding. size_ns < 0: backward. until_ns: from then on no decision is affected."""
+    """One clock change that is a finding. size_ns < 0: backward. until_ns: from then on no decision is affected.
+
+    alarm: large enough for one. minor: below the threshold, a finding only once a decision fell into it.
+    """
 
     cause: str
     t_ns: int
@@ -53,6 +56,8 @@ class Jump:
     comm: str
     via: str
     until_ns: int
+    alarm: bool = False
+    minor: bool = False
     wall_before_ns: int | None = None
     wall_after_ns: int | None = None
     complete: bool = True
@@ -61,6 +66,11 @@ class Jump:
     @property
     def backward(self) -> bool:
         return self.size_ns < 0
+
+    @property
+    def told(self) -> bool:
+        """Whether it is a finding by now."""
+        return not self.minor or any(a.inside for a in self.affected.values())
 
 
 class ClockWatch:
@@ -99,14 +109,15 @@ class ClockWatch:
         size = _int(row["size_ns"])
         if size is None and before is not None and after is not None:
             size = after - before
-        least = self._config.slew_min_ns if cause == "clock_slew" else self._config.clock_min_ns
+        least = self._config.slew_min_ns if cause == "clock_slew" else 0
         ret = _int(row["ret"])
         if cause is None or not size or abs(size) < least or (ret is not None and ret < 0):
             return None
         t = int(row["t_ns"])
         via = text(row["via"])
         return Jump(cause, t, size, _int(row["err_ns"]), _int(row["pid"]) or None, text(row["comm"]), "" if via == "none" else via,
-                    t + min(abs(size), self._config.clock_cap_ns) + self._config.clock_settle_ns, before, after)
+                    t + min(abs(size), self._config.clock_cap_ns) + self._config.clock_settle_ns, abs(size) >= self._config.clock_alarm_ns,
+                    abs(size) < self._config.clock_min_ns, before, after)
 
     def _count(self, jump: Jump, rows: np.ndarray) -> None:
         size = abs(jump.size_ns)

@@ -15,7 +15,8 @@ class CorrelatorConfig:
     slow but steady service is reported.
     """
 
-    clock_min_ns: int = 0  #: smallest step that is reported
+    clock_min_ns: int = 0  #: smallest step that is a finding also where no limiter's decision fell into it
+    clock_alarm_ns: int = 128_000_000  #: a clock jump from this size on is an alarm (the step threshold of RFC 5905)
     slew_min_ns: int = 128_000_000  #: smallest slew that is reported (the step threshold of RFC 5905)
     clock_settle_ns: int = 2 * SECOND  #: how long after |size| a step's effects are still counted
     clock_cap_ns: int = 10 * SECOND  #: and never longer than this
@@ -44,3 +45,10 @@ class CorrelatorConfig:
     subjects: int = 256  #: limiters, queues, brokers and listeners watched, of each kind
     max_findings: int = 64  #: open at once
     evidence_floor_ns: int = 5_000_000  #: calls and handshakes shorter than this are no evidence of anything
+
+
+def with_threshold(jump_threshold_ns: int | None) -> CorrelatorConfig:
+    """The defaults with ``--jump-threshold``; None is its default."""
+    if jump_threshold_ns is None:
+        return CorrelatorConfig()
+    return CorrelatorConfig(clock_min_ns=jump_threshold_ns, clock_alarm_ns=jump_threshold_ns)

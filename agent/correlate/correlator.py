@@ -35,6 +35,7 @@ class Correlator:
         self._second: int | None = None
         self._gathered: dict[str, list[np.ndarray]] = {}
         self._findings: list[Finding] = []
+        self._untold: list[Jump] = []
         self._mark_ns = -1
         self._late = 0
         self._forced = 0
@@ -97,10 +98,13 @@ class Correlator:
         if part:
             self._view.add(part)
         for jump in self._clock.feed(part.get("clock_change"), part.get("limiter_decision"), until_ns):
+            self._view.jumps = [*self._view.jumps[-63:], jump]
+            self._untold.append(jump)
+        for jump in [j for j in self._untold if j.told]:
             self._begin_jump(jump)
+        self._untold = [j for j in self._untold if not j.told and j.until_ns > until_ns]
 
     def _begin_jump(self, jump: Jump) -> None:
-        self._view.jumps = [*self._view.jumps[-63:], jump]
         found = Finding(jump.t_ns, jump.t_ns, jump.t_ns // SECOND, jump=jump)
         found.name(jump.cause, f"{jump.size_ns}|{jump.pid}")
         self._findings.append(found)

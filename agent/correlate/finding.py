@@ -75,6 +75,11 @@ class Finding:
         counts = tuple((a.inside_allowed, a.inside_refused, a.straddling) for a in self.jump.affected.values()) if self.jump else ()
         return self.closed, self.cause.cause, len(self.episodes), counts
 
+    @property
+    def severity(self) -> str:
+        """``alarm`` unless it is nothing but a clock jump below the threshold."""
+        return "notice" if self.jump is not None and not self.jump.alarm and not self.episodes else "alarm"
+
     def row(self, t_ns: int) -> Batch:
         """The finding as one row of its table; t_ns is the watermark at which this was known."""
         cause, ranked = self.cause, self.ranked()
@@ -84,6 +89,7 @@ class Finding:
         causes = [{"cause": v.cause, "confidence": round(v.score, 2), "words": v.words} for v in ([cause] if self.jump else []) + held]
         ruled_out = [{"cause": v.cause, "words": v.words} for v in ranked if v.score == 0]
         return make("finding", 1, t_ns=t_ns, finding_id=self.finding_id.encode(), state=_FINDING.code("state", "closed" if self.closed else "open"),
+                    severity=_FINDING.code("severity", self.severity),
                     start_ns=self.start_ns, end_ns=self.end_ns, symptom=symptom.encode(), subject=fit(subject, 128), cause=cause.cause.encode(),
                     confidence=round(cause.score, 2) if cause.cause != "unknown" else 0.3, sentence=fit(self.sentence(), 480),
                     causes=fit_json(causes, 2048), evidence=fit_json(self.evidence(held), 6144), ruled_out=fit_json(ruled_out, 2048))

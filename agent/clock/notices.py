@@ -1,0 +1,97 @@
+"""The jump notices as a source: who was told, who has acknowledged, what the hooks delivered. The agent's side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from agent.batch import Batch
+from agent.columns import NULL_I64
+from agent.tables import TABLES
+
+if TYPE_CHECKING:
+    from agent.clock.hooks import HookProcess
+    from agent.clock.process import WatchProcess
+
+_LOOK_NS = 200_000_000
+_REPORT_BYTES = 1 << 16
+_SOCKET: dict[str, Any] = {"subscribers": 0, "pending": 0, "sent": 0, "acknowledged": 0, "dropped": 0, "malformed": 0}
+_HOOK: dict[str, Any] = {"delivered": 0, "failed": 0, "dropped": 0, "error": ""}
+
+
+class NoticeSource:
+    """Implements ``agent.batch.Source``: a row of ``notice_status`` a channel at the start, and whenever its state changed."""
+
+    name = "notices"
+
+    def __init__(self, watch: WatchProcess, hooks: Sequence[HookProcess] = ()) -> None:
+        self._hooks = hooks
+        self._sockets = {"socket": watch.reports, **{h.channel: h.reports for h in hooks}}
+        self._state: dict[str, dict[str, Any]] = {"socket": dict(_SOCKET), **{h.channel: dict(_HOOK) for h in hooks}}
+        self._gone: set[str] = set()
+        self._news = set(self._state)
+        self._looked_ns = 0
+
+    def fds(self) -> list[int]:
+        """None: a look a few times a second is enough."""
+        return []
+
+    def drain(self, now_ns: int) -> Iterator[Batch]:
+        if now_ns - self._looked_ns < _LOOK_NS:
+            return
+        self._looked_ns = now_ns
+        for channel in self._sockets:
+            self._read(channel)
+        for channel in sorted(self._news):
+            yield Batch("notice_status", self._row(channel, now_ns))
+        self._news.clear()
+
+    def _read(self, channel: str) -> None:
+        while channel not in self._gone:
+            try:
+                data = self._sockets[channel].recv(_REPORT_BYTES)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                self._gone.add(channel)
+            else:
+                self._state[channel] = json.loads(data)
+            self._news.add(channel)
+
+    def _row(self, channel: str, now_ns: int) -> np.ndarray:
+        state, row = self._state[channel], TABLES["notice_status"].empty(1)
+        row["t_ns"], row["channel"] = now_ns, TABLES["notice_status"].code("channel", channel)
+        for column in ("subscribers", "pending", "acknowledged", "failed", "dropped", "malformed"):
+            row[column] = state.get(column, NULL_I64)
+        row["sent"] = state.get("sent", state.get("delivered"))
+        row["reason"] = self._failing(channel).encode()
+        return row
+
+    def _failing(self, channel: str) -> str:
+        gone = f"its process is gone ({self._state[channel].get('error') or 'restart tickscope'})"
+        return gone if channel in self._gone else str(self._state[channel].get("error", ""))
+
+    def state(self) -> dict[str, Any]:
+        """For ``status``: the notice socket's counts with those who have not acknowledged, and each hook's."""
+        for channel in self._sockets:
+            self._read(channel)
+        hooks = {h.channel: {**self._state[h.channel], "state": "gone" if h.channel in self._gone else "running"} for h in self._hooks}
+        return {**self._state["socket"], "hooks": hooks}
+
+    def failures(self) -> dict[str, str]:
+        """For ``status``: channels whose process is gone."""
+        return {f"notices {channel}": self._failing(channel) for channel in sorted(self._gone)}
+
+    def processes(self) -> list[dict[str, Any]]:
+        """For ``status``."""
+        return [{"pid": h.pid, "role": f"notice {h.channel}"} for h in self._hooks if h.channel not in self._gone]
+
+    def close(self) -> None:
+        """Ends the hooks; the watch is the agent's."""
+        for hook in self._hooks:
+            hook.close()

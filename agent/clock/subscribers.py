@@ -1,0 +1,221 @@
+"""The notice socket's subscribers: who gets each line, who has acknowledged it, who was dropped and why.
+
+Part of the clock watch, so standard library only. A subscriber may write lines back, ``{"ack": ID, "limiter": NAME}`` with a notice's
+``id`` or ``t_ns``: it has re-anchored. One that shuts its writing half down only listens, and nothing is pending for it.
+Whatever a subscriber writes costs a bounded number of lines a notice; who writes more is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from dataclasses import dataclass, field
+
+SUBSCRIBERS = 256
+#: Unacknowledged notices that are counted for one subscriber.
+_PENDING = 1024
+_LINE, _CHUNK = 1024, 4096
+#: Lines that a subscriber may write: at first and with each notice, and at most.
+_CREDIT, _CREDIT_MOST = 64, 512
+_REPORT_S = 0.05
+_TOLD = 16
+
+
+@dataclass
+class Subscriber:
+    """One connection. waiting: id -> t_ns of its unacknowledged notices. limiter: the last name that it gave."""
+
+    sock: socket.socket
+    pid: int
+    comm: str
+    waiting: dict[int, int] = field(default_factory=dict)
+    rest: bytes = b""
+    credit: int = _CREDIT
+    listens_only: bool = False
+    limiter: str = ""
+
+    def oldest(self) -> int:
+        return next(iter(self.waiting.values()), 0)
+
+
+def _who(sock: socket.socket) -> tuple[int, str]:
+    pid = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    try:
+        with open(f"/proc/{pid}/comm") as comm:
+            return pid, comm.read().strip()
+    except OSError:
+        return pid, ""
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text[:48])
+
+
+class Subscribers:
+    """Serves the notice socket. ``tell`` may be called from any thread, ``serve`` runs in one.
+
+    listener: non-blocking, listening. report: SOCK_SEQPACKET, to which the state goes as JSON whenever it changed. Raises OSError.
+    """
+
+    def __init__(self, listener: socket.socket, report: socket.socket) -> None:
+        self._listener, self._report = listener, report
+        report.setblocking(False)
+        self._by_fd: dict[int, Subscriber] = {}
+        self._lock = threading.Lock()
+        self._poll = select.poll()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._counts = dict.fromkeys(("notices", "sent", "acknowledged", "slow", "refused", "noisy", "malformed", "unknown"), 0)
+        self._last_ack: dict[str, object] | None = None
+        self._dirty, self._reported = True, 0.0
+
+    @property
+    def dropped(self) -> int:
+        """Subscribers dropped so far: too slow, too many, or writing without end."""
+        return self._counts["slow"] + self._counts["refused"] + self._counts["noisy"]
+
+    def tell(self, notice: dict[str, object], t_ns: int) -> None:
+        """Sends the notice, with its ``id``, to all. t_ns: CLOCK_BOOTTIME of the step. One whose buffer is full is dropped."""
+        with self._lock:
+            self._counts["notices"] += 1
+            number = self._counts["notices"]
+            line = json.dumps({**notice, "id": number}, separators=(",", ":")).encode() + b"\n"
+            for fd, one in list(self._by_fd.items()):
+                try:
+                    sent = one.sock.send(line)
+                except OSError as error:
+                    self._forget(fd, "slow" if isinstance(error, BlockingIOError) else "")
+                    continue
+                if sent != len(line):
+                    self._forget(fd, "slow")
+                    continue
+                self._counts["sent"] += 1
+                one.credit = min(one.credit + _CREDIT, _CREDIT_MOST)
+                if not one.listens_only:
+                    one.waiting[number] = t_ns
+                    if len(one.waiting) > _PENDING:
+                        del one.waiting[next(iter(one.waiting))]
+            self._dirty = True
+        os.eventfd_write(self._wake, 1)
+
+    def serve(self, until: int) -> None:
+        """Accepts, reads acknowledgements and reports until the descriptor ``until`` is readable."""
+        for fd in (until, self._listener.fileno(), self._wake):
+            self._poll.register(fd, select.POLLIN)
+        while True:
+            for fd, events in self._poll.poll(self._say()):
+                if fd == until:
+                    return
+                if fd == self._listener.fileno():
+                    self._accept()
+                elif fd == self._wake:
+                    os.eventfd_read(self._wake)
+                else:
+                    with self._lock:
+                        self._heard(fd, events)
+
+    def _say(self) -> float | None:
+        """Reports where there is news, not too often; how long poll may sleep, ms."""
+        with self._lock:
+            if not self._dirty:
+                return None
+            wait = self._reported + _REPORT_S - time.monotonic()
+            if wait > 0:
+                return wait * 1000 + 1
+            self._dirty, self._reported = False, time.monotonic()
+            state = self._state()
+        try:
+            self._report.send(json.dumps(state).encode())
+        except BlockingIOError:  # the agent is busy: again later
+            self._dirty = True
+            return _REPORT_S * 1000
+        except OSError:
+            return None
+        return None
+
+    def _state(self) -> dict[str, object]:
+        pending = [s for s in self._by_fd.values() if s.waiting]
+        pending.sort(key=Subscriber.oldest)
+        told = [{"pid": s.pid, "comm": s.comm, "limiter": s.limiter, "pending": len(s.waiting), "since_ns": s.oldest()} for s in pending[:_TOLD]]
+        return {"subscribers": len(self._by_fd), "pending": sum(len(s.waiting) for s in pending), **self._counts, "dropped": self.dropped,
+                "waiting": told, "last_ack": self._last_ack}  # fmt: skip
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # gone again before it was accepted
+            sock, _ = self._listener.accept()
+            sock.setblocking(False)
+            one = Subscriber(sock, *_who(sock))
+            with self._lock:
+                self._dirty = True
+                if len(self._by_fd) >= SUBSCRIBERS:
+                    self._counts["refused"] += 1
+                    sock.close()
+                    return
+                self._by_fd[sock.fileno()] = one
+                self._poll.register(sock, select.POLLIN)  # hang-ups are always reported
+
+    def _forget(self, fd: int, why: str = "") -> None:
+        one = self._by_fd.pop(fd)
+        self._poll.unregister(fd)
+        one.sock.close()
+        self._dirty = True
+        if why:
+            self._counts[why] += 1
+
+    def _heard(self, fd: int, events: int) -> None:
+        one = self._by_fd.get(fd)
+        if one is None:
+            return
+        try:
+            data = one.sock.recv(_CHUNK)
+        except BlockingIOError:  # an event of a connection that had this number before
+            return
+        except OSError:
+            self._forget(fd)
+            return
+        if data:
+            self._read(fd, one, data)
+        elif events & (select.POLLHUP | select.POLLERR):
+            self._forget(fd)
+        else:
+            one.listens_only = self._dirty = True
+            one.waiting.clear()
+            self._poll.modify(fd, 0)
+
+    def _read(self, fd: int, one: Subscriber, data: bytes) -> None:
+        *lines, one.rest = (one.rest + data).split(b"\n")
+        if len(one.rest) > _LINE:
+            lines.append(one.rest)
+            one.rest = b""
+        one.credit -= 1
+        self._dirty = True
+        for line in lines:
+            one.credit -= 1
+            if one.credit < 0:
+                break
+            self._line(one, line)
+        if one.credit < 0:
+            self._forget(fd, "noisy")
+
+    def _line(self, one: Subscriber, line: bytes) -> None:
+        try:
+            said = json.loads(line) if len(line) <= _LINE else None
+        except (ValueError, RecursionError):
+            said = None
+        ack, limiter = (said.get("ack"), said.get("limiter", "")) if isinstance(said, dict) else (None, "")
+        if not isinstance(ack, int) or not isinstance(limiter, str):
+            self._counts["malformed"] += 1
+            return
+        number = ack if ack in one.waiting else next((n for n, t in one.waiting.items() if t == ack), None)
+        one.limiter = _printable(limiter) or one.limiter
+        if number is None:
+            self._counts["unknown"] += 1
+            return
+        took = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - one.waiting.pop(number)
+        self._counts["acknowledged"] += 1
+        self._last_ack = {"id": number, "pid": one.pid, "comm": one.comm, "limiter": one.limiter, "took_ns": took}
