@@ -108,7 +108,7 @@ def _sealed(name: str, doc: dict[str, Any]) -> Sealed:
 def _headless(name: str, files: list[str]) -> Sealed:
     tables = [file.removesuffix(".parquet") for file in files if file.endswith(".parquet")]
     unknown = {"rows": -1, "min_t_ns": -(1 << 62), "max_t_ns": 1 << 62}
-    return Sealed(name, Head("", "", "", 0, 0), {table: unknown for table in tables})
+    return Sealed(name, Head("", "", "", 0, 0), dict.fromkeys(tables, unknown))
 
 
 def merged(parts: list[HotRows]) -> Iterator[HotRows]:
