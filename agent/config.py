@@ -172,7 +172,7 @@ def _coerce(key: str, value: Any, where: str) -> Any:
         raise AgentError(f"{where}: {key} cannot be {reprlib.repr(value)}", why=str(error), exit_code=USAGE) from error
     if isinstance(value, type(wanted)):
         return value
-    kind = {str: "a text", dict: "a section of `key: value` lines"}.get(type(wanted), "a number")
+    kind = "a text" if isinstance(wanted, str) else "a section of `key: value` lines" if isinstance(wanted, dict) else "a number"
     raise AgentError(f"{where}: {key} must be {kind}, not {reprlib.repr(value)}", exit_code=USAGE)
 
 
