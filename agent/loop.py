@@ -169,4 +169,6 @@ class Loop:
             source.close()
         for one in [*self.sinks, *self.closing]:
             one.close()
+        self._count_losses(boot_ns())  # what they could not deliver any more
+        self.store.append(self._waiting)
         self.store.close()

@@ -42,13 +42,20 @@ class _Lane:
         self.request: _Request | None = None
         self.sent = self.rejected = self.failures = 0
         self.last_error = ""
-        self.not_before = 0.0
+        self.not_before = self.begun = 0.0
+
+    def stuck_s(self) -> float:
+        """How long the request under way has been sent for."""
+        begun = self.begun
+        return time.monotonic() - begun if begun else 0.0
 
     def step(self, now: float) -> bool:
         """Tries the request under way, if it is time; True when it is done with."""
         if self.request is None or now < self.not_before:
             return False
+        self.begun = time.monotonic()
         outcome = self.sender.send(self.request.data)
+        self.begun = 0.0
         if outcome.status == "retry":
             self.failures += 1
             self.last_error = outcome.message
@@ -117,9 +124,12 @@ class OtlpExporter:
         lanes = self._lanes
         worst = max((lane for lane in lanes.values()), key=lambda lane: lane.failures, default=None)
         failures = worst.failures if worst else 0
-        state = "down" if self._failure or failures >= _DOWN_AFTER else "retrying" if failures else "ok"
         target = self._config.traces or self._config.metrics
-        error = self._failure or next((lane.last_error for lane in ([worst] if worst and failures else list(lanes.values())) if lane.last_error), "")
+        # A timeout bounds each wait for the network; an answer that comes byte by byte goes on for ever.
+        stuck_s = max((lane.stuck_s() for lane in lanes.values()), default=0.0)
+        stuck = f"the collector has not answered whole for {stuck_s:.0f} s" if target and stuck_s > 2 * target.timeout_s else ""
+        state = "down" if self._failure or stuck or failures >= _DOWN_AFTER else "retrying" if failures else "ok"
+        error = self._failure or stuck or next((lane.last_error for lane in ([worst] if worst and failures else list(lanes.values())) if lane.last_error), "")
         losses = self.losses()
         return {
             "endpoint": target.endpoint if target else "",
@@ -198,4 +208,6 @@ def _remedy(error: str, config: OtlpConfig) -> str:
         return "set OTEL_EXPORTER_OTLP_CERTIFICATE to the collector's CA, or use an http:// endpoint"
     if "404" in error or "not an OTLP response" in error or "BadStatusLine" in error:
         return f"check the endpoint; for OTLP over {other} set OTEL_EXPORTER_OTLP_PROTOCOL={other}"
+    if "Timeout" in error or "not answered" in error:
+        return "the collector accepts and does not answer: see its log, or restart it"
     return "see the collector's log"

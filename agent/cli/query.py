@@ -104,9 +104,13 @@ def _tell(rows: list[dict[str, Any]], gaps: list[dict[str, Any]], notes: list[st
 
     for text in notes:
         note(f"note: {text}")
+    alike: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for gap in gaps:
-        lost = "an unknown number of" if gap["count"] is None else gap["count"]
-        note(f"gap: {lost} records lost in {gap['stage']} ({gap['source']}), "
-             f"between {cell('from_ns', gap['from_ns'])} and {cell('to_ns', gap['to_ns'])}")
+        alike.setdefault((gap["boot_id"], gap["stage"], gap["source"]), []).append(gap)
+    for (_, stage, source), each in alike.items():
+        lost = "an unknown number of" if any(g["count"] is None for g in each) else sum(g["count"] for g in each)
+        times = f" in {len(each)} intervals" if len(each) > 1 else ""
+        note(f"gap: {lost} records lost in {stage} ({source}){times}, "
+             f"between {cell('from_ns', each[0]['from_ns'])} and {cell('to_ns', each[-1]['to_ns'])}")
     if not rows:
         note(f"no rows in {table}" + (": widen --since/--until or see `tickscope probes`" if bounded else " match; see `tickscope probes`"))
