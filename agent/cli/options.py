@@ -54,7 +54,7 @@ def output(function: F) -> F:
 
 def store(function: F) -> F:
     """``--store DIR``, passed as ``store``."""
-    return click.option("--store", type=click.Path(file_okay=False), envvar="TICKSCOPE_STORE", default=DEFAULT_STORE,
+    return click.option("--store", type=click.Path(file_okay=False, readable=False), envvar="TICKSCOPE_STORE", default=DEFAULT_STORE,
                         show_default=True, show_envvar=True, help="The store's directory.")(function)
 
 
