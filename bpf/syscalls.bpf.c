@@ -91,11 +91,7 @@ struct syscalls_event {
 	u8 pad[3];
 };
 BPF_RINGBUF_OUTPUT(syscalls_events, 64);
-struct syscalls_call {
-	u32 tid;
-	u32 start;		/* lower half of the call's start: what the agent takes is never the thread's next call */
-};
-BPF_TABLE("hash", struct syscalls_call, struct syscalls_event, syscalls_pending, 1024);	/* slow calls that may go on */
+BPF_TABLE("hash", u32, struct syscalls_event, syscalls_pending, 1024);	/* slow calls that may go on, by tid */
 
 struct syscalls_thread {
 	u64 off_ns;		/* switched out at, 0 while running or not in a call */
@@ -336,18 +332,17 @@ static __always_inline void syscalls_fill(struct syscalls_event *e, void *task, 
 
 static __always_inline void syscalls_end(struct syscalls_thread *t, u32 tid)
 {
-	struct syscalls_call call = {.tid = tid, .start = t->call_ns};
 	t->call_ns = 0;
 	if (!t->pending)
 		return;
 	t->pending = 0;
-	struct syscalls_event *e = syscalls_pending.lookup(&call);
+	struct syscalls_event *e = syscalls_pending.lookup(&tid);
 	if (!e)
 		return;
 	struct syscalls_event *out = syscalls_events.ringbuf_reserve(sizeof(*out));
 	if (out)
 		__builtin_memcpy(out, e, sizeof(*out));
-	long taken = syscalls_pending.delete(&call);	/* by the agent, first */
+	long taken = syscalls_pending.delete(&tid);	/* by the agent, first */
 	if (!out) {
 		if (!taken)
 			lose(LOST_syscalls_events);
@@ -359,10 +354,9 @@ static __always_inline void syscalls_end(struct syscalls_thread *t, u32 tid)
 }
 
 /* The pending call goes on: the agent is to leave it alone. */
-static __always_inline void syscalls_hold(struct syscalls_thread *t, u32 tid)
+static __always_inline void syscalls_hold(u32 tid)
 {
-	struct syscalls_call call = {.tid = tid, .start = t->call_ns};
-	struct syscalls_event *e = syscalls_pending.lookup(&call);
+	struct syscalls_event *e = syscalls_pending.lookup(&tid);
 	if (e)
 		e->goes_on = 1;
 }
@@ -399,66 +393,6 @@ static __always_inline void syscalls_take_up(struct syscalls_thread *t)
 	t->enter_ns = 0;
 }
 
-/* `task`, which had been switched out within a call, runs again. */
-static __always_inline void syscalls_back(struct syscalls_thread *t, struct syscalls_tune *tune, void *task, u32 tid, u64 now)
-{
-	u32 tgid = 0;
-	u64 total = now - t->off_ns, run_queue = t->wake_ns > t->off_ns ? now - t->wake_ns : 0;
-	t->off_ns = 0;
-	t->blocked_ns += total - run_queue;
-	t->run_queue_ns += run_queue;
-	GET(tgid, task, task_struct, tgid);
-	syscalls_count(task, tgid, t, total - run_queue, run_queue);
-	if (tune->full && t->kind == SYSCALLS_SLOW)
-		return;
-	u64 goroutine = UNKNOWN64;
-	u64 need = SYSCALLS_SLOW_NS;
-	if (t->kind == SYSCALLS_WAITING) {
-		bool wanted = false;
-		need = SYSCALLS_WAIT_NS;
-		if (now - t->call_ns < need)
-			return;
-#ifdef LIMITER_OPEN
-		u64 *open = limiter_open.lookup(&tid);
-		if (open && *open == t->r14) {
-			goroutine = *open;
-			wanted = true;
-		}
-#endif
-		if (!wanted && !syscalls_watched.lookup(&tgid))
-			return;
-	}
-	if (now - t->call_ns < need)
-		return;
-	struct syscalls_call call = {.tid = tid, .start = t->call_ns};
-	if (t->pending && !syscalls_pending.lookup(&call)) {	/* the agent took what there was: the rest counts as a call of its own */
-		call.start = t->call_ns = now - total;
-		t->blocked_ns = total - run_queue;
-		t->run_queue_ns = run_queue;
-	}
-	struct syscalls_event e = {};
-	syscalls_fill(&e, task, t, now);
-	e.duration_ns = now - t->call_ns;
-	e.basis = SYSCALLS_BLOCKED;
-	e.goroutine = goroutine;
-	if (syscalls_pending.update(&call, &e))
-		lose(LOST_syscalls_events);
-	else
-		t->pending = 1;
-}
-
-/* The same, seen late, at `now`: a kernel may run no program while a task that it protects is the current one, and so not show the
- * switch from that task to this one, nor a wake-up by an interrupt. The wake-up stands in for the switch-in; without it, a call that
- * may or may not have been slow is lost. */
-static __always_inline void syscalls_back_late(struct syscalls_thread *t, struct syscalls_tune *tune, void *task, u32 tid, u64 now)
-{
-	bool woken = t->wake_ns > t->off_ns;
-	if (woken || t->kind == SYSCALLS_WAITING || now - t->call_ns < SYSCALLS_SLOW_NS)
-		syscalls_back(t, tune, task, tid, woken ? t->wake_ns : now);
-	else
-		lose(LOST_syscalls_events);
-}
-
 /* `task` leaves the CPU. It is the current one. */
 static __always_inline void syscalls_out(void *task, bool preempt, u64 now)
 {
@@ -474,13 +408,11 @@ static __always_inline void syscalls_out(void *task, bool preempt, u64 now)
 	struct syscalls_thread *t = syscalls_threads.lookup(&tid);
 	bool first = !(ti & tune->flag_mask);
 	if (t) {
-		if (t->off_ns)
-			syscalls_back_late(t, tune, task, tid, now);
 		t->off_ns = 0;
 		if (first)
 			syscalls_end(t, tid);
 		else if (t->pending)
-			syscalls_hold(t, tid);
+			syscalls_hold(tid);
 	}
 #if HAS_task_struct____state
 	GET(state, task, task_struct, __state);
@@ -524,14 +456,55 @@ static __always_inline void syscalls_out(void *task, bool preempt, u64 now)
 /* `task` gets the CPU; it is not current yet. */
 static __always_inline void syscalls_in(void *task, u64 now)
 {
-	u32 tid = 0;
+	u32 tid = 0, tgid = 0;
 	GET(tid, task, task_struct, pid);
 	struct syscalls_thread *t = syscalls_threads.lookup(&tid);
 	struct syscalls_tune *tune = syscalls_get_tune();
 	if (t && t->enter_ns)
 		syscalls_take_up(t);
-	if (t && t->off_ns && tune)
-		syscalls_back(t, tune, task, tid, now);
+	if (!t || !t->off_ns || !tune)
+		return;
+	u64 total = now - t->off_ns, run_queue = t->wake_ns > t->off_ns ? now - t->wake_ns : 0;
+	t->off_ns = 0;
+	t->blocked_ns += total - run_queue;
+	t->run_queue_ns += run_queue;
+	GET(tgid, task, task_struct, tgid);
+	syscalls_count(task, tgid, t, total - run_queue, run_queue);
+	if (tune->full && t->kind == SYSCALLS_SLOW)
+		return;
+	u64 goroutine = UNKNOWN64;
+	u64 need = SYSCALLS_SLOW_NS;
+	if (t->kind == SYSCALLS_WAITING) {
+		bool wanted = false;
+		need = SYSCALLS_WAIT_NS;
+		if (now - t->call_ns < need)
+			return;
+#ifdef LIMITER_OPEN
+		u64 *open = limiter_open.lookup(&tid);
+		if (open && *open == t->r14) {
+			goroutine = *open;
+			wanted = true;
+		}
+#endif
+		if (!wanted && !syscalls_watched.lookup(&tgid))
+			return;
+	}
+	if (now - t->call_ns < need)
+		return;
+	if (t->pending && !syscalls_pending.lookup(&tid)) {	/* the agent took what there was: the rest counts as a call of its own */
+		t->call_ns = now - total;
+		t->blocked_ns = total - run_queue;
+		t->run_queue_ns = run_queue;
+	}
+	struct syscalls_event e = {};
+	syscalls_fill(&e, task, t, now);
+	e.duration_ns = now - t->call_ns;
+	e.basis = SYSCALLS_BLOCKED;
+	e.goroutine = goroutine;
+	if (syscalls_pending.update(&tid, &e))
+		lose(LOST_syscalls_events);
+	else
+		t->pending = 1;
 }
 
 int syscalls_on_switch(struct bpf_raw_tracepoint_args *ctx)
@@ -555,14 +528,10 @@ int syscalls_on_wakeup(struct bpf_raw_tracepoint_args *ctx)
 int syscalls_on_exit(struct bpf_raw_tracepoint_args *ctx)
 {
 	u32 tid = 0;
-	void *task = (void *)ctx->args[0];
-	GET(tid, task, task_struct, pid);
+	GET(tid, (void *)ctx->args[0], task_struct, pid);
 	struct syscalls_thread *t = syscalls_threads.lookup(&tid);
-	struct syscalls_tune *tune = syscalls_get_tune();
-	if (!t || !tune)
+	if (!t)
 		return 0;
-	if (t->off_ns)
-		syscalls_back_late(t, tune, task, tid, bpf_ktime_get_boot_ns());
 	syscalls_end(t, tid);
 	syscalls_threads.delete(&tid);
 	return 0;
