@@ -1,7 +1,7 @@
 """Which executable files the processes of this host run and map: what uprobes are attached to.
 
 A process is looked at when it starts, some times shortly after (the dynamic linker and dlopen come later), and every 10 s, but then only if its
-size has changed. The privileged helper opens, this parses: one regular expression over the whole text of /proc/PID/maps.
+size has changed. Its executable is opened at the first look, and again only by the scans, in case an exec went unseen. The privileged helper opens, this parses: one regular expression over the whole text of /proc/PID/maps.
 """
 
 from __future__ import annotations
@@ -60,6 +60,12 @@ class FileKey(NamedTuple):
 Found = Callable[[int, str, int], Callable[[], None] | None]
 
 
+class _Process(NamedTuple):
+    size: bytes
+    exe: list[FileKey]
+    used: set[FileKey]
+
+
 class _File:
     def __init__(self, keep: bool) -> None:
         self.keep, self.unused, self.releases = keep, 0, list[Callable[[], None]]()
@@ -82,7 +88,7 @@ class Targets:
         self._line = re.compile(rb"(?!)")
         self._files: dict[FileKey, _File] = {}
         self._mappings: dict[tuple[bytes, bytes, bytes], FileKey] = {}
-        self._processes: dict[int, tuple[bytes, set[FileKey]]] = {}
+        self._processes: dict[int, _Process] = {}
         self._looks: list[tuple[int, int]] = []
         self._rest: deque[int] = deque()
         self._full_ns = self._resting_ns = 0
@@ -180,9 +186,9 @@ class Targets:
 
     def _work(self, end: float) -> None:
         while self._rest and time.monotonic() < end:
-            self._look(self._rest.popleft())
+            self._look(self._rest.popleft(), scan=True)
 
-    def _look(self, pid: int) -> None:
+    def _look(self, pid: int, scan: bool = False) -> None:
         """Looks at a process unless its size is as it was: kernel threads and zombies have none."""
         try:
             with open(f"/proc/{pid}/statm", "rb", buffering=0) as statm:
@@ -190,13 +196,14 @@ class Targets:
         except (OSError, IndexError):
             self._processes.pop(pid, None)
             return
-        known, used = self._processes.get(pid, (b"0", set()))
-        if size == known:
+        known = self._processes.get(pid, _Process(b"0", [], set()))
+        if size == known.size:
             return
-        used = set()
-        self._processes[pid] = (size, used)
-        if self._executables:
-            used.update(self._open(pid, "exe", "exe", self._executables))
+        exe = known.exe
+        if self._executables and (scan or not exe):
+            exe = self._open(pid, "exe", "exe", self._executables)
+        used = set(exe)
+        self._processes[pid] = _Process(size, exe, used)
         if self._libraries:
             self._maps(pid, used)
 
@@ -272,7 +279,7 @@ class Targets:
 
     def _release_unused(self) -> None:
         """Lets go of files that no process used in two full scans in a row."""
-        used = set[FileKey]().union(*(files for _, files in self._processes.values()))
+        used = set[FileKey]().union(*(process.used for process in self._processes.values()))
         for key, file in list(self._files.items()):
             file.unused = 0 if key in used or file.keep else file.unused + 1
             if file.unused > 1:

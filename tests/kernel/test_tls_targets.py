@@ -83,6 +83,22 @@ def test_hostile_libraries_change_nothing(rig: Rig, certs: Path, tmp_path: Path)
     assert len(rows) == 2
 
 
+def test_an_executable_is_opened_once_an_exec(rig: Rig, tmp_path: Path) -> None:
+    """However often its process is looked at while it grows; and used all the while."""
+    copy, offered, opened = tmp_path / "program", list[int](), list[tuple[int, str]]()
+    shutil.copy(sys.executable, copy)
+    real = rig.attacher.open_proc
+    rig.attacher.open_proc = lambda pid, what: (opened.append((pid, what)), real(pid, what))[1]  # type: ignore[method-assign]
+    rig.targets.exe(lambda pid, path, fd: offered.append(pid))
+    grow = "import time\nkept = []\nfor _ in range(8): kept.append(bytes(9_000_000)); time.sleep(0.2)"
+    with subprocess.Popen([copy, "-c", grow], env={**os.environ, "PYTHONHOME": sys.base_prefix}) as child:
+        while child.poll() is None:
+            rig.settle(0.05)
+    assert opened.count((child.pid, "maps")) >= 3
+    assert opened.count((child.pid, "exe")) == 1
+    assert offered.count(child.pid) == 1
+
+
 def test_a_late_dlopen_is_found(rig: Rig, tmp_path: Path) -> None:
     """A library that is loaded long after the program started is found by the next full scan."""
     copy = tmp_path / LIBSSL.name
