@@ -291,7 +291,13 @@ int on_tcp_receive(struct bpf_raw_tracepoint_args *ctx)
 /* sock_send_length, since 6.3 (6e6eda44b939); before, the return of tcp_sendmsg, whose first argument is the socket too. */
 int on_tcp_send(struct bpf_raw_tracepoint_args *ctx)
 {
-	tcp_moves(ctx->args[0], false);
+#if TP_sock_send_length
+	u64 sk = ctx->args[0];
+#else
+	u64 sk = 0;	/* read, since the verifier takes a function's argument for a pointer, with which it forbids to calculate */
+	bpf_probe_read_kernel(&sk, sizeof(sk), &ctx->args[0]);
+#endif
+	tcp_moves(sk, false);
 	return 0;
 }
 

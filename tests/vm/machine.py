@@ -42,7 +42,7 @@ def _script(command: list[str], cwd: Path, env: dict[str, str]) -> bytes:
 
 
 def _qemu(kernel: Kernel, initramfs: Path, scratch: Path, out: Path) -> list[str]:
-    return ["nice", "-n", "10", QEMU, "-nodefaults", "-no-reboot", "-display", "none", "-monitor", "none", "-m", "1G", "-smp", "2",
+    return ["setpriv", "--pdeathsig", "KILL", "nice", "-n", "10", QEMU, "-nodefaults", "-no-reboot", "-display", "none", "-monitor", "none", "-m", "1G", "-smp", "2",
             "-accel", "tcg,thread=multi", "-cpu", "max", "-nic", "none", "-object", "rng-random,id=rng,filename=/dev/urandom",
             "-device", "virtio-rng-pci,rng=rng",
             "-virtfs", "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap",

@@ -10,9 +10,7 @@ import os
 import shlex
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -45,19 +43,19 @@ def _boot(name: str, out: Path) -> suite.Run:
     return suite.run(name, tests, out, limit_s=1500, first=first)
 
 
-@cache
-def _booted() -> dict[str, tuple[Path, Future[suite.Run]]]:
+@pytest.fixture(scope="module")
+def booted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Future[suite.Run]]]:
     """All at once, as many as there are processors."""
     suite.prepare(("plain",))
     pool = ThreadPoolExecutor(suite.jobs())
-    folders = {name: Path(mkdtemp(prefix=f"tickscope-{name}-")) for name in NAMES}
+    folders = {name: tmp_path_factory.mktemp(name) for name in NAMES}
     return {name: (out, pool.submit(_boot, name, out)) for name, out in folders.items()}
 
 
 @pytest.fixture(params=NAMES)
-def kernel(request: pytest.FixtureRequest) -> tuple[str, Path, suite.Run]:
+def kernel(request: pytest.FixtureRequest, booted: dict[str, tuple[Path, Future[suite.Run]]]) -> tuple[str, Path, suite.Run]:
     """(name, what the machine left, its tests) of a kernel. One that cannot be fetched or does not boot fails."""
-    out, run = _booted()[request.param]
+    out, run = booted[request.param]
     return request.param, out, run.result()
 
 
