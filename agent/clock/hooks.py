@@ -49,7 +49,7 @@ def _within(seconds: float) -> Iterator[None]:
 
 
 def execute(command: tuple[str, ...], timeout_s: float) -> Deliver:
-    """Runs the command with the notice on its standard input; it and what it started are killed after ``timeout_s``."""
+    """Runs the command with the notice as a line on its standard input; it and what it started are killed after ``timeout_s``."""
 
     def deliver(line: bytes) -> None:
         me, environment = os.getpid(), {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LANG": "C.UTF-8"}
@@ -59,7 +59,7 @@ def execute(command: tuple[str, ...], timeout_s: float) -> Deliver:
         except OSError as error:
             raise HookFailed(f"cannot run {command[0]}: {error.strerror}") from error
         try:
-            child.communicate(line, timeout_s)
+            child.communicate(line + b"\n", timeout_s)
         except subprocess.TimeoutExpired:
             raise HookFailed(f"{command[0]} did not end within {timeout_s:g} s") from None
         finally:

@@ -1,0 +1,288 @@
+"""The hooks as processes of their own, against real programs and servers, good and bad. No clock is stepped."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agent.clock import hooks
+from agent.clock.hook_config import HookConfig
+from agent.clock.notices import NoticeSource
+from agent.clock.subscribers import Subscribers
+from agent.clock.watch import listen
+
+NOBODY = 65534
+
+
+class Rig:
+    """A notice socket with hooks on it."""
+
+    def __init__(self, directory: Path, config: HookConfig) -> None:
+        path = directory / "notices.sock"
+        self.listener = listen(str(path))
+        path.chmod(0o666)
+        run_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        self.hooks = hooks.start(config, run_fd, NOBODY, NOBODY)
+        os.close(run_fd)
+        self.reports, self._report = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.reports.setblocking(False)
+        self._stop, self._until = socket.socketpair()
+        self.subscribers = Subscribers(self.listener, self._report)
+        self.thread = threading.Thread(target=self.subscribers.serve, args=(self._until.fileno(),))
+        self.thread.start()
+        self.source = NoticeSource(SimpleNamespace(reports=self.reports), self.hooks)  # type: ignore[arg-type]
+        self.wait(lambda s: s["subscribers"] == len(self.hooks))
+        self.told = 0
+
+    def step(self) -> None:
+        self.told += 1
+        self.subscribers.tell({"v": 1, "kind": "step", "size_ns": -self.told}, 10**12 + self.told)
+
+    def wait(self, enough: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        end = time.monotonic() + 30
+        while not enough(state := self.source.state()):
+            assert time.monotonic() < end, state
+            time.sleep(0.02)
+        return state
+
+    def counts(self, channel: str, **wanted: int) -> dict[str, Any]:
+        return dict(self.wait(lambda s: all(s["hooks"][channel][k] >= v for k, v in wanted.items()))["hooks"][channel])
+
+    def close(self) -> None:
+        self.source.close()
+        self._stop.close()
+        self.thread.join()
+        for each in (self.listener, self._report, self._until):
+            each.close()
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that others can enter, which pytest's own is not."""
+    with tempfile.TemporaryDirectory(prefix="tickscope-hooks-") as made:
+        Path(made).chmod(0o777)
+        yield Path(made)
+
+
+@pytest.fixture
+def rig(place: Path) -> Iterator[Callable[[HookConfig], Rig]]:
+    made: list[Rig] = []
+
+    def begin(config: HookConfig) -> Rig:
+        made.append(Rig(place, config))
+        return made[-1]
+
+    yield begin
+    for each in made:
+        each.close()
+
+
+class Web:
+    """A web server; ``how`` says what it does with the next requests."""
+
+    def __init__(self) -> None:
+        self.how: Any = 204
+        self.got: list[tuple[str, dict[str, Any], str | None]] = []
+        web = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                web.got.append((self.path, json.loads(body), self.headers["authorization"]))
+                if web.how == "hang":
+                    web.release.wait(30)
+                elif web.how == "drip":
+                    for byte in b"HTTP/1.0 200 " + b"x" * 300:
+                        if web.release.wait(0.05):
+                            return
+                        self.wfile.write(bytes([byte]))
+                else:
+                    self.send_response(web.how)
+                    self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.release = threading.Event()
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.thread = threading.Thread(target=self.server.serve_forever)
+        self.thread.start()
+
+    def close(self) -> None:
+        self.release.set()
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    made = Web()
+    yield made
+    made.close()
+
+
+def processes(words: str) -> list[str]:
+    out = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = entry.read_bytes().replace(b"\0", b" ").decode()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if words in text:
+            out.append(text)
+    return out
+
+
+def test_a_command_gets_each_notice_unprivileged(rig: Callable[[HookConfig], Rig], place: Path) -> None:
+    out = place / "out"
+    out.touch()
+    out.chmod(0o666)
+    made = rig(HookConfig(exec=("/bin/sh", "-c", f"cat >>{out}; id -u >>{out}; grep -E 'CapEff|NoNewPrivs' /proc/self/status >>{out}; pwd >>{out}")))
+    for i in range(3):
+        made.step()
+        made.counts("exec", delivered=i + 1)
+    lines = out.read_text().splitlines()
+    assert [json.loads(lines[i])["id"] for i in (0, 5, 10)] == [1, 2, 3]
+    assert lines[1:5] == [str(NOBODY), "CapEff:\t0000000000000000", "NoNewPrivs:\t1", "/"]
+    assert made.source.state()["pending"] == 0
+
+
+@pytest.mark.parametrize(("command", "words"), [(("/bin/false",), "ended with 1"), (("/nonexistent/hook",), "cannot run /nonexistent/hook: No such file"),
+                                                (("/bin/sh", "-c", "kill -9 $$"), "ended with -9")])
+def test_a_command_that_fails_is_counted_with_the_reason(rig: Callable[[HookConfig], Rig], command: tuple[str, ...], words: str) -> None:
+    made = rig(HookConfig(exec=command))
+    made.step()
+    made.step()
+    state = made.counts("exec", failed=2)
+    assert words in state["error"]
+    assert state["delivered"] == 0
+    (row,) = [b.rows for b in made.source.drain(10**9) if b.rows["channel"][0] == 1]
+    assert row["failed"][0] == 2
+    assert words in row["reason"][0].decode()
+
+
+def test_a_command_that_hangs_is_killed_with_all_it_started(rig: Callable[[HookConfig], Rig]) -> None:
+    made = rig(HookConfig(exec=("/bin/sh", "-c", "sleep 9973 & sleep 9973"), timeout_s=0.3))
+    made.step()
+    assert "did not end within 0.3 s" in made.counts("exec", failed=1)["error"]
+    made.wait(lambda _: not processes("sleep 9973"))
+
+
+def test_a_backlog_is_cut_to_the_newest_and_counted(rig: Callable[[HookConfig], Rig], place: Path) -> None:
+    out = place / "out"
+    out.touch()
+    out.chmod(0o666)
+    made = rig(HookConfig(exec=("/bin/sh", "-c", f"cat >>{out}; sleep 0.4"), timeout_s=5))
+    made.step()
+    made.wait(lambda _: bool(out.read_text()))
+    for _ in range(hooks.QUEUE + 5):
+        made.step()
+    state = made.counts("exec", dropped=5)
+    assert state["dropped"] == 5
+    made.counts("exec", delivered=2)
+    assert [json.loads(text)["id"] for text in out.read_text().splitlines()][:2] == [1, 7]
+
+
+def test_the_agents_end_ends_a_hook_in_the_middle(rig: Callable[[HookConfig], Rig], place: Path) -> None:
+    made = rig(HookConfig(exec=("/bin/sleep", "9967"), timeout_s=60))
+    made.step()
+    made.wait(lambda _: bool(processes("sleep 9967")))
+    made.source.close()
+    end = time.monotonic() + 20
+    while processes("sleep 9967"):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_webhook_gets_each_notice_and_outlives_a_bad_server(rig: Callable[[HookConfig], Rig], web: Web) -> None:
+    made = rig(HookConfig(webhook=f"http://me:it%40s@127.0.0.1:{web.server.server_port}/clock?x=1", timeout_s=0.5))
+    made.step()
+    made.counts("webhook", delivered=1)
+    path, body, login = web.got[0]
+    assert (path, body["id"], body["size_ns"], login) == ("/clock?x=1", 1, -1, "Basic bWU6aXRAcw==")
+    for failed, (how, words) in enumerate([(500, "answered 500"), (302, "answered 302"), ("hang", "no end within 0.5 s|timed out"),
+                                           ("drip", "no end within 0.5 s|timed out")], 1):
+        web.how = how
+        made.step()
+        error = made.counts("webhook", failed=failed)["error"]
+        assert any(w in error for w in words.split("|")), error
+    web.how = 200
+    made.step()
+    assert made.counts("webhook", delivered=2)["failed"] == 4
+
+
+def test_a_webhook_without_a_server_says_so(rig: Callable[[HookConfig], Rig]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        made = rig(HookConfig(webhook=f"http://127.0.0.1:{taken.getsockname()[1]}/"))
+        made.step()
+        assert "Connection refused" in made.counts("webhook", failed=1)["error"]
+
+
+def test_a_redis_channel_and_a_redis_that_goes_and_comes_back(rig: Callable[[HookConfig], Rig], place: Path) -> None:
+    path = place / "redis.sock"
+
+    def server() -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(["redis-server", "--port", "0", "--unixsocket", str(path), "--unixsocketperm", "777", "--save", "", "--dir", str(place)],
+                                   stdout=subprocess.DEVNULL)  # fmt: skip
+        end = time.monotonic() + 20
+        while subprocess.run(["redis-cli", "-s", str(path), "ping"], capture_output=True).stdout != b"PONG\n":
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        return process
+
+    first = server()
+    try:
+        made = rig(HookConfig(redis=f"unix://{path}", redis_channel="jumps"))
+        listener = subprocess.Popen(["redis-cli", "-s", str(path), "subscribe", "jumps"], stdout=subprocess.PIPE, text=True)
+        assert listener.stdout is not None
+        assert [listener.stdout.readline().strip() for _ in range(3)] == ["subscribe", "jumps", "1"]
+        made.step()
+        assert [listener.stdout.readline().strip() for _ in range(2)] == ["message", "jumps"]
+        assert json.loads(listener.stdout.readline())["id"] == 1
+        made.counts("redis", delivered=1)
+    finally:
+        first.terminate()
+        first.wait()
+    listener.communicate()
+    made.step()
+    assert str(path) in made.counts("redis", failed=1)["error"]
+    second = server()
+    try:
+        made.step()
+        made.counts("redis", delivered=2)
+    finally:
+        second.terminate()
+        second.wait()
+
+
+def test_all_three_at_once_and_one_that_hangs_holds_up_no_other(rig: Callable[[HookConfig], Rig], web: Web) -> None:
+    made = rig(HookConfig(exec=("/bin/sleep", "5"), webhook=f"http://127.0.0.1:{web.server.server_port}/", redis="redis://127.0.0.1:1", timeout_s=5))
+    assert {p["role"] for p in made.source.processes()} == {"notice exec", "notice webhook", "notice redis"}
+    for _ in range(5):
+        made.step()
+    made.counts("webhook", delivered=5)
+    assert made.counts("redis", failed=5)["delivered"] == 0
+    assert made.source.state()["hooks"]["exec"]["delivered"] == 0
+
+
+def test_a_hook_that_was_killed_is_shown(rig: Callable[[HookConfig], Rig]) -> None:
+    made = rig(HookConfig(exec=("/bin/true",)))
+    os.kill(made.hooks[0].pid, 9)
+    made.wait(lambda s: s["hooks"]["exec"]["state"] == "gone")
+    assert "notices exec" in made.source.failures()
+    assert made.source.processes() == []
