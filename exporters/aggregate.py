@@ -65,7 +65,7 @@ class MetricStore:
         self._lock = threading.Lock()
         self._waiting: deque[Batch] = deque()
         self._waiting_bytes = 0
-        self._series: dict[str, dict[bytes, Series]] = {m.name: {} for m in METRICS}
+        self._series: dict[Metric, dict[bytes, Series]] = {m: {} for m in METRICS}
         self._distinct: dict[str, OrderedDict[bytes, None]] = {m.name: OrderedDict() for m in METRICS if m.distinct}
         self._newest: dict[str, int] = {}
 
@@ -83,8 +83,11 @@ class MetricStore:
         """A copy of every metric that has series, with all that was offered before."""
         with self._lock:
             self._fold()
-            shown = ((m, [s.copy() for s in self._series[m.name].values() if self._is_live(m, s)]) for m in METRICS)
-            return [(m, s) for m, s in shown if s]
+            shown: dict[str, tuple[Metric, list[Series]]] = {}
+            for m in METRICS:
+                _, series = shown.setdefault(m.name, (m, []))
+                series += [s.copy() for s in self._series[m].values() if self._is_live(m, s)]
+            return [(m, s) for m, s in shown.values() if s]
 
     def losses(self) -> dict[str, int]:
         """Nothing is ever dropped: series beyond the bound are folded into the overflow series."""
@@ -135,7 +138,7 @@ class MetricStore:
             rows = rows[np.isin(rows[column], [TABLES[metric.table].code(column, n) for n in names])]
         if metric.value and metric.value != "hist":
             value = rows[metric.value]
-            rows = rows[~np.isnan(value) if value.dtype.kind == "f" else value != NULL_I64]
+            rows = rows[~np.isnan(value) if value.dtype.kind == "f" else value != TABLES[metric.table].by_name[metric.value].null]
         if metric.distinct and len(rows):
             seen = self._distinct[metric.name]
             ids, first = np.unique(rows[metric.distinct], return_index=True)
@@ -147,7 +150,7 @@ class MetricStore:
         return rows
 
     def _lookup(self, metric: Metric, keys: np.ndarray, t_ns: int) -> list[Series]:
-        known = self._series[metric.name]
+        known = self._series[metric]
         out = []
         for at in range(len(keys)):
             raw = keys[at : at + 1].tobytes()
@@ -165,7 +168,7 @@ class MetricStore:
 def _attributes(metric: Metric, key: np.ndarray) -> Attributes:
     by_name = TABLES[metric.table].by_name
     pairs = ((metric.attribute(c), column_values(by_name[c], key[c])[0]) for c in metric.columns)
-    return tuple((name, value) for name, value in pairs if value is not None)
+    return (*metric.labels, *((name, value) for name, value in pairs if value is not None))
 
 
 def _group(metric: Metric, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -198,7 +201,8 @@ def _add_histograms(metric: Metric, rows: np.ndarray, inverse: np.ndarray, serie
         np.add.at(buckets, inverse, rows["hist"])
         total, low, high = (_numbers(rows, c) if c else np.full(len(rows), np.nan) for c in metric.hist)
     else:
-        total = low = high = np.maximum(_numbers(rows, metric.value), 0)
+        numbers = _numbers(rows, metric.value)
+        total = low = high = np.abs(numbers) if metric.magnitude else np.maximum(numbers, 0)
         # frexp gives the exponent e of [2^(e-1), 2^e) exactly, where log2 may round up to the next power.
         exponent = np.frexp(np.maximum(total, 1))[1] - 1
         np.add.at(buckets, (inverse, np.minimum(exponent, HIST_BUCKETS - 1)), 1)
@@ -216,19 +220,18 @@ def _add_histograms(metric: Metric, rows: np.ndarray, inverse: np.ndarray, serie
             s.high = float(highs[i]) if s.high is None else max(s.high, float(highs[i]))
 
 
-def _latest(rows: np.ndarray, inverse: np.ndarray, n: int) -> np.ndarray:
-    """Index of each key's newest row."""
+def _ends(rows: np.ndarray, inverse: np.ndarray, n: int) -> list[tuple[int, int]]:
+    """Indices of each key's oldest and newest row."""
     order = np.lexsort((rows["t_ns"], inverse))
-    last = np.searchsorted(inverse[order], np.arange(n), side="right") - 1
-    newest: np.ndarray = order[last]
-    return newest
+    first, after = (np.searchsorted(inverse[order], np.arange(n), side=side) for side in ("left", "right"))
+    return list(zip(order[first].tolist(), order[after - 1].tolist(), strict=True))
 
 
 def _set_gauges(metric: Metric, rows: np.ndarray, inverse: np.ndarray, series: list[Series]) -> None:
-    for s, at in zip(series, _latest(rows, inverse, len(series)).tolist(), strict=True):
+    for s, (_, at) in zip(series, _ends(rows, inverse, len(series)), strict=True):
         t_ns, value = int(rows["t_ns"][at]), rows[metric.value][at].item()
         if not metric.drift:
-            s.value = value
+            s.value = value * metric.scale if metric.scale != 1 else value
         elif s.slope_from is None:
             s.slope_from, s.ready = (t_ns, value), False
         elif t_ns - s.slope_from[0] >= DRIFT_SPAN_NS:
@@ -237,9 +240,9 @@ def _set_gauges(metric: Metric, rows: np.ndarray, inverse: np.ndarray, series: l
 
 
 def _add_totals(metric: Metric, rows: np.ndarray, inverse: np.ndarray, series: list[Series]) -> None:
-    for s, at in zip(series, _latest(rows, inverse, len(series)).tolist(), strict=True):
+    for s, (first, at) in zip(series, _ends(rows, inverse, len(series)), strict=True):
         total = int(rows[metric.value][at])
         # The first total is only the base. One that went back was reset (a probe attached anew): all of it is new.
-        if s.total is not None:
-            s.value += total - s.total if total >= s.total else total
+        before = int(rows[metric.value][first]) if s.total is None else s.total
+        s.value += total - before if total >= before else total
         s.total = total

@@ -1,8 +1,9 @@
 """Every metric, declared once: OTLP, the Prometheus endpoint and the dashboards' checks all follow from this page.
 
 Names are ``tickscope.*``: the OpenTelemetry semantic conventions have none for round-trip times, handshakes, system calls,
-clocks, rate limiters or queue lag (``messaging.consumer.lag`` is only proposed, semantic-conventions#792). Attributes take
-the convention's name from ``Column.attribute`` where there is one.
+clocks, rate limiters or queue lag (``messaging.consumer.lag`` is only proposed, semantic-conventions#792). What every NTP client
+knows is ``ntp.*``. Attributes take the convention's name from ``Column.attribute`` where there is one. One name may be made of several
+tables: then there is an entry for each, told apart by attributes.
 
 Histograms are the kernel's log2 buckets: an OTLP exponential histogram of scale 0. OTLP's bucket i holds (2^i, 2^(i+1)] and
 ours [2^i, 2^(i+1)), so a value that is exactly a power of two is counted one bucket higher than OTLP would; bucket 0 also
@@ -35,6 +36,8 @@ class Metric:
     distinct: a column: rows whose value has been counted before are not counted again.
     client_only: a column that is left out unless this host opened the connection: a server's peers are unbounded.
     drift: a gauge that is the slope of ``value`` over ``t_ns``, in parts per 10^9, not its value.
+    scale: what a gauge's value is multiplied by. magnitude: a histogram of absolute values.
+    labels: attributes that every series of this table has.
     """
 
     name: str
@@ -50,6 +53,9 @@ class Metric:
     distinct: str = ""
     client_only: str = ""
     drift: bool = False
+    scale: float = 1
+    magnitude: bool = False
+    labels: tuple[tuple[str, str], ...] = ()
 
     @property
     def prometheus(self) -> str:
@@ -64,7 +70,7 @@ class Metric:
     @property
     def integral(self) -> bool:
         """Whether its values are whole numbers, always."""
-        return not self.drift and (not self.value or TABLES[self.table].by_name[self.value].kind == "i64")
+        return not self.drift and self.scale == 1 and (not self.value or TABLES[self.table].by_name[self.value].kind in ("i64", "bool"))
 
     def attribute(self, column: str) -> str:
         """The exported attribute name of one of ``columns``."""
@@ -75,6 +81,7 @@ _QUEUE = ("system", "destination", "partition", "consumer_group")
 _CALL = ("comm", "syscall", "basis", "kind")
 _LIMITER = ("comm", "limiter_id", "library", "source", "result")
 _SOCKETS = ("comm", "kind", "saddr", "sport", "device")
+_JUMPED = ("direction", ("forward", "backward"))
 _NOT_CONNECTIONS = ("kind", ("accept", "qdisc"))
 
 METRICS: tuple[Metric, ...] = (
@@ -101,6 +108,29 @@ METRICS: tuple[Metric, ...] = (
     Metric("tickscope.clock.frequency", "{ppb}", "gauge", "The kernel's frequency correction (adjtimex).", "clock_offset", (), "freq_ppb"),
     Metric("tickscope.clock.max_error", "us", "gauge", "The kernel's own error bound (adjtimex maxerror).", "clock_offset", (), "maxerror_us"),
     Metric("tickscope.clock.tai_offset", "s", "gauge", "TAI minus UTC as the kernel knows it.", "clock_offset", (), "tai_s"),
+    Metric("tickscope.clock.est_error", "us", "gauge", "The kernel's estimated error (adjtimex esterror).", "clock_offset", (), "esterror_us"),
+    Metric("ntp.offset", "s", "gauge", "What the wall clock is believed to be behind: what the kernel has still to slew away, and what daemons say.",
+           "clock_offset", (), "ntp_offset_ns", scale=1e-9, labels=(("tickscope.daemon", "kernel"),)),
+    Metric("ntp.offset", "s", "gauge", "What the wall clock is believed to be behind: what the kernel has still to slew away, and what daemons say.",
+           "clock_daemon", ("daemon",), "offset_ns", where=("kind", ("system",)), scale=1e-9),
+    Metric("ntp.source.offset", "s", "gauge", "What the wall clock is behind a time source, as a daemon or our own query measured it.",
+           "clock_daemon", ("daemon", "source"), "offset_ns", where=("kind", ("source",)), scale=1e-9),
+    Metric("ntp.leap_indicator", "1", "gauge", "0 none, 1 a second will be inserted, 2 one will be deleted, 3 not synchronised.", "clock_offset", (),
+           "leap_indicator"),
+    Metric("ntp.sync_status", "1", "gauge", "1 where the kernel's clock is disciplined, else 0.", "clock_offset", (), "synchronised"),
+    Metric("ntp.jump.count", "{jump}", "counter", "Jumps of the wall clock: steps and leap seconds.", "clock_change", ("direction",), where=_JUMPED),
+    Metric("ntp.jump.size", "ns", "histogram", "Sizes of the wall clock's jumps.", "clock_change", ("direction",), "size_ns", where=_JUMPED,
+           magnitude=True),
+    Metric("tickscope.clock.notices", "{notice}", "counter", "Jump notices sent, one a subscriber.", "notice_status", ("channel",), "sent", absolute=True),
+    Metric("tickscope.clock.notices.acknowledged", "{notice}", "counter", "Jump notices acknowledged: the limiter has re-anchored.", "notice_status",
+           ("channel",), "acknowledged", absolute=True),
+    Metric("tickscope.clock.notices.dropped", "{item}", "counter", "Subscribers dropped, or notices that a slow hook left out.", "notice_status",
+           ("channel",), "dropped", absolute=True),
+    Metric("tickscope.clock.notices.failed", "{notice}", "counter", "Deliveries of a hook that failed.", "notice_status", ("channel",), "failed",
+           absolute=True),
+    Metric("tickscope.clock.pending_reanchorings", "{notice}", "gauge", "Jump notices sent and not yet acknowledged by programs now connected.",
+           "notice_status", (), "pending"),
+    Metric("tickscope.clock.subscribers", "{subscriber}", "gauge", "Programs connected to the notice socket.", "notice_status", (), "subscribers"),
     Metric("tickscope.limiter.decisions", "{decision}", "counter", "Decisions of rate limiters, as seen.", "limiter_decision", _LIMITER),
     Metric("tickscope.limiter.decision.duration", "ns", "histogram", "Time that a decision itself took.", "limiter_decision",
            _LIMITER, "duration_ns"),

@@ -35,7 +35,43 @@ def test_the_registry_names_columns_that_exist(metric: Metric) -> None:
 
 
 def test_names_are_unique_both_ways() -> None:
-    assert len({m.name for m in METRICS}) == len({m.prometheus for m in METRICS}) == len(METRICS)
+    assert len({m.name for m in METRICS}) == len({m.prometheus for m in METRICS})
+    assert len({(m.name, m.table) for m in METRICS}) == len(METRICS)
+    for name in {m.name for m in METRICS}:
+        entries = [m for m in METRICS if m.name == name]
+        assert len({(m.unit, m.instrument, m.description, m.integral) for m in entries}) == 1
+        assert len({(m.labels, m.columns) for m in entries}) == len(entries)
+
+
+def test_the_clocks_metrics() -> None:
+    store, table = MetricStore(), TABLES["clock_change"]
+    forward, backward = (table.code("direction", way) for way in ("forward", "backward"))
+    store.offer(make("clock_change", 5, t_ns=np.arange(5), kind=table.code("kind", "step"), size_ns=[700, -1500, -1600, 0, 99],
+                     direction=[forward, backward, backward, -1, -1]))
+    store.offer(make("clock_offset", 2, t_ns=[1, 2], ntp_offset_ns=[5, -2_500_000], leap_indicator=[0, 3], synchronised=[1, 0]))
+    store.offer(make("clock_offset", 1, t_ns=3))
+    daemon = TABLES["clock_daemon"]
+    store.offer(make("clock_daemon", 2, t_ns=4, daemon=[b"chrony", b"sntp"], kind=[daemon.code("kind", k) for k in ("system", "source")],
+                     source=[b"", b"ntp.example"], offset_ns=[1_000_000_000, 2_000_000_000]))
+    jumps = {dict(s.attributes)["direction"]: s.value for s in _series(store, "ntp.jump.count")}
+    assert jumps == {"forward": 1, "backward": 2}
+    sizes = {dict(s.attributes)["direction"]: s for s in _series(store, "ntp.jump.size")}
+    assert (sizes["backward"].count, sizes["backward"].low, sizes["backward"].high) == (2, 1500, 1600)
+    assert (sizes["forward"].count, int(sizes["forward"].buckets[9])) == (1, 1)
+    assert {dict(s.attributes)["tickscope.daemon"]: s.value for s in _series(store, "ntp.offset")} == {"kernel": -0.0025, "chrony": 1.0}
+    assert [dict(s.attributes) for s in _series(store, "ntp.source.offset")] == [{"tickscope.daemon": "sntp", "tickscope.source": "ntp.example"}]
+    assert [s.value for s in _series(store, "ntp.leap_indicator")] == [3]
+    assert [s.value for s in _series(store, "ntp.sync_status")] == [0]
+    names = {m.prometheus for m, _ in store.collect()}
+    assert {"ntp_offset_seconds", "ntp_leap_indicator", "ntp_jump_count_total", "ntp_jump_size_nanoseconds", "ntp_sync_status"} <= names
+
+
+def test_the_notices_metrics_count_what_came_since_the_first_row() -> None:
+    store, socket = MetricStore(), TABLES["notice_status"].code("channel", "socket")
+    store.offer(make("notice_status", 2, t_ns=[1, 2], channel=socket, sent=[0, 7], pending=[0, 3], acknowledged=[0, 4], subscribers=[0, 2]))
+    store.offer(make("notice_status", 1, t_ns=3, channel=1, sent=5))
+    assert [s.value for s in _series(store, "tickscope.clock.pending_reanchorings")] == [3]
+    assert {dict(s.attributes)["tickscope.channel"]: s.value for s in _series(store, "tickscope.clock.notices")} == {"socket": 7, "exec": 0}
 
 
 @given(st.lists(st.integers(0, 2**53), min_size=1, max_size=200))
