@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from agent.correlate import blocked
+from agent.correlate import beliefs, blocked
 from agent.correlate.config import SECOND
 from agent.correlate.episode import Episode, Verdict, item
 from agent.correlate.view import View
@@ -149,7 +149,7 @@ def accepting(episode: Episode, view: View) -> Iterator[Verdict]:
                         pid=episode.pid),))
 
 
-RULES: tuple[Rule, ...] = (clock, broker, blocked.peers, blocked.tls, blocked.syscall, blocked.cpu, config, consumers, accepting, load)
+RULES: tuple[Rule, ...] = (clock, beliefs.moved, broker, blocked.peers, blocked.tls, blocked.syscall, blocked.cpu, config, consumers, accepting, load)
 
 
 def rank(episode: Episode, view: View) -> list[Verdict]:

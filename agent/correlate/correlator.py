@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from agent.batch import Batch
+from agent.correlate.beliefs import BeliefWatch
 from agent.correlate.causes import rank
 from agent.correlate.clock import ClockWatch, Jump
 from agent.correlate.config import SECOND, CorrelatorConfig
@@ -31,7 +32,8 @@ class Correlator:
         self._inbox = Inbox(self._config.pending_rows)
         self._view = View(self._config)
         self._clock = ClockWatch(self._config)
-        self._watches = (LimiterWatch(self._config), QueueWatch(self._config), BrokerWatch(self._config), AcceptWatch(self._config))
+        self._watches = (LimiterWatch(self._config), QueueWatch(self._config), BrokerWatch(self._config), AcceptWatch(self._config),
+                         BeliefWatch(self._config))
         self._second: int | None = None
         self._gathered: dict[str, list[np.ndarray]] = {}
         self._findings: list[Finding] = []

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 #: Symptoms in the order in which the first of several names a finding.
-SYMPTOMS = ("clock_jump", "decision_latency", "refusals", "queue_lag", "accept_overflow", "broker_down", "broker_stall")
+SYMPTOMS = ("clock_jump", "decision_latency", "refusals", "queue_lag", "accept_overflow", "broker_down", "broker_stall", "clock_disagreement")
 
 
 @dataclass

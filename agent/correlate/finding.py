@@ -127,7 +127,7 @@ class Finding:
 
 
 _TABLE = {"decision_latency": "limiter_decision", "refusals": "limiter_decision", "queue_lag": "queue_lag", "accept_overflow": "socket_queue",
-          "broker_down": "queue_lag", "broker_stall": "queue_lag"}
+          "broker_down": "queue_lag", "broker_stall": "queue_lag", "clock_disagreement": "clock_daemon"}
 
 
 def _lower(clause: str) -> str:
@@ -152,6 +152,8 @@ def _clause(e: Episode) -> str:
         return f"{e.subject[0].upper()}{e.subject[1:]} fell behind: {what} {value}{unit} instead of {base} {when}"
     if e.symptom == "accept_overflow":
         return f"The {e.subject} held {number(e.value)} of {number(e.facts.get('limit', 0))} connections {when}"
+    if e.symptom == "clock_disagreement":
+        return f"{e.subject[0].upper()}{e.subject[1:]} was off by {value}, more than both bounds together ({span(e.facts['bound_ns'])}), {when}"
     if e.symptom == "broker_down":
         return f"{e.subject[0].upper()}{e.subject[1:]} was down {when}"
     usually = f" instead of {base}" if not math.isnan(e.base) else ""
