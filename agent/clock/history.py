@@ -11,6 +11,7 @@ it (a step that nobody saw: the instant lies between two samples, and times betw
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +21,9 @@ from agent.tables import TABLES
 
 EXACT, AMBIGUOUS, SKIPPED = range(3)  # order of the derived column wall_state
 _CHUNK = 1 << 14  # times whose intermediate arrays stay in the processor's cache
-_FIRST, _LAST = -(2**62), 2**62  # beyond any time that occurs
+#: Beyond any BOOTTIME (18 years), and no overflow when added to the latest wall time that a kernel accepts (settimeofday(2): 2^63 ns less 30 years).
+_FIRST, _LAST = -(2**59), 2**59
+_CELLS = 1 << 16
 
 
 class Converted(NamedTuple):
@@ -56,21 +59,63 @@ class _Pieces:
     state: np.ndarray
     alt: np.ndarray
 
+    @cached_property
+    def _grid(self) -> tuple[int, np.ndarray, np.ndarray]:
+        """Equal cells from edges[1] on: their width as a shift, the piece at each one's start, and whether an edge lies inside it.
+
+        A look-up instead of a binary search, which times in no order make slow. The first of the cells stands for all before edges[1].
+        """
+        first, last = int(self.edges[1]), int(self.edges[-1])
+        shift = max((last - first).bit_length() - min(_CELLS, 16 * len(self.edges)).bit_length() + 1, 0)
+        starts = first + (np.arange((last - first >> shift) + 2) << shift)
+        at = np.searchsorted(self.edges, starts[:-1], "right") - 1
+        inside = at != np.searchsorted(self.edges, starts[1:] - 1, "right") - 1
+        return shift, np.append(0, at).astype(np.int32), np.append(False, inside)
+
+    def _find(self, t: np.ndarray) -> np.ndarray:
+        shift, at, inside = self._grid
+        cell = np.clip(t, self.edges[1] - 1, self.edges[-1])
+        cell -= self.edges[1]
+        cell >>= shift
+        cell += 1
+        found = at[cell]
+        unsure = np.flatnonzero(inside[cell])
+        if len(unsure):
+            found[unsure] = np.searchsorted(self.edges, t[unsure], "right") - 1
+        return found
+
     def convert(self, times: np.ndarray) -> Converted:
         times = np.asarray(times, np.int64)
         out = Converted(np.empty(times.shape, np.int64), np.empty(times.shape, np.int64), np.empty(times.shape, np.int8),
                         np.empty(times.shape, np.int64))  # fmt: skip
         flat = [array.reshape(-1) for array in (times, *out)]
+        skips = bool((self.state == SKIPPED).any())
         for start in range(0, times.size, _CHUNK):
             t, ns, err, state, alt = (array[start : start + _CHUNK] for array in flat)
-            at = np.searchsorted(self.edges, t, "right") - 1 if len(self.edges) > 1 else np.zeros(len(t), np.int64)
-            np.take(self.state, at, out=state)
-            np.take(self.err, at, out=err)
-            np.take(self.shift, at, out=ns)
-            np.take(self.alt, at, out=alt)
-            ns += t * (state != SKIPPED)
-            alt += t * (state == AMBIGUOUS)
+            low, high = np.searchsorted(self.edges[1:], (t.min(), t.max()), "right")
+            if low == high:
+                self._convert_one(int(low), t, ns, err, state, alt)
+                continue
+            at = self._find(t)
+            for column, part in ((self.shift, ns), (self.err, err), (self.state, state), (self.alt, alt)):
+                np.take(column, at, out=part, mode="clip")  # which cannot occur, and is faster than raising
+            ns += t * (state != SKIPPED) if skips else t
+            several = state == AMBIGUOUS
+            if several.any():
+                np.add(alt, t, out=alt, where=several)
         return out
+
+    def _convert_one(self, i: int, t: np.ndarray, ns: np.ndarray, err: np.ndarray, state: np.ndarray, alt: np.ndarray) -> None:
+        """All in piece i, as most times that come together are."""
+        err.fill(self.err[i])
+        state.fill(self.state[i])
+        alt.fill(self.alt[i])
+        if self.state[i] == SKIPPED:
+            ns.fill(self.shift[i])
+        else:
+            np.add(t, self.shift[i], out=ns)
+        if self.state[i] == AMBIGUOUS:
+            np.add(alt, t, out=alt)
 
 
 class History:
@@ -170,7 +215,7 @@ def _segments(rows: np.ndarray) -> Segments:
     # A cut's instant is known: the offset before it held until then. After a contradiction it was last seen at its last sample.
     following_cut = np.append(rows["cut"][starts[1:]] == 1, False)
     known = np.where(following_cut, np.append(t[starts[1:]], 0), t[last])
-    return Segments(t[starts], (lowest + highest) // 2, (highest - lowest + 1) // 2, known)
+    return Segments(t[starts], lowest + (highest - lowest) // 2, (highest - lowest + 1) // 2, known)
 
 
 def _split(new: np.ndarray, low: np.ndarray, high: np.ndarray, start: int, end: int) -> None:
@@ -184,47 +229,57 @@ def _split(new: np.ndarray, low: np.ndarray, high: np.ndarray, start: int, end: 
 
 
 def _tables(s: Segments) -> tuple[_Pieces, _Pieces]:
-    k = len(s.start_ns)
+    """Forward and backward. Between two samples that disagree either offset may have held: backward, both answers are given there."""
     t_from = s.start_ns.copy()
     t_from[0] = _FIRST
+    may_from = np.append(_FIRST, s.known_ns[:-1])
     t_to = np.append(s.start_ns[1:], _LAST)
-    wall_from, wall_to = t_from + s.real_boot_ns, t_to + s.real_boot_ns
-    edges = np.unique(np.concatenate([wall_from, wall_to, s.start_ns[:1] + s.real_boot_ns[:1], s.known_ns[:-1] + s.real_boot_ns[:-1]]))
+    wall_from, wall_may, wall_to = t_from + s.real_boot_ns, may_from + s.real_boot_ns, t_to + s.real_boot_ns
+    known = s.start_ns[:1] + s.real_boot_ns[:1], s.known_ns[:-1] + s.real_boot_ns[:-1]
+    edges = np.unique(np.concatenate([wall_from, wall_may, wall_to, *known]))
     jump = np.append(np.abs(np.diff(s.real_boot_ns)), 0)
     forward: list[tuple[int, int, int, int, int]] = []
-    holders: list[list[int]] = [[] for _ in edges]
-    for i in range(k):
-        here = np.arange(np.searchsorted(edges, wall_from[i]), np.searchsorted(edges, wall_to[i]))
-        for e in here:
-            holders[e].append(i)
-    for e, held in enumerate(holders):
+    backward: list[tuple[int, int, int, int, int]] = []
+    for wall, held in zip(edges.tolist(), _holders(edges, wall_from, wall_to), strict=True):
         for n, i in enumerate(held):
-            t = int(edges[e] - s.real_boot_ns[i])
+            t = int(wall - s.real_boot_ns[i])
             other = held[0] if n else held[-1]
             alt = int(s.real_boot_ns[other]) if len(held) > 1 else NULL_I64
             forward.append((t, int(s.real_boot_ns[i]), _error(s, jump, i, t), AMBIGUOUS if len(held) > 1 else EXACT, alt))
-    backward = []
-    for e, held in enumerate(holders[:-1]):
-        wall = int(edges[e])
+    for wall, held in zip(edges[:-1].tolist(), _holders(edges, wall_may, wall_to)[:-1], strict=True):
         if held:
-            i = held[0]
-            several = len(held) > 1
-            alt = -int(s.real_boot_ns[held[-1]]) if several else NULL_I64
-            err = _error(s, jump, i, wall - int(s.real_boot_ns[i]))
-            backward.append((wall, -int(s.real_boot_ns[i]), err, AMBIGUOUS if several else EXACT, alt))
+            first, last = held[0], held[-1]
+            errors = [_error(s, jump, i, int(wall - s.real_boot_ns[i])) for i in (first, last)]
+            several = first != last
+            alt = -int(s.real_boot_ns[last]) if several else NULL_I64
+            err = NULL_I64 if NULL_I64 in errors else max(errors)
+            backward.append((wall, -int(s.real_boot_ns[first]), err, AMBIGUOUS if several else EXACT, alt))
         else:
-            i = int(np.argmax((wall_to[:-1] <= wall) & (wall_from[1:] > wall)))
+            i = int(np.argmax((wall_to[:-1] <= wall) & (wall_may[1:] > wall)))
             unsure = int(s.start_ns[i + 1] - s.known_ns[i])
-            backward.append((wall, int(s.start_ns[i + 1]), unsure + int(s.err_ns[i + 1]), SKIPPED, NULL_I64))
+            backward.append((wall, int(s.start_ns[i + 1]), unsure + int(max(s.err_ns[i : i + 2])), SKIPPED, NULL_I64))
     return _as_pieces(forward), _as_pieces(backward)
 
 
+def _holders(edges: np.ndarray, wall_from: np.ndarray, wall_to: np.ndarray) -> list[list[int]]:
+    """For each edge the segments whose wall times [from, to) it lies in, in order of time."""
+    holders: list[list[int]] = [[] for _ in edges]
+    for i, (begin, end) in enumerate(zip(np.searchsorted(edges, wall_from), np.searchsorted(edges, wall_to), strict=True)):
+        for held in holders[begin:end]:
+            held.append(i)
+    return holders
+
+
 def _error(s: Segments, jump: np.ndarray, i: int, t: int) -> int:
-    """Error bound in segment i from t on: unknown before the first sample, with the step in it after the last that agreed."""
+    """Error bound in segment i from t on: unknown before the first sample, with the step in it where the other offset may have held."""
     if i == 0 and t < s.start_ns[0]:
         return NULL_I64
-    unsure = i + 1 < len(jump) and t >= s.known_ns[i]
-    return int(s.err_ns[i] + (jump[i] if unsure else 0))
+    bounds = [int(s.err_ns[i])]
+    if i + 1 < len(jump) and t >= s.known_ns[i]:
+        bounds.append(int(jump[i] + s.err_ns[i + 1]))
+    if i > 0 and t < s.start_ns[i]:
+        bounds.append(int(jump[i - 1] + s.err_ns[i - 1]))
+    return max(bounds)
 
 
 def _as_pieces(rows: list[tuple[int, int, int, int, int]]) -> _Pieces:
