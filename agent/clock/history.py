@@ -78,7 +78,7 @@ class _Pieces:
         cell -= self.edges[1]
         cell >>= shift
         cell += 1
-        found = at[cell]
+        found: np.ndarray = at[cell]
         unsure = np.flatnonzero(inside[cell])
         if len(unsure):
             found[unsure] = np.searchsorted(self.edges, t[unsure], "right") - 1
