@@ -117,7 +117,7 @@ def intact(agent: Agent) -> None:
     status = agent.status()
     assert {p["role"] for p in status["processes"]} == {"agent", "clock watch", "helper"}, agent.log()
     assert status["helper"] == "running"
-    assert not status["sources"]
+    assert "left out" not in agent.log()
     assert {p["probe"] for p in status["probes"] if p["state"] != "attached"} <= {"tls"}
 
 
