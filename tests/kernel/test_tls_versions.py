@@ -77,7 +77,7 @@ def _server(tree: Tree, certs: Path, *more: str) -> Iterator[tuple[subprocess.Po
 def test_handshakes_of_another_release(rig: Rig, certs: Path, tree: Tree) -> None:
     """Its s_server against the host's Python, and its s_client: roles, versions, failures, and which library it was."""
     with _server(tree, certs) as (server, port):
-        rig.settle(0.5)
+        rig.know(server.pid)
         rows = rig.python(f"""
 import socket, ssl, sys
 good = ssl.create_default_context(cafile=sys.argv[1] + "/cert"); bad = ssl.create_default_context()
@@ -107,6 +107,7 @@ for i in range(3):
 def test_messages_after_the_handshake_are_none(rig: Rig, certs: Path, tree: Tree) -> None:
     """Key updates, new tickets, renegotiation and resumed sessions: one row a connection and side."""
     with _server(tree, certs, *([] if tree.version == "1.1.1" else ["-client_renegotiation"])) as (server, port):
+        rig.know(server.pid)
         clients = []
         for version, keys in (("-tls1_3", "K\nk\nK\n"), ("-tls1_2", "R\nR\n")):
             client = subprocess.Popen(tree.openssl("s_client", "-connect", f"127.0.0.1:{port}", version), stdin=subprocess.PIPE,

@@ -16,6 +16,7 @@ from agent.kernel.targets import Targets
 from agent.probes import discover
 from agent.tables import TABLES
 from tests.kernel.local_attach import LocalAttacher
+from tests.patience import PATIENCE
 
 
 class Rig:
@@ -49,6 +50,13 @@ class Rig:
         while time.monotonic() < end:
             self.pump()
             time.sleep(0.01)
+
+    def know(self, pid: int, limit_s: float = 20) -> None:
+        """Pumps until a process's library has its probes: handshakes before that go unseen."""
+        end = time.monotonic() + limit_s * PATIENCE
+        while not (pid in self.targets._processes and self.targets._processes[pid].used):
+            assert time.monotonic() < end, f"no library found in process {pid}"
+            self.settle(0.02)
 
     def run(self, *argv: str | Path, env: dict[str, str] | None = None) -> tuple[int, str]:
         """Runs a program while pumping; (its pid, its output). It must succeed."""

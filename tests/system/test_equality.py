@@ -123,20 +123,27 @@ def test_a_wait_inside_a_reported_decision_is_a_row(start: Callable[..., Agent])
 import json, socket, sys, time
 intake = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); intake.connect(sys.argv[1])
 c = socket.create_connection(('127.0.0.1', int(sys.argv[2])))
-for i in range(14):
-    t = time.monotonic_ns(); c.sendall(b'?'); c.recv(1)
+def decide(wait):
+    t = time.monotonic_ns()
+    if wait: c.sendall(b'?'); c.recv(1)
     intake.send(json.dumps({'limiter': 'remote', 'result': 'allowed', 'duration_ns': time.monotonic_ns() - t}).encode())
-    time.sleep(0.05)
+decide(False); sys.stdin.readline()
+for i in range(13): decide(True); time.sleep(0.05)
 """
-        child = subprocess.Popen([sys.executable, "-c", code, str(agent.run_dir / "intake.sock"), str(port)])
+        child = subprocess.Popen([sys.executable, "-c", code, str(agent.run_dir / "intake.sock"), str(port)], stdin=subprocess.PIPE)
         connection, _ = server.accept()
-        for _ in range(14):
+        assert len(agent.rows("limiter_decision", f"pid = {child.pid}", 1)) == 1  # from here on the process is known as a limiter
+        assert child.stdin is not None
+        child.stdin.close()
+        for _ in range(13):
             connection.recv(1)
-            time.sleep(0.03)
+            time.sleep(0.1)
             connection.sendall(b"!")
         child.wait(20)
     rows = agent.rows("slow_syscall", f"pid = {child.pid} and kind = 'waiting'", 13)
-    assert len(rows) in (13, 14)  # the process is known as a limiter from its first decision on
+    decisions = agent.rows("limiter_decision", f"pid = {child.pid}", 14)
+    assert len(rows) == 13
     assert {r["peer"] for r in rows} == {f"127.0.0.1:{port}"}
     assert {(r["syscall"], r["fd_type"]) for r in rows} == {("recvfrom", "socket")}
-    assert all(29_000_000 < r["duration_ns"] < 200_000_000 for r in rows)
+    waited, decided = (sorted(r["duration_ns"] for r in some) for some in (rows, decisions))
+    assert all(1_000_000 <= wait <= decision for wait, decision in zip(waited, decided[1:], strict=True))
