@@ -63,6 +63,7 @@ class Handshakes:
         self._event = dtype("tls_event")
         self._opened = bpf.HashMap(family.maps["tls_opened"], dtype("tls_key"), dtype("tls_open"))
         self._layouts: dict[tuple[Layout, str], int] = {}
+        self._sites: set[bytes] = set()
         self._ended: list[np.ndarray] = []
         kernel.listen("tls_exits", self._ended.append)
         targets.library(LIBRARIES, self._found_library)
@@ -129,7 +130,7 @@ class Handshakes:
             library = analyse(elf)
             if library is None:
                 return None
-            self._describe(elf, library, other_version() or version_text(elf) or elf.soname.rpartition(".so.")[2])
+            self._describe(elf, library, other_version() or version_text(elf))
             self._probe(elf, library, fd, links)
         except ElfError as error:
             if "libssl" in path:
@@ -147,18 +148,21 @@ class Handshakes:
             self._family.reason = f"{self._family.reason}; {text}".removeprefix("; ")[:250]
 
     def _describe(self, elf: Elf, library: Library, version: str) -> None:
-        """Tells the kernel side what the code of this file is, before its first probe."""
-        version = version[:31]
+        """Tells the kernel side what the code of this file is, before its first probe. version: "" where only the soname tells."""
+        probed = [site.vaddr for site in library.handshake] + ([library.free] if library.free is not None else [])
+        keys = {key for site in library.handshake for key in code_key(elf, site.vaddr, probed)}
+        if not version and keys <= self._sites:
+            return  # a copy, without its libcrypto beside it, of what is known better
+        self._sites |= keys
+        version = (version or elf.soname.rpartition(".so.")[2])[:31]
         number = self._layouts.setdefault((library.layout, version), len(self._layouts))
         if number >= _MAX_LAYOUTS:
             del self._layouts[library.layout, version]
             raise ElfError("too many different OpenSSL versions on one host")
         offsets = struct.pack("<6i", *vars(library.layout).values())
         bpf.update(self._family.maps["tls_layouts"], struct.pack("<I", number), offsets + struct.pack("16s32s", b"openssl", version.encode()))
-        probed = [site.vaddr for site in library.handshake] + ([library.free] if library.free is not None else [])
-        for site in library.handshake:
-            for key in code_key(elf, site.vaddr, probed):
-                bpf.update(self._family.maps["tls_sites"], key, struct.pack("<I", number))
+        for key in keys:
+            bpf.update(self._family.maps["tls_sites"], key, struct.pack("<I", number))
 
     def _probe(self, elf: Elf, library: Library, fd: int, links: list[int]) -> None:
         """Returns first and entries last, so that no entry goes without its return."""

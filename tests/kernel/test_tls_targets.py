@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -97,6 +98,17 @@ def test_an_executable_is_opened_once_an_exec(rig: Rig, tmp_path: Path) -> None:
     assert opened.count((child.pid, "maps")) >= 3
     assert opened.count((child.pid, "exe")) == 1
     assert offered.count(child.pid) == 1
+
+
+def test_a_copy_without_its_libcrypto_does_not_blur_the_version(rig: Rig, certs: Path, tmp_path: Path) -> None:
+    """Two files with the same code, of which one tells its version: the code's version is known."""
+    copy = tmp_path / LIBSSL.name
+    shutil.copy(LIBSSL, copy)
+    with mapping(copy) as pid:
+        rig.know(pid)
+        rows = rig.python(PROLOGUE + "a, b = pair(); both(lambda: cc.wrap_socket(a, server_hostname='localhost'), lambda: sc.wrap_socket(b, server_side=True))",
+                          str(certs))  # fmt: skip
+    assert set(rows["library_version"].tolist()) == {ssl.OPENSSL_VERSION.split()[1].encode()}
 
 
 def test_a_late_dlopen_is_found(rig: Rig, tmp_path: Path) -> None:
