@@ -21,6 +21,9 @@ from tests.patience import COARSE
 EPERM = -1
 
 
+pytestmark = pytest.mark.usefixtures("own_clock")
+
+
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
     one = Rig(tmp_path)

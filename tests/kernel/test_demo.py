@@ -173,6 +173,7 @@ def offset_ns() -> int:
     return min(readings)[1]
 
 
+@pytest.mark.usefixtures("own_clock")
 @pytest.mark.parametrize("step_clock", [True, False])
 def test_the_clock_is_stepped_only_when_asked_and_back_again(intake: tuple[Path, Intake], step_clock: bool) -> None:
     path, source = intake

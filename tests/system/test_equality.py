@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tests.system.agent import Agent
 
 CONNECTS = """
@@ -85,6 +87,7 @@ def test_datagrams_of_a_program(start: Callable[..., Agent]) -> None:
     no_loss(agent)
 
 
+@pytest.mark.usefixtures("own_clock")
 def test_clock_steps_name_their_actor(start: Callable[..., Agent]) -> None:
     agent = start().ready()
     before = agent.json("query", "clock_change")["rows"]
