@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -18,7 +18,7 @@ from agent.errors import NO_ROWS
 def command(file: str, without: tuple[str, ...], jump_threshold: str, fmt: str, store: str) -> None:
     """Findings that the correlator makes of the recording F, in their latest state.
 
-    The same recording gives the same output, byte by byte, on any machine. Leaving a table out shows what a finding rests on.
+    The same recording gives the same output, byte by byte, on any machine. One that is cut off is read as far as it goes. Leaving a table out shows what a finding rests on.
 
     \b
     tickscope record -o trouble.rec --duration 60
@@ -30,42 +30,61 @@ def command(file: str, without: tuple[str, ...], jump_threshold: str, fmt: str, 
     from agent.store.names import known
     from agent.tables import TABLES
 
-    rows, losses = replayed(file, frozenset(known(name, TABLES, "table") for name in without), jump_threshold)
-    show(rows, fmt)
-    for reason, count in losses.items():
+    found = replayed(file, frozenset(known(name, TABLES, "table") for name in without), jump_threshold)
+    show(found.rows, fmt)
+    if found.cut:
+        note(f"note: {file} is cut off: {found.cut}; these are the findings up to there "
+             "(the recorder was killed, or the file was copied while it was being written)")
+    for reason, count in found.losses.items():
         if count:
             note(f"note: {count} rows were not taken into account ({reason})")
-    if not rows:
+    if not found.rows:
         note("no findings: the recording shows nothing wrong")
         click.get_current_context().exit(NO_ROWS)
 
 
-def replayed(file: str, without: frozenset[str] = frozenset(), jump_threshold: str = "all") -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """(findings of a recording, rows that the correlator could not take into account, by reason).
+class Replayed(NamedTuple):
+    """rows: findings with all columns; losses: rows that the correlator could not take into account, by reason; cut: why the
+    recording ends before its END, in words, empty where it is whole."""
 
-    The correlator gets what the recorded one got: the same batches and the same watermarks in the same order. Raises
-    AgentError for a file that is no whole recording.
+    rows: list[dict[str, Any]]
+    losses: dict[str, int]
+    cut: str
+
+
+def replayed(file: str, without: frozenset[str] = frozenset(), jump_threshold: str = "all") -> Replayed:
+    """The findings of a recording, in their latest state, in order of that state's time.
+
+    The correlator gets what the recorded one got: the same batches and the same watermarks in the same order. Wall times
+    come from the recording's own offset history. Raises AgentError for a foreign or damaged file.
     """
     import numpy as np
 
     from agent.batch import Batch
     from agent.cli.findings import decoded
+    from agent.clock.history import History
     from agent.config import jump_threshold_ns
     from agent.correlate.config import with_threshold
     from agent.correlate.correlator import Correlator
     from agent.store.arrow import to_arrow
-    from agent.store.frames import Kind, read_file, read_head
+    from agent.store.frames import Kind
+    from agent.store.live import with_wall
+    from agent.store.recording import Recording
     from agent.tables import TABLES
 
-    correlator = Correlator(with_threshold(jump_threshold_ns(jump_threshold)))
+    correlator, history = Correlator(with_threshold(jump_threshold_ns(jump_threshold))), History()
     found: dict[bytes, np.ndarray] = {}
-    head = read_head(file)
-    for frame in read_file(file):
+    recording = Recording(file)
+    for frame in recording:
         if frame.kind == Kind.ROWS and frame.table not in without:
             correlator.feed(Batch(frame.table, frame.rows))
+            if frame.table == "clock_offset":
+                history.append(frame.rows)
         elif frame.kind == Kind.TICK:
             for batch in correlator.advance(frame.t_ns):
                 found[bytes(batch.rows["finding_id"][0])] = batch.rows
     rows = np.concatenate([TABLES["finding"].empty(0), *found.values()])
     rows = rows[np.lexsort((rows["finding_id"], rows["t_ns"]))]
-    return decoded(to_arrow("finding", rows, head.boot_id, head.host).to_pylist()), correlator.losses()
+    head = recording.head
+    return Replayed(decoded(with_wall(to_arrow("finding", rows, head.boot_id, head.host), rows["t_ns"], history).to_pylist()),
+                    correlator.losses(), recording.cut)

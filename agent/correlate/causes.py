@@ -28,7 +28,7 @@ def clock(episode: Episode, view: View) -> Iterator[Verdict]:
         seen = True
         rise = (episode.value - episode.base) * (1e9 if episode.unit == "s" else 1)
         enough = 10e6 if episode.symptom == "refusals" else 0.3 * rise
-        mine = [a for a in jump.affected.values() if a.limiter == episode.key[0] and a.pid == episode.pid]
+        mine = [a for a in jump.series.affected.values() if a.limiter == episode.key[0] and a.pid == episode.pid]
         if any(a.immune for a in mine):
             yield Verdict(jump.cause, 0.0, "", "that limiter does not use the wall clock")
         elif size < enough or (episode.symptom == "queue_lag" and episode.unit != "s"):
@@ -36,7 +36,7 @@ def clock(episode: Episode, view: View) -> Iterator[Verdict]:
         else:
             who = f" by {process(jump.comm, jump.pid)}" if jump.pid else ""
             words = f"the wall clock was moved {'back' if jump.backward else 'forward'} by {span(size)}{who}"
-            yield Verdict(jump.cause, 0.93 if abs(lead) <= 2 * SECOND else 0.8, str(jump.t_ns), words,
+            yield Verdict(jump.cause, 0.93 if abs(lead) <= 2 * SECOND else 0.8, str(jump.series.first.t_ns), words,
                           (item("clock_change", "size", jump.size_ns, "ns", t_ns=jump.t_ns, pid=jump.pid, lead_ns=lead),))
     if not seen:
         yield Verdict("clock_step", 0.0, "", "the wall clock was not moved")

@@ -9,68 +9,17 @@ stretched or cut.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 
 from agent.correlate.config import SECOND, CorrelatorConfig
 from agent.correlate.rows import DTYPES, Ring, groups, known
+from agent.correlate.steps import Affected, Jump, Series
 from agent.correlate.words import text
 from agent.tables import TABLES
 
 _CHANGE = TABLES["clock_change"]
 _CAUSES = {_CHANGE.code("kind", "step"): "clock_step", _CHANGE.code("kind", "leap"): "leap", _CHANGE.code("kind", "slew"): "clock_slew"}
 _REFUSED = (TABLES["limiter_decision"].code("result", "refused"), TABLES["limiter_decision"].code("result", "error"))
-
-
-@dataclass
-class Affected:
-    """Decisions of one limiter of one process near a jump, as seen so far."""
-
-    limiter: str
-    library: str
-    pid: int | None
-    comm: str
-    immune: bool | None
-    inside_allowed: int = 0
-    inside_refused: int = 0
-    straddling: int = 0
-
-    @property
-    def inside(self) -> int:
-        return self.inside_allowed + self.inside_refused
-
-
-@dataclass
-class Jump:
-    """One clock change that is a finding. size_ns < 0: backward. until_ns: from then on no decision is affected.
-
-    alarm: large enough for one. minor: below the threshold, a finding only once a decision fell into it.
-    """
-
-    cause: str
-    t_ns: int
-    size_ns: int
-    err_ns: int | None
-    pid: int | None
-    comm: str
-    via: str
-    until_ns: int
-    alarm: bool = False
-    minor: bool = False
-    wall_before_ns: int | None = None
-    wall_after_ns: int | None = None
-    complete: bool = True
-    affected: dict[tuple[bytes, int, int], Affected] = field(default_factory=dict)
-
-    @property
-    def backward(self) -> bool:
-        return self.size_ns < 0
-
-    @property
-    def told(self) -> bool:
-        """Whether it is a finding by now."""
-        return not self.minor or any(a.inside for a in self.affected.values())
 
 
 class ClockWatch:
@@ -81,27 +30,49 @@ class ClockWatch:
         self.decisions = Ring(DTYPES["limiter_decision"], config.keep_decisions, config.keep_ns)
         self.counting: list[Jump] = []
         self.skipped = 0
+        self._series: dict[tuple[str, str | None], Series] = {}
 
-    def feed(self, changes: np.ndarray | None, decisions: np.ndarray | None, until_ns: int) -> list[Jump]:
-        """Takes what lies before ``until_ns``; returns new jumps. Jumps past their time leave ``counting``.
+    def feed(self, changes: np.ndarray | None, decisions: np.ndarray | None, until_ns: int) -> list[Series]:
+        """Takes what lies before ``until_ns``; returns the series that are new or grew. Jumps past their time leave ``counting``.
 
-        ``skipped`` counts jumps beyond ``max_findings`` at once."""
+        Beyond ``max_findings`` jumps at once, those of a series only count, and others are left out (``skipped``)."""
         if decisions is not None:
             for jump in self.counting:
                 self._count(jump, decisions)
             self.decisions.add(decisions)
-        new = [] if changes is None else [made for row in changes if (made := self._jump(row)) is not None]
-        room = max(0, self._config.max_findings - len(self.counting))  # something steps the clock in a loop: the first ones tell
-        self.skipped += len(new[room:])
-        new = new[:room]
-        for jump in new:
-            reach = min(self._config.keep_ns, self._config.clock_cap_ns + abs(jump.size_ns))
-            oldest = self.decisions.from_ns
-            kept = not self.decisions.dropped or oldest is None or oldest <= jump.t_ns - abs(jump.size_ns)
-            jump.complete = kept and abs(jump.size_ns) <= self._config.clock_cap_ns
-            self._count(jump, self.decisions.between(jump.t_ns - reach, until_ns))
-        self.counting = [jump for jump in self.counting + new if jump.until_ns > until_ns]
-        return new
+        grown: dict[int, Series] = {}
+        for row in () if changes is None else changes:
+            made = self._jump(row)
+            if made is None or not self._place(made):
+                continue
+            grown[id(made.series)] = made.series
+            if len(self.counting) < self._config.max_findings:  # something steps the clock in a loop: the first ones tell
+                self._look_back(made, until_ns)
+                self.counting.append(made)
+            else:
+                made.series.complete = False
+        self.counting = [jump for jump in self.counting if jump.until_ns > until_ns]
+        return list(grown.values())
+
+    def _place(self, jump: Jump) -> bool:
+        """Puts a jump into its actor's series, else begins one; False where there is no room for another."""
+        series = self._series.get(jump.actor)
+        if series is not None and jump.t_ns - series.end_ns <= self._config.merge_ns:
+            series.add(jump)
+            return True
+        self._series = {actor: s for actor, s in self._series.items() if jump.t_ns - s.end_ns <= self._config.merge_ns}
+        if len(self.counting) >= self._config.max_findings or len(self._series) >= self._config.max_findings:
+            self.skipped += 1
+            return False
+        self._series[jump.actor] = Series(jump)
+        return True
+
+    def _look_back(self, jump: Jump, until_ns: int) -> None:
+        size = abs(jump.size_ns)
+        oldest = self.decisions.from_ns
+        kept = not self.decisions.dropped or oldest is None or oldest <= jump.t_ns - size
+        jump.series.complete &= kept and size <= self._config.clock_cap_ns
+        self._count(jump, self.decisions.between(jump.t_ns - min(self._config.keep_ns, self._config.clock_cap_ns + size), until_ns))
 
     def _jump(self, row: np.void) -> Jump | None:
         cause = _CAUSES.get(int(row["kind"]))
@@ -116,16 +87,25 @@ class ClockWatch:
         t = int(row["t_ns"])
         via = text(row["via"])
         return Jump(cause, t, size, _int(row["err_ns"]), _int(row["pid"]) or None, text(row["comm"]), "" if via == "none" else via,
-                    t + min(abs(size), self._config.clock_cap_ns) + self._config.clock_settle_ns, abs(size) >= self._config.clock_alarm_ns,
-                    abs(size) < self._config.clock_min_ns, before, after)
+                    t + min(abs(size), self._config.clock_cap_ns) + self._config.clock_settle_ns, before, after,
+                    abs(size) >= self._config.clock_alarm_ns, abs(size) < self._config.clock_min_ns)
 
-    def _count(self, jump: Jump, rows: np.ndarray) -> None:
+    def _near(self, jump: Jump, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Masks: decisions in the interval that happened twice or never, and decisions whose window straddles the jump."""
         size = abs(jump.size_ns)
         end, duration = rows["t_ns"], np.where(known(rows["duration_ns"]), rows["duration_ns"], 0)
         counted = end <= jump.until_ns
         inside = counted & (end >= jump.t_ns - size) & (end - duration <= jump.t_ns + size)
         window = np.minimum(_window_ns(rows), self._config.clock_cap_ns)
-        near = counted & ~inside & (end >= jump.t_ns - window) & (end - duration <= jump.t_ns + window)
+        return inside, counted & ~inside & (end >= jump.t_ns - window) & (end - duration <= jump.t_ns + window)
+
+    def _count(self, jump: Jump, rows: np.ndarray) -> None:
+        inside, near = self._near(jump, rows)
+        for earlier in jump.series.near if (inside | near).any() else ():
+            if earlier is jump:
+                break
+            counted, seen = self._near(earlier, rows)
+            inside, near = inside & ~counted, near & ~counted & ~seen
         chosen = np.flatnonzero(inside | near)
         if not len(chosen):
             return
@@ -133,16 +113,17 @@ class ClockWatch:
         refused = np.isin(rows["result"], _REFUSED)
         first, group = groups([rows["limiter_id"], rows["pid"], rows["proc_start_ns"]])
         counts = [np.bincount(group, mask, len(first)).astype(np.int64) for mask in (inside & ~refused, inside & refused, ~inside)]
+        affected = jump.series.affected
         for i, at in enumerate(first):
             row = rows[at]
             key = bytes(row["limiter_id"]), int(row["pid"]), int(row["proc_start_ns"])
-            entry = jump.affected.get(key)
+            entry = affected.get(key)
             if entry is None:
-                if len(jump.affected) >= self._config.subjects:
-                    jump.complete = False
+                if len(affected) >= self._config.subjects:
+                    jump.series.complete = False
                     continue
                 immune = {0: False, 1: True}.get(int(row["step_immune"]))
-                entry = jump.affected[key] = Affected(text(row["limiter_id"]), text(row["library"]), _int(row["pid"]), text(row["comm"]), immune)
+                entry = affected[key] = Affected(text(row["limiter_id"]), text(row["library"]), _int(row["pid"]), text(row["comm"]), immune)
             entry.inside_allowed += int(counts[0][i])
             entry.inside_refused += int(counts[1][i])
             entry.straddling += int(counts[2][i])

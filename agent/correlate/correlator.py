@@ -7,7 +7,7 @@ import numpy as np
 from agent.batch import Batch
 from agent.correlate.beliefs import BeliefWatch
 from agent.correlate.causes import rank
-from agent.correlate.clock import ClockWatch, Jump
+from agent.correlate.clock import ClockWatch
 from agent.correlate.config import SECOND, CorrelatorConfig
 from agent.correlate.episode import Episode, Verdict
 from agent.correlate.finding import Finding
@@ -15,6 +15,7 @@ from agent.correlate.limiters import LimiterWatch
 from agent.correlate.queues import QueueWatch
 from agent.correlate.rows import KEPT, Inbox, compact
 from agent.correlate.servers import AcceptWatch, BrokerWatch
+from agent.correlate.steps import Series
 from agent.correlate.view import View
 
 _UNKNOWN = Verdict("unknown", 0.0, "", "")
@@ -37,7 +38,7 @@ class Correlator:
         self._second: int | None = None
         self._gathered: dict[str, list[np.ndarray]] = {}
         self._findings: list[Finding] = []
-        self._untold: list[Jump] = []
+        self._untold: list[Series] = []
         self._mark_ns = -1
         self._late = 0
         self._forced = 0
@@ -99,17 +100,22 @@ class Correlator:
                 self._gathered.setdefault(table, []).append(rows[late:n])
         if part:
             self._view.add(part)
-        for jump in self._clock.feed(part.get("clock_change"), part.get("limiter_decision"), until_ns):
-            self._view.jumps = [*self._view.jumps[-63:], jump]
-            self._untold.append(jump)
-        for jump in [j for j in self._untold if j.told]:
-            self._begin_jump(jump)
-        self._untold = [j for j in self._untold if not j.told and j.until_ns > until_ns]
+        for series in self._clock.feed(part.get("clock_change"), part.get("limiter_decision"), until_ns):
+            self._view.jumps = [*self._view.jumps, *(j for j in series.near if j not in self._view.jumps)][-64:]
+            if series not in self._untold:
+                self._untold.append(series)
+        for series in [s for s in self._untold if s.matters]:
+            self._stepped(series)
+        self._untold = [s for s in self._untold if not s.matters and s.until_ns > until_ns]
 
-    def _begin_jump(self, jump: Jump) -> None:
-        found = Finding(jump.t_ns, jump.t_ns, jump.t_ns // SECOND, jump=jump)
-        found.name(jump.cause, f"{jump.size_ns}|{jump.pid}")
-        self._findings.append(found)
+    def _stepped(self, series: Series) -> None:
+        """A new finding of the clock, or one more step in one that is there."""
+        found = next((f for f in self._findings if f.steps is series), None)
+        if found is None:
+            found = Finding(series.first.t_ns, series.end_ns, series.first.t_ns // SECOND, steps=series)
+            found.name(series.first.cause, f"{series.first.size_ns}|{series.first.pid}")
+            self._findings.append(found)
+        found.closed, found.end_ns = False, max(found.end_ns, series.end_ns)
 
     def _judge(self, second: int) -> None:
         rows = {table: parts[0] if len(parts) == 1 else np.concatenate(parts) for table, parts in self._gathered.items()}
@@ -150,10 +156,10 @@ class Correlator:
                 found.verdicts[id(episode)] = rank(episode, self._view)
 
     def _close(self, found: Finding, second: int) -> None:
-        jump = found.jump
-        if jump is not None and not found.closed:
-            found.end_ns = max(found.end_ns, min(jump.until_ns - self._config.clock_settle_ns, (second + 1) * SECOND))
-        counting = jump is not None and jump.until_ns > (second + 1) * SECOND
+        steps = found.steps
+        if steps is not None and not found.closed:
+            found.end_ns = max(found.end_ns, min(steps.until_ns - self._config.clock_settle_ns, (second + 1) * SECOND))
+        counting = steps is not None and steps.until_ns > (second + 1) * SECOND
         lasting = any((e.symptom, e.slot) in w.active and w.active[e.symptom, e.slot] is e for e in found.episodes for w in self._watches)
         quiet = not found.episodes or second - found.last_bad >= self._config.quiet_s
         found.closed = found.closed or (not counting and not lasting and quiet)
@@ -172,5 +178,5 @@ class Correlator:
                 found.said, found.said_second = state, second
         keep = self._config.merge_ns + self._config.quiet_s * SECOND
         self._findings = [f for f in self._findings
-                          if not f.closed or f.end_ns + (max(keep, self._config.keep_ns) if f.jump else keep) > t_ns]
+                          if not f.closed or f.end_ns + (max(keep, self._config.keep_ns) if f.steps else keep) > t_ns]
         return out

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 
 from agent.batch import Batch, make
 from agent.correlate.causes import usual_and_now
-from agent.correlate.clock import Affected, Jump
 from agent.correlate.episode import Episode, Verdict, item
-from agent.correlate.words import fit, fit_json, instant, listing, number, percent, plural, process, span
+from agent.correlate.steps import Series
+from agent.correlate.words import fit, fit_json, instant, listing, number, percent
 from agent.tables import TABLES
 
 _FINDING = TABLES["finding"]
 _NO_CAUSE = Verdict("unknown", 0.0, "", "no cause was seen")
-_AFFECTED = ("decisions in the interval", "not affected: ignores the wall clock")
 _BROKER = ("broker_slow", "broker_down")
 
 
@@ -29,7 +28,7 @@ class Finding:
     finding_id: str = ""
     episodes: list[Episode] = field(default_factory=list)
     verdicts: dict[int, list[Verdict]] = field(default_factory=dict)
-    jump: Jump | None = None
+    steps: Series | None = None
     closed: bool = False
     said: tuple[object, ...] = ()
     said_second: int = 0
@@ -50,8 +49,8 @@ class Finding:
 
     @property
     def cause(self) -> Verdict:
-        if self.jump is not None:
-            return Verdict(self.jump.cause, _jump_confidence(self.jump), str(self.jump.t_ns), "")
+        if self.steps is not None:
+            return self.steps.verdict
         top = self.ranked()[:1]
         return top[0] if top and top[0].score > 0 else _NO_CAUSE
 
@@ -62,7 +61,7 @@ class Finding:
     def takes(self, cause: Verdict, episode: Episode, merge_ns: int) -> bool:
         """Whether an episode with this best cause belongs here."""
         mine = self.cause
-        if self.jump is not None:
+        if self.steps is not None:
             return cause.cause == mine.cause and cause.scope == mine.scope
         near = episode.start_ns <= self.end_ns + merge_ns and episode.end_ns >= self.start_ns - merge_ns
         same = cause.cause == mine.cause or {cause.cause, mine.cause} <= set(_BROKER)
@@ -72,21 +71,22 @@ class Finding:
 
     def state(self) -> tuple[object, ...]:
         """What makes a new row worth emitting at once."""
-        counts = tuple((a.inside_allowed, a.inside_refused, a.straddling) for a in self.jump.affected.values()) if self.jump else ()
+        steps = self.steps
+        counts = (steps.count, *((a.inside_allowed, a.inside_refused, a.straddling) for a in steps.affected.values())) if steps else ()
         return self.closed, self.cause.cause, len(self.episodes), counts
 
     @property
     def severity(self) -> str:
         """``alarm`` unless it is nothing but a clock jump below the threshold."""
-        return "notice" if self.jump is not None and not self.jump.alarm and not self.episodes else "alarm"
+        return "notice" if self.steps is not None and not self.steps.alarm and not self.episodes else "alarm"
 
     def row(self, t_ns: int) -> Batch:
         """The finding as one row of its table; t_ns is the watermark at which this was known."""
         cause, ranked = self.cause, self.ranked()
         held = [v for v in ranked if v.score > 0]
         first = self.main if self.episodes else None
-        symptom, subject = ("clock_jump", "wall clock") if self.jump is not None else (first.symptom, first.subject) if first else ("", "")
-        causes = [{"cause": v.cause, "confidence": round(v.score, 2), "words": v.words} for v in ([cause] if self.jump else []) + held]
+        symptom, subject = ("clock_jump", "wall clock") if self.steps is not None else (first.symptom, first.subject) if first else ("", "")
+        causes = [{"cause": v.cause, "confidence": round(v.score, 2), "words": v.words} for v in ([cause] if self.steps else []) + held]
         ruled_out = [{"cause": v.cause, "words": v.words} for v in ranked if v.score == 0]
         return make("finding", 1, t_ns=t_ns, finding_id=self.finding_id.encode(), state=_FINDING.code("state", "closed" if self.closed else "open"),
                     severity=_FINDING.code("severity", self.severity),
@@ -96,13 +96,8 @@ class Finding:
 
     def evidence(self, held: list[Verdict]) -> list[dict[str, object]]:
         entries: list[dict[str, object]] = []
-        if self.jump is not None:
-            j = self.jump
-            entries.append(item("clock_change", j.cause, j.size_ns, "ns", t_ns=j.t_ns, pid=j.pid, comm=j.comm, via=j.via, err_ns=j.err_ns,
-                                real_mono_before_ns=j.wall_before_ns, real_mono_after_ns=j.wall_after_ns))
-            entries += [item("limiter_decision", _AFFECTED[bool(a.immune)], a.inside, "decisions", limiter=a.limiter, library=a.library,
-                             pid=a.pid, comm=a.comm, allowed=a.inside_allowed, refused=a.inside_refused, straddling=a.straddling,
-                             at_least=None if j.complete else "true") for a in _sorted(j)]
+        if self.steps is not None:
+            entries += self.steps.evidence()
         for v in held[:1]:
             entries += v.evidence
         for e in sorted(self.episodes, key=lambda e: e.order):
@@ -113,8 +108,8 @@ class Finding:
         return entries
 
     def sentence(self) -> str:
-        if self.jump is not None:
-            return _jump_sentence(self.jump) + (f" After it, {_lower(_clause(self.main))}." if self.episodes else "")
+        if self.steps is not None:
+            return self.steps.sentence() + (f" After it, {_lower(_clause(self.main))}." if self.episodes else "")
         cause = self.cause
         if cause.cause == "unknown":
             looked = sorted({v.cause.replace("_", " ") for v in self.ranked()})
@@ -158,35 +153,3 @@ def _clause(e: Episode) -> str:
         return f"{e.subject[0].upper()}{e.subject[1:]} was down {when}"
     usually = f" instead of {base}" if not math.isnan(e.base) else ""
     return f"{e.subject[0].upper()}{e.subject[1:]} did not answer for {value}{usually} {when}"
-
-
-def _sorted(jump: Jump) -> list[Affected]:
-    return sorted(jump.affected.values(), key=lambda a: (bool(a.immune), -a.inside, -a.straddling, a.limiter, a.pid or 0))
-
-
-def _jump_confidence(jump: Jump) -> float:
-    certain = 1.0 if jump.err_ns is None or 2 * jump.err_ns < abs(jump.size_ns) else 0.6
-    return certain * (0.99 if jump.pid or jump.cause == "leap" else 0.9)
-
-
-def _jump_sentence(jump: Jump) -> str:
-    size = span(abs(jump.size_ns))
-    by = "" if jump.cause == "leap" else ", by whom was not seen"
-    if jump.pid:
-        by = f": {process(jump.comm, jump.pid)} {f'called {jump.via}' if jump.via else 'did it'}"
-    verb = {"leap": "made a leap second", "clock_slew": "is being slewed"}.get(jump.cause, "jumped")
-    head = f"The wall clock {verb} {'back' if jump.backward else 'forward'} by {size} at {instant(jump.t_ns)}{by}."
-    hit = [a for a in _sorted(jump) if not a.immune]
-    inside, near = [a for a in hit if a.inside], [a for a in hit if not a.inside]
-    least = "" if jump.complete else "at least "
-    told = [f"limiter {a.limiter} ({process(a.comm, a.pid)}; {least}{a.inside_allowed} allowed, {a.inside_refused} refused)" for a in inside]
-    if inside:
-        many = sum(a.inside for a in inside)
-        what = f"the {size} that happened twice" if jump.backward else f"{size} around the time that was skipped"
-        head += f" {least.capitalize()}{plural(many, 'decision')} fell into {what}: {listing(told)}."
-    if near:
-        head += f" Windows of {listing([f'limiter {a.limiter}' for a in near])} straddle it."
-    immune = [a.limiter for a in _sorted(jump) if a.immune]
-    if immune:
-        head += f" Not affected, since it ignores the wall clock: {listing([f'limiter {name}' for name in immune])}."
-    return head if hit or immune else f"{head} No limiter decision was seen near it."

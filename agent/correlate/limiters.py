@@ -128,8 +128,7 @@ class LimiterWatch(Watch):
             now = now[~np.isnan(now)]
             if not len(now):
                 continue
-            middle = metric in ("limit", "burst")
-            episode.facts[metric] = float(now[-1] if middle else np.median(now) if metric in ("n", "cost") else now.sum())
+            episode.facts[metric] = float(now.sum() if metric in ("errors", "refused") else np.median(now))
             before = float(self.series.baseline(metric, slot, second, bad).median[0])
             if not math.isnan(before):
                 episode.facts[f"{metric}_base"] = before

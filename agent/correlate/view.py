@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from agent.correlate.clock import Jump
 from agent.correlate.config import SECOND, CorrelatorConfig
 from agent.correlate.episode import Episode
 from agent.correlate.limiters import took
 from agent.correlate.rows import DTYPES, Ring, groups, known, start_ticks
+from agent.correlate.steps import Jump
 from agent.correlate.words import address as ip
 from agent.correlate.words import text
 from agent.tables import TABLES

@@ -21,13 +21,11 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
-from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from agent.batch import Batch
-from agent.errors import AgentError
 from agent.tables import TABLES, Table
 
 MAGIC = b"tickscop"
@@ -265,47 +263,3 @@ def _read_head(view: memoryview) -> tuple[Head | None, int]:
 def read(buffer: bytes) -> Iterator[Frame]:
     """The complete frames of a file's bytes; stops quietly at a torn tail (use ``Decoder`` to learn where and why)."""
     yield from Decoder().feed(buffer)
-
-
-def read_file(path: str | Path, strict: bool = True) -> Iterator[Frame]:
-    """The frames of a recording: ROWS, TICK and, at last, END; each unpacks as (kind, table, rows or t_ns).
-
-    strict: raises AgentError, naming the file, the offset and both versions, for a foreign or damaged file, another
-    format version, or one cut off before its END. Otherwise stops at the first damage.
-    """
-    decoder = Decoder()
-    with _open(path) as file:
-        while data := file.read(1 << 20):
-            yield from decoder.feed(data)
-    if strict:
-        _demand_whole(decoder, path)
-
-
-def read_head(path: str | Path) -> Head:
-    """The head of a recording. Raises AgentError when it has none that this version reads."""
-    decoder = Decoder()
-    with _open(path) as file:
-        for _ in decoder.feed(file.read(_FILE.size + _MAX_JSON)):
-            break
-    if decoder.head is None:
-        _demand_whole(decoder, path)
-    assert decoder.head is not None
-    return decoder.head
-
-
-def _open(path: str | Path) -> BinaryIO:
-    try:
-        return open(path, "rb")
-    except OSError as error:
-        raise AgentError(f"cannot read {path}: {error.strerror}", remedy="name a file that `tickscope record` wrote") from error
-
-
-def _demand_whole(decoder: Decoder, path: str | Path) -> None:
-    if decoder.corrupt is not None:
-        raise AgentError(f"{path} is not a readable recording: {decoder.corrupt} (byte {decoder.corrupt.offset})",
-                         remedy="record again with this version: tickscope record -o FILE")
-    if not decoder.ended or decoder.pending:
-        raise AgentError(f"{path} is cut off: its last complete frame ends at byte {decoder.offset}"
-                         + (f", {decoder.pending} bytes of a torn frame follow" if decoder.pending else ", without an END"),
-                         why="the recorder was killed, or the file was copied while it was being written",
-                         remedy="record again: tickscope record -o FILE")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from agent.store.frames import Head
 from agent.store.names import columns
 from agent.store.query import offsets, to_wall
 from agent.store.reader import snapshot
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class LiveRows:
@@ -31,11 +34,16 @@ class LiveRows:
         """One dict a row, in the columns of ``names.columns(table)``; json columns stay text."""
         self._load(head)
         found = to_arrow(table, rows, head.boot_id, head.host)
-        for name, array in zip(WALL_COLUMNS, wall_arrays(to_wall(self._history, rows["t_ns"])), strict=True):
-            found = found.append_column(name, array)
-        return list(found.select(columns(table)).to_pylist())
+        return list(with_wall(found, rows["t_ns"], self._history).select(columns(table)).to_pylist())
 
     def _load(self, head: Head) -> None:
         if head.boot_id != self._boot:
             self._boot = head.boot_id
             self._history = History.from_rows(offsets(snapshot(self._path, frozenset({"clock_offset"})), self._path, head.boot_id))
+
+
+def with_wall(found: pa.Table, t_ns: np.ndarray, history: History) -> pa.Table:
+    """An Arrow table with the wall time columns of its rows' times (CLOCK_BOOTTIME ns); null where the history is empty."""
+    for name, array in zip(WALL_COLUMNS, wall_arrays(to_wall(history, t_ns)), strict=True):
+        found = found.append_column(name, array)
+    return found

@@ -110,9 +110,9 @@ class Host:
                      peer=np.frombuffer(REDIS, "V18"), syscall=b"recvfrom", fd_type=b"socket", duration_ns=int(seconds * S) - 50 * US,
                      blocked_ns=int(seconds * S) - 60 * US, run_queue_ns=10 * US, sock_id=77)
 
-    def step(self, at: float, size_ns: int, pid: int = 812, kind: str = "step") -> None:
+    def step(self, at: float, size_ns: int, pid: int = 812, kind: str = "step", comm: bytes = b"chronyd") -> None:
         before = 1_700_000_000 * S
-        self.add("clock_change", 1, t_ns=T0 + int(at * S), pid=pid, proc_start_ns=START, comm=b"chronyd", kind=code("clock_change", "kind", kind), via=b"clock_settime",
+        self.add("clock_change", 1, t_ns=T0 + int(at * S), pid=pid, proc_start_ns=START, comm=comm, kind=code("clock_change", "kind", kind), via=b"clock_settime",
                  size_ns=size_ns, err_ns=50, real_mono_before_ns=before, real_mono_after_ns=before + size_ns, ret=0)
 
     def without(self, *tables: str) -> Host:

@@ -92,12 +92,48 @@ def test_a_step_whose_actor_was_not_seen_says_so() -> None:
     assert "by whom was not seen" in str(latest(run(host, 20))[0]["sentence"])
 
 
-def test_each_of_23_steps_is_a_finding_of_its_own() -> None:
-    host = Host()
+def test_repeated_steps_of_one_actor_are_one_finding_that_counts_them() -> None:
+    host, at = Host(), T0 + 5 * S
     for i in range(N):
         host.step(5 + i * 0.3, (-1) ** i * 300 * US)
+    decisions(host, at + np.arange(7 * 1000) * MS, window_ns=S)
     found = latest(run(host, 30))
-    assert len(found) == N and all(f["state"] == "closed" for f in found)
+    assert [(f["cause"], f["state"], f["start_ns"]) for f in found] == [("clock_step", "closed", at)]
+    for part in (f"jumped {N} times (12 forward and 11 back, by 300 us each, 300 us in sum)", "chronyd pid 812 called clock_settime", "limiter api"):
+        assert part in str(found[0]["sentence"])
+    told = [e for e in found[0]["evidence"] if e["table"] == "clock_change"]  # type: ignore[attr-defined]
+    assert [e["value"] for e in told if e["what"] == "times"] == [N] and len([e for e in told if e["what"] == "clock_step"]) == 16
+    assert [e["t_ns"] for e in told if e["what"] == "clock_step"] == [T0 + int((5 + i * 0.3) * S) for i in range(16)]
+
+
+def test_a_decision_near_several_steps_counts_once() -> None:
+    host, at = Host(), T0 + 5 * S
+    for i in range(5):
+        host.step(5 + i * 0.01, 400 * US)
+    decisions(host, at + np.arange(N) * 10 * US, duration_ns=0)
+    decisions(host, np.array([at + 45 * MS]), duration_ns=45 * MS)
+    entry = affected(latest(run(host, 20))[0])["api"]
+    assert (entry["allowed"], entry["straddling"]) == (N + 1, 0)
+
+
+def test_a_series_goes_on_after_its_finding_closed_and_ends_with_a_longer_pause() -> None:
+    host = Host()
+    for at in (5, 9, 13, 25):
+        host.step(at, 300 * US)
+    states = [int(row["state"]) for b in run(host, 40) for row in b.rows if row["start_ns"] < T0 + 20 * S]
+    assert states[-1] == 1 and states.count(1) == 3
+    assert [str(f["sentence"]).count("3 times") for f in latest(run(host, 40))] == [1, 0]
+
+
+def test_another_actor_and_another_direction_of_time_are_told_apart() -> None:
+    host = Host()
+    for i in range(3):
+        host.step(5 + i, 300 * US, pid=900 + i, comm=b"date")
+        host.step(5.5 + i, -300 * US)
+        host.step(5.2 + i, 300 * US, pid=-(2**63), comm=b"")
+    sentences = sorted(str(f["sentence"]) for f in latest(run(host, 30)))
+    assert len(sentences) == 3
+    assert sum("date pid 900, date pid 901 and date pid 902" in s for s in sentences) == sum("by whom was not seen" in s for s in sentences) == 1
 
 
 def test_a_small_step_does_not_explain_refusals() -> None:
@@ -118,12 +154,21 @@ def test_a_step_explains_no_refusals_of_an_immune_limiter() -> None:
     assert sorted(str(f["cause"]) for f in latest(run(host, 60))) == ["clock_step", "unknown"]
 
 
-def test_a_clock_that_is_stepped_in_a_loop_is_told_by_its_first_steps() -> None:
+def stepped_in_a_loop(actors: int) -> tuple[list[Batch], dict[str, int]]:
     host = Host()
     for i in range(200):
-        host.step(10 + i / 1000, 100 * US if i % 2 else -100 * US)
+        host.step(10 + i / 1000, 100 * US if i % 2 else -100 * US, pid=1000 + i % actors, comm=b"p%d" % (i % actors))
     correlator = Correlator()
     for table, rows in host.made:
         correlator.feed(Batch(table, rows))
-    assert len(correlator.advance(T0 + 11 * S)) == 64
-    assert correlator.losses()["findings"] == 200 - 64
+    return correlator.advance(T0 + 11 * S), correlator.losses()
+
+
+def test_a_clock_that_is_stepped_in_a_loop_is_counted_whole() -> None:
+    out, losses = stepped_in_a_loop(1)
+    assert [b"jumped 200 times" in b.rows["sentence"][0] for b in out] == [True] and losses["findings"] == 0
+
+
+def test_more_actors_than_findings_are_told_by_the_first() -> None:
+    out, losses = stepped_in_a_loop(200)
+    assert len(out) == 64 and losses["findings"] == 200 - 64

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from agent.batch import Batch, make
 from agent.errors import AgentError
 from agent.store import frames
 from agent.store.frames import Decoder, Encoder, Head, Kind
+from agent.store.recording import Recording
 from agent.tables import TABLES
 
 HEAD = Head("b" * 36, "host-a", "0.1", 17, 19)
@@ -136,45 +138,79 @@ def test_a_hostile_column_type_is_refused(types: str) -> None:
     assert decoder.corrupt is not None
 
 
-def test_a_whole_recording_is_read(tmp_path: Path) -> None:
+def packed(data: bytes) -> bytes:
+    return gzip.compress(data)
+
+
+PACKED = pytest.mark.parametrize("pack", [bytes, packed], ids=["plain", "packed"])
+
+
+def whole(tmp_path: Path, pack: Callable[[bytes], bytes]) -> tuple[Path, bytes]:
     path = tmp_path / "r"
-    path.write_bytes(b"".join(encode(make("loss", 5, t_ns=3), tick=4)))
-    kinds = [(kind, table) for kind, table, _ in frames.read_file(path)]
-    assert kinds == [(Kind.ROWS, "loss"), (Kind.TICK, ""), (Kind.END, "")]
-    assert frames.read_head(path) == HEAD
+    data = b"".join(encode(make("loss", 5, t_ns=3), tick=4))
+    path.write_bytes(pack(data))
+    return path, data
+
+
+@PACKED
+def test_a_whole_recording_is_read(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    recording = Recording(whole(tmp_path, pack)[0])
+    assert recording.head == HEAD
+    assert [(kind, table) for kind, table, _ in recording] == [(Kind.ROWS, "loss"), (Kind.TICK, ""), (Kind.END, "")]
+    assert recording.cut == ""
 
 
 def refusal(path: Path) -> str:
     with pytest.raises(AgentError) as caught:
-        list(frames.read_file(path))
+        list(Recording(path))
     return str(caught.value)
 
 
-def test_recordings_that_are_refused_say_why(tmp_path: Path) -> None:
-    path = tmp_path / "r"
-    whole = b"".join(encode(make("loss", 5, t_ns=3)))
-    path.write_bytes(whole[:-1])
-    assert f"byte {len(whole) - frames.HEADER_BYTES}" in refusal(path)
-    path.write_bytes(whole[: -frames.HEADER_BYTES])
-    assert "without an END" in refusal(path)
-    path.write_bytes(whole + b"\x03")
-    assert "torn" in refusal(path)
-    path.write_bytes(b"PAR1 something else entirely")
-    assert "not a tickscope file" in refusal(path)
+@PACKED
+def test_recordings_that_are_refused_say_why(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    path, data = whole(tmp_path, pack)
+    for bad, why in (
+        (data + b"\x03", "1 bytes follow its end"),
+        (b"PAR1 something else entirely", "not a tickscope file"),
+        (data[:8] + struct.pack("<I", 7) + data[12:], "version 7, this tickscope reads version 1"),
+        (data[:-70] + b"\xff" + data[-69:], "checksum"),
+        (data[:11], "within its head"),
+    ):
+        path.write_bytes(pack(bad))
+        assert why in refusal(path)
     path.write_bytes(b"")
-    assert "cut off" in refusal(path)
-    path.write_bytes(whole[:8] + struct.pack("<I", 7) + whole[12:])
-    assert "version 7" in refusal(path)
-    assert "version 1" in refusal(path)
-    path.write_bytes(whole[:-40] + b"\xff" + whole[-39:])
-    assert "checksum" in refusal(path)
+    assert "within its head" in refusal(path)
     path.unlink()
     assert "cannot read" in refusal(path)
-    with pytest.raises(AgentError):
-        frames.read_head(path)
 
 
-def test_a_torn_recording_is_read_as_far_as_it_goes_when_not_strict(tmp_path: Path) -> None:
+def test_what_follows_or_damages_the_packed_stream_is_noticed(tmp_path: Path) -> None:
+    path, data = whole(tmp_path, packed)
+    stream = packed(data)
+    path.write_bytes(stream + b"x")
+    assert "1 bytes follow its end" in refusal(path)
+    path.write_bytes(stream[:40] + bytes(b ^ 0xFF for b in stream[40:60]) + stream[60:])
+    assert "damaged" in refusal(path) or "checksum" in refusal(path) or "no frame" in refusal(path)
+
+
+@PACKED
+@pytest.mark.parametrize("missing", [1, frames.HEADER_BYTES - 1, frames.HEADER_BYTES])
+def test_a_recording_that_is_cut_off_is_read_as_far_as_it_goes(tmp_path: Path, pack: Callable[[bytes], bytes], missing: int) -> None:
+    path, data = whole(tmp_path, pack)
+    path.write_bytes(pack(data[:-missing]))
+    recording = Recording(path)
+    assert [f.kind for f in recording] == [Kind.ROWS, Kind.TICK]
+    assert f"byte {len(data) - frames.HEADER_BYTES}" in recording.cut
+    assert ("torn" in recording.cut) == (missing != frames.HEADER_BYTES)
+
+
+def test_a_packed_recording_gives_a_prefix_wherever_it_is_cut(tmp_path: Path) -> None:
     path = tmp_path / "r"
-    path.write_bytes(b"".join(encode(make("loss", 5, t_ns=3)))[:-3])
-    assert [len(f.rows) for f in frames.read_file(path, strict=False)] == [5]
+    data = b"".join(encode(make("loss", 500, t_ns=np.arange(500)), tick=4))
+    stream = packed(data)
+    wanted = [Kind.ROWS, Kind.TICK, Kind.END]
+    found = []
+    for end in range(len(stream) // 2, len(stream)):
+        path.write_bytes(stream[:end])
+        found.append([f.kind for f in Recording(path)])
+    assert all(kinds == wanted[: len(kinds)] for kinds in found) and found[0] == [] and found[-1] == wanted

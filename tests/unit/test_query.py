@@ -24,6 +24,7 @@ from agent.store import frames, group
 from agent.store.hot import HotStore
 from agent.store.names import columns
 from agent.store.query import Session
+from agent.store.recording import Recording
 from agent.store.window import this_boot
 from agent.tables import TABLES
 
@@ -338,12 +339,12 @@ def test_a_recording_holds_rows_and_ticks_in_order_and_ends_cleanly(tmp_path: Pa
         record.send_signal(signal.SIGINT)
         assert record.wait() == 130
     store.close()
-    found = [(k.name, table, value if k != frames.Kind.ROWS else len(value)) for k, table, value in frames.read_file(path)]  # type: ignore[arg-type]
+    found = [(k.name, table, value if k != frames.Kind.ROWS else len(value)) for k, table, value in Recording(path)]  # type: ignore[arg-type]
     expected: list[tuple[str, str, object]] = []
     for n in range(1, 14):
         expected += [("ROWS", "tcp_reset", 2), ("ROWS", "tcp_close", 1), ("TICK", "", n)]
     assert found == [*expected, ("END", "", None)]
-    assert frames.read_head(path).boot_id == this_boot()
+    assert Recording(path).head.boot_id == this_boot()
 
 
 def test_record_stops_after_its_duration(tmp_path: Path) -> None:
@@ -351,7 +352,7 @@ def test_record_stops_after_its_duration(tmp_path: Path) -> None:
     done = verb(tmp_path / "s", "record", "-o", str(tmp_path / "r"), "--duration", "0.3")
     store.close()
     assert done.returncode == 0, done.stderr
-    assert [kind for kind, _, _ in frames.read_file(tmp_path / "r")] == [frames.Kind.END]
+    assert [kind for kind, _, _ in Recording(tmp_path / "r")] == [frames.Kind.END]
 
 
 def test_record_without_an_agent_says_so(tmp_path: Path) -> None:

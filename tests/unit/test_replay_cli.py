@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -66,17 +68,36 @@ def test_nothing_wrong_is_exit_3_and_says_so(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (3, b"") and b"nothing wrong" in done.stderr
 
 
-@pytest.mark.parametrize("spoil", ["cut", "foreign", "missing", "no end"])
-def test_a_file_that_is_no_whole_recording_is_refused(tmp_path: Path, spoil: str) -> None:
-    file = record(tmp_path / "a.rec", Host().healthy(0, 3), 3, end=spoil != "no end")
-    if spoil == "cut":
-        file.write_bytes(file.read_bytes()[:-9])
-    elif spoil == "foreign":
-        file.write_bytes(b"PK\x03\x04" + bytes(1000))
-    elif spoil == "missing":
+@pytest.mark.parametrize("spoil", ["damaged", "foreign", "missing", "head only", "empty"])
+def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, spoil: str) -> None:
+    file = record(tmp_path / "a.rec", Host().healthy(0, 3), 3)
+    whole = file.read_bytes()
+    if spoil == "missing":
         file.unlink()
+    else:
+        file.write_bytes({"damaged": whole[:-300] + bytes(9) + whole[-291:], "foreign": b"PK\x03\x04" + bytes(1000), "head only": whole[:30],
+                          "empty": b""}[spoil])
     done = tickscope("replay", file)
     assert done.returncode == 1 and b"a.rec" in done.stderr and b"Traceback" not in done.stderr and not done.stdout
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "packed"])
+def test_a_recording_that_is_cut_off_gives_the_findings_up_to_there(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    file = record(tmp_path / "a.rec", broker_slow())
+    data = pack(file.read_bytes())
+    for keep, causes in ((0.9, ["broker_slow"]), (0.3, [])):
+        file.write_bytes(data[: int(len(data) * keep)])
+        first, second = (tickscope("replay", file, "-o", "json") for _ in range(2))
+        assert first.returncode == (0 if causes else 3), first.stderr
+        assert [r["cause"] for r in json.loads(first.stdout or '{"rows": []}')["rows"]] == causes
+        assert b"cut off" in first.stderr and first.stdout == second.stdout
+
+
+def test_wall_times_come_from_the_recordings_own_offset_history(tmp_path: Path) -> None:
+    host = broker_slow()
+    host.add("clock_offset", 1, t_ns=T0, real_mono_ns=1_700_000_000 * S, boot_mono_ns=0, mono_raw_ns=0, err_ns=40)
+    (row,) = json.loads(tickscope("replay", record(tmp_path / "a.rec", host), "-o", "json").stdout)["rows"]
+    assert (row["wall_ns"], row["wall_err_ns"], row["wall_state"]) == (row["t_ns"] + 1_700_000_000 * S, 40, "exact")
 
 
 def test_an_unknown_table_is_a_usage_error(tmp_path: Path) -> None:

@@ -1,0 +1,166 @@
+"""Jumps of the wall clock that belong together, and how they are told."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from agent.correlate.episode import Verdict, item
+from agent.correlate.words import instant, listing, plural, process, span
+
+_AFFECTED = ("decisions in the interval", "not affected: ignores the wall clock")
+_TOLD = 16  # jumps of a series that are listed as evidence
+_NEAR = 64  # jumps of a series that a decision is looked up in, so that it counts once
+_DID = {"leap": ("made a leap second", "was moved by leap seconds"), "clock_slew": ("is being slewed", "was slewed")}
+
+
+@dataclass
+class Affected:
+    """Decisions of one limiter of one process near the jumps of a series, as seen so far; each counts once."""
+
+    limiter: str
+    library: str
+    pid: int | None
+    comm: str
+    immune: bool | None
+    inside_allowed: int = 0
+    inside_refused: int = 0
+    straddling: int = 0
+
+    @property
+    def inside(self) -> int:
+        return self.inside_allowed + self.inside_refused
+
+
+@dataclass(eq=False)
+class Jump:
+    """One clock change that matters. size_ns < 0: backward. until_ns: from then on no decision is affected.
+
+    alarm: large enough for one. minor: below the threshold, a finding only once a decision fell into it.
+    """
+
+    cause: str
+    t_ns: int
+    size_ns: int
+    err_ns: int | None
+    pid: int | None
+    comm: str
+    via: str
+    until_ns: int
+    wall_before_ns: int | None = None
+    wall_after_ns: int | None = None
+    alarm: bool = False
+    minor: bool = False
+    series: Series = field(init=False, repr=False)
+
+    @property
+    def backward(self) -> bool:
+        return self.size_ns < 0
+
+    @property
+    def actor(self) -> tuple[str, str | None]:
+        """What jumps of one series share. A command that is run again and again is one actor under many pids."""
+        return self.cause, self.comm or str(self.pid) if self.pid else None
+
+
+class Series:
+    """Jumps of one kind by one actor, each soon after the one before: one finding.
+
+    count, sum_ns, back, least_ns, most_ns are of all jumps; ``told`` holds the first, ``near`` the last of them in detail.
+    complete: False where decisions near them may not all have been counted.
+    """
+
+    def __init__(self, first: Jump) -> None:
+        self.told: list[Jump] = []
+        self.near: deque[Jump] = deque(maxlen=_NEAR)
+        self.pids: dict[int, None] = {}
+        self.affected: dict[tuple[bytes, int, int], Affected] = {}
+        self.count = self.sum_ns = self.back = self.most_ns = 0
+        self.least_ns = abs(first.size_ns)
+        self.end_ns = self.until_ns = first.t_ns
+        self.complete = self.certain = self.minor = True
+        self.alarm = False
+        self.add(first)
+
+    def add(self, jump: Jump) -> None:
+        jump.series = self
+        size = abs(jump.size_ns)
+        self.count += 1
+        self.sum_ns += jump.size_ns
+        self.back += jump.backward
+        self.alarm |= jump.alarm
+        self.minor &= jump.minor
+        self.least_ns, self.most_ns = min(self.least_ns, size), max(self.most_ns, size)
+        self.end_ns, self.until_ns = max(self.end_ns, jump.t_ns), max(self.until_ns, jump.until_ns)
+        self.certain &= jump.err_ns is None or 2 * jump.err_ns < size
+        self.near.append(jump)
+        if len(self.told) < _TOLD:
+            self.told.append(jump)
+        if jump.pid and len(self.pids) < _NEAR:
+            self.pids[jump.pid] = None
+
+    @property
+    def first(self) -> Jump:
+        return self.told[0]
+
+    @property
+    def matters(self) -> bool:
+        """Whether it is a finding by now."""
+        return not self.minor or any(a.inside for a in self.affected.values())
+
+    @property
+    def verdict(self) -> Verdict:
+        sure = (1.0 if self.certain else 0.6) * (0.99 if self.pids or self.first.cause == "leap" else 0.9)
+        return Verdict(self.first.cause, sure, str(self.first.t_ns), "")
+
+    def evidence(self) -> list[dict[str, object]]:
+        """The first jump, the decisions, then the other jumps, in the order in which they may be cut off."""
+        many = [] if self.count == 1 else [
+            item("clock_change", "times", self.count, "", sum_ns=self.sum_ns, smallest_ns=self.least_ns, largest_ns=self.most_ns,
+                 t_ns=self.first.t_ns, end_ns=self.end_ns)]  # fmt: skip
+        hit = [item("limiter_decision", _AFFECTED[bool(a.immune)], a.inside, "decisions", limiter=a.limiter, library=a.library,
+                    pid=a.pid, comm=a.comm, allowed=a.inside_allowed, refused=a.inside_refused, straddling=a.straddling,
+                    at_least=None if self.complete else "true") for a in self._sorted()]  # fmt: skip
+        return [_change(self.first), *many, *hit, *map(_change, self.told[1:])]
+
+    def sentence(self) -> str:
+        size = span(self.most_ns)
+        many = self.count > 1
+        hit = [a for a in self._sorted() if not a.immune]
+        inside, near = [a for a in hit if a.inside], [a for a in hit if not a.inside]
+        least = "" if self.complete else "at least "
+        head = f"The wall clock {self._moved()}{self._by()}."
+        if inside:
+            decisions = plural(sum(a.inside for a in inside), "decision")
+            where = f"the {size} that happened twice" if self.back else f"{size} around the time that was skipped"
+            told = [f"limiter {a.limiter} ({process(a.comm, a.pid)}; {least}{a.inside_allowed} allowed, {a.inside_refused} refused)" for a in inside]
+            head += f" {least.capitalize()}{decisions} fell into {'time that happened twice or was skipped' if many else where}: {listing(told)}."
+        if near:
+            head += f" Windows of {listing([f'limiter {a.limiter}' for a in near])} straddle {'them' if many else 'it'}."
+        immune = [a.limiter for a in self._sorted() if a.immune]
+        if immune:
+            head += f" Not affected, since it ignores the wall clock: {listing([f'limiter {name}' for name in immune])}."
+        return head if hit or immune else f"{head} No limiter decision was seen near {'them' if many else 'it'}."
+
+    def _moved(self) -> str:
+        one, several = _DID.get(self.first.cause, ("jumped", "jumped"))
+        if self.count == 1:
+            return f"{one} {'back' if self.back else 'forward'} by {span(self.most_ns)} at {instant(self.first.t_ns)}"
+        ways = [f"{n} {way}" for n, way in ((self.count - self.back, "forward"), (self.back, "back")) if n]
+        each = f"by {span(self.most_ns)} each" if self.least_ns == self.most_ns else f"by {span(self.least_ns)} to {span(self.most_ns)}"
+        return (f"{several} {self.count} times ({listing(ways)}, {each}, {span(self.sum_ns) if self.sum_ns else 'nothing'} in sum) "
+                f"from {instant(self.first.t_ns)} to {instant(self.end_ns)}")
+
+    def _by(self) -> str:
+        first = self.first
+        if not self.pids:
+            return "" if first.cause == "leap" else ", by whom was not seen"
+        return f": {listing([process(first.comm, pid) for pid in self.pids])} {f'called {first.via}' if first.via else 'did it'}"
+
+    def _sorted(self) -> list[Affected]:
+        return sorted(self.affected.values(), key=lambda a: (bool(a.immune), -a.inside, -a.straddling, a.limiter, a.pid or 0))
+
+
+def _change(j: Jump) -> dict[str, object]:
+    return item("clock_change", j.cause, j.size_ns, "ns", t_ns=j.t_ns, pid=j.pid, comm=j.comm, via=j.via, err_ns=j.err_ns,
+                real_mono_before_ns=j.wall_before_ns, real_mono_after_ns=j.wall_after_ns)
