@@ -99,7 +99,10 @@ def consumers(episode: Episode, view: View) -> Iterator[Verdict]:
         yield Verdict("consumer_slow", 0.0, "", "the rate of acknowledgements is not known")
         return
     usual = "" if out_was is None else f", usually {number(out_was)}"
-    if out == 0 and ((out_was or 0) > 0 or (arriving or 0) > 0):
+    if episode.metric == "pending_s" and out > 0 and out >= 0.7 * (out_was or 0):
+        words = f"one that was delivered stays unacknowledged while {number(out)} others per second are: whoever took it stopped, or holds it"
+        yield Verdict("consumer_stopped", 0.65, episode.scope, words, (*rates, members))
+    elif out == 0 and ((out_was or 0) > 0 or (arriving or 0) > 0):
         more = f" any more{usual} per second" if out_was else f" while {number(arriving or 0)} messages per second arrived"
         yield Verdict("consumer_stopped", 0.9, episode.scope, f"nothing was acknowledged{more}", rates)
     elif out_was is not None and out < 0.7 * out_was:

@@ -25,6 +25,7 @@ class CorrelatorConfig:
     poll_stall_ns: int = 250_000_000  #: a broker that took this long to answer one poll (a poll sees but the end of a stall)
     stall_ratio: float = 20.0  #: ... and this many times its usual time
     latency_rise_ns: int = 20_000_000  #: smallest lasting rise of the median decision time
+    tail_rise_ns: int = 100_000_000  #: smallest lasting rise of the time that one decision in ten exceeds
     refusal_rise: float = 0.2  #: smallest lasting rise of the refused share
     refusals_min: int = 10  #: refusals in the persistence window below which nothing is said
     age_rise_s: float = 3.0  #: smallest lasting rise of the oldest undelivered message's age

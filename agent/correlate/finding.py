@@ -133,6 +133,8 @@ def _clause(e: Episode) -> str:
     """What was wrong with what, how much, and when."""
     value, base = usual_and_now(e)
     when = f"from {instant(e.start_ns)} to {instant(e.end_ns)}"
+    if e.metric == "high_ns":
+        return f"One in ten decisions of {e.subject} took {value} or more instead of {base} {when}"
     if e.symptom == "decision_latency":
         return f"Decisions of {e.subject} took {'up to ' if e.count > 1 else ''}{value} instead of {base} {when}"
     if e.symptom == "refusals":

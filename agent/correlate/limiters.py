@@ -32,7 +32,7 @@ def took(rows: np.ndarray) -> np.ndarray:
 class LimiterWatch(Watch):
     """One subject is one limiter of one process."""
 
-    metrics = ("n", "refused", "errors", "share", "cost", "med_ns", "max_ns", "limit", "burst")
+    metrics = ("n", "refused", "errors", "share", "cost", "med_ns", "high_ns", "max_ns", "limit", "burst")
 
     def __init__(self, config: CorrelatorConfig) -> None:
         super().__init__(config)
@@ -41,6 +41,7 @@ class LimiterWatch(Watch):
         self._rises = (
             Rise("refusals", "share", "", config.refusal_rise, 1.0),
             Rise("decision_latency", "med_ns", "ns", float(config.latency_rise_ns), 3.0),
+            Rise("decision_latency", "high_ns", "ns", float(config.tail_rise_ns), 5.0),
         )
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -61,10 +62,10 @@ class LimiterWatch(Watch):
         begin = np.cumsum(n).astype(np.int64) - n.astype(np.int64)
         has = timed > 0
         last = len(ns) - 1
-        med = np.where(has, ns[order][np.minimum(begin + (timed - 1) // 2, last)], np.nan)
-        top = np.where(has, ns[order][np.minimum(begin + timed - 1, last)], np.nan)
+        med, high, top = (np.where(has, ns[order][np.minimum(begin + rank, last)], np.nan)
+                          for rank in ((timed - 1) // 2, 9 * (timed - 1) // 10, timed - 1))
         fits = slots >= 0
-        values = {"n": n, "refused": refused, "errors": errors, "share": (refused + errors) / n, "cost": cost, "med_ns": med, "max_ns": top,
+        values = {"n": n, "refused": refused, "errors": errors, "share": (refused + errors) / n, "cost": cost, "med_ns": med, "high_ns": high, "max_ns": top,
                   "limit": _last(d["limit_per_s"], group, len(n)), "burst": _last(d["burst"], group, len(n))}
         self.series.put(second, slots[fits], **{k: v[fits] for k, v in values.items()})
         return slots[fits]
@@ -91,7 +92,8 @@ class LimiterWatch(Watch):
         seen = self.series.baseline("n", slots, second, n).seen
         warm = seen >= np.array([self._need[int(s)] for s in slots])
         opened += self.rises(self._rises[0], second, slots, warm & (np.nansum(bad, axis=1) >= self.config.refusals_min))
-        opened += self.rises(self._rises[1], second, slots, warm)
+        for rise in self._rises[1:]:
+            opened += self.rises(rise, second, slots, warm)
         for episode in self.active.values():
             if episode.last_bad == second:  # What holds once it is over explains nothing.
                 self._facts(episode, second)

@@ -147,7 +147,8 @@ class Series:
         if self.count == 1:
             return f"{one} {'back' if self.back else 'forward'} by {span(self.most_ns)} at {instant(self.first.t_ns)}"
         ways = [f"{n} {way}" for n, way in ((self.count - self.back, "forward"), (self.back, "back")) if n]
-        each = f"by {span(self.most_ns)} each" if self.least_ns == self.most_ns else f"by {span(self.least_ns)} to {span(self.most_ns)}"
+        sizes = list(dict.fromkeys((span(self.least_ns), span(self.most_ns))))
+        each = f"by {sizes[0]} each" if len(sizes) == 1 else f"by {' to '.join(sizes)}"
         return (f"{several} {self.count} times ({listing(ways)}, {each}, {span(self.sum_ns) if self.sum_ns else 'nothing'} in sum) "
                 f"from {instant(self.first.t_ns)} to {instant(self.end_ns)}")
 

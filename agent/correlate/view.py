@@ -11,7 +11,6 @@ from agent.correlate.episode import Episode
 from agent.correlate.limiters import took
 from agent.correlate.rows import DTYPES, Ring, groups, known, start_ticks
 from agent.correlate.steps import Jump
-from agent.correlate.words import address as ip
 from agent.correlate.words import text
 from agent.tables import TABLES
 
@@ -23,6 +22,7 @@ _SERVER = TABLES["tcp_rtt"].code("role", "server")
 _ACCEPT = TABLES["socket_queue"].code("kind", "accept")
 _SLOW_DECISION_NS = 10_000_000
 _LEAD_NS = 200_000_000
+_SETTLED = 8  # samples after which a smoothed RTT has made two thirds of its way
 _TABLES = ("tcp_rtt", "tcp_connect", "tcp_retransmit", "tcp_reset", "tls_handshake", "slow_syscall", "syscall_latency")
 
 
@@ -93,20 +93,24 @@ class View:
         return usual, worst if worst is not None else (float(mean[-1]) if len(mean) else None)
 
     def quickest_us(self, peer: bytes, episode: Episode) -> float | None:
-        """The shortest round trip to that address while it lasted that no program can have held back, us.
+        """The shortest round trip to that address while it lasted that its program cannot have held back, us.
 
         A connection's RTT counts the time until the peer acknowledges, and a peer that thinks for less than the delayed
-        acknowledgement (40 to 200 ms) does so with its answer. The kernel alone answers a SYN; on loopback, where there is one
-        network for all, any connection's RTT tells.
+        acknowledgement (40 to 200 ms) does so with its answer. The kernel alone answers a SYN. And the network is the same for
+        all connections to one address: the one with the lowest RTT tells. It must have had time to rise, since what is seen is
+        smoothed over eight samples, and seconds are only known to be bad as a whole.
         """
         address = np.frombuffer(peer, np.uint8)[:16]
         done = self.rings["tcp_connect"].between(episode.start_ns, episode.end_ns)
         done = done[(done["result"] == _OK) & (addresses(done) == address).all(axis=1)]
-        took = [done["duration_ns"].min() / 1e3] if len(done) else []
-        if ip(peer[:16]).startswith(("127.", "::1")):
-            rows = self.rings["tcp_rtt"].between(episode.start_ns + SECOND, episode.end_ns - 1)
-            rows = rows[(addresses(rows) == address).all(axis=1) & (rows["role"] != _SERVER)]
-            took += [float(rows["rtt_min_us"].min())] if len(rows) else []
+        took = [float(done["duration_ns"].min()) / 1e3] if len(done) else []
+        rows = self.rings["tcp_rtt"].between(episode.start_ns + 2 * SECOND, episode.end_ns - SECOND)
+        rows = rows[(rows["role"] != _SERVER) & (addresses(rows) == address).all(axis=1)]
+        if len(rows):
+            first, group = groups([rows["pid"], rows["proc_start_ns"], rows["peer"]])
+            floor = np.zeros(len(first), np.int64)
+            np.maximum.at(floor, group, rows["rtt_min_us"])
+            took += floor[np.bincount(group, rows["samples"]) >= _SETTLED].astype(float).tolist()
         return min(took, default=None)
 
     def starved_ns(self, pid: int, episode: Episode) -> float:
