@@ -148,7 +148,7 @@ def _peer(episode: Episode, view: View, raw: bytes, shares: tuple[float, float],
         yield Verdict("network_rtt", 0.0, name, f"the network RTT to {name} was {span(worst * 1e3)}"
                       + (f", usually {span(usual * 1e3)}" if usual is not None else ""))
     server = view.server(name)
-    starved = view.starved_ns(server[1], episode) if server else 0.0
+    starved = min(view.starved_ns(server[1], episode), longest) if server else 0.0
     if own >= _SHARE and not slower and starved > 0.5 * longest:
         yield waiting_for_cpu(process(*server) if server else "", starved, server[1] if server else None, 0.88 * own * sure)
     elif own >= _SHARE and not slower:
@@ -223,7 +223,7 @@ def cpu(episode: Episode, view: View) -> Iterator[Verdict]:
         return
     calls, lost, _ = _within(episode, view, "slow_syscall")
     inside_ns = float(calls["run_queue_ns"].clip(0).sum())
-    whole = view.own(view.during("syscall_latency", episode, 1_000_000_000), episode)
+    whole = view.own(view.sums(episode), episode)
     share = min(1.0, max(inside_ns / lost if lost else 0.0, 0.7 * float(whole["run_queue_ns"].sum()) / lost if lost else 0.0))
     queued = max(inside_ns, float(whole["run_queue_ns"].sum()))
     if share < _SHARE:

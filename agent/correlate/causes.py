@@ -130,8 +130,12 @@ def broker(episode: Episode, view: View) -> Iterator[Verdict]:
     rtt = item("tcp_rtt", "smoothed RTT", worst, "us", peer=where, baseline=usual)
     server = view.server(where)
     who = f"{server[0]} (pid {server[1]})" if server else "the server"
-    starved = view.starved_ns(server[1], episode) if server else 0.0
-    if starved > 0.5 * episode.value:
+    starved = min(view.starved_ns(server[1], episode), episode.value) if server else 0.0
+    blind = view.blind_ns(episode)
+    if blind > 0.5 * episode.value:
+        yield Verdict("cpu", 0.8, "", f"tickscope itself, which asked, got no CPU for {span(blind)}",
+                      (item("syscall_latency", "time that tickscope did not run", blind, "ns"), seen))
+    elif starved > 0.5 * episode.value:
         yield blocked.waiting_for_cpu(process(*server) if server else "", starved, server[1] if server else None, 0.88)
     elif worst is None:
         yield Verdict("broker_slow", 0.8, where, f"{who} held its answer back, as far as was seen: the network RTT to it is not known", (seen,))

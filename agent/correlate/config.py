@@ -35,6 +35,7 @@ class CorrelatorConfig:
     persist_s: int = 5  #: seconds that a lasting rise must last
     warm_s: int = 10  #: seconds of baseline that a lasting rise is judged against, at least
     quiet_s: int = 5  #: a finding closes after this many seconds without its symptom
+    hold_s: int = 15  #: an episode waits at most this long for the sums of its time, which are late where CPUs are short
     adopt_s: int = 600  #: a symptom that lasts this long is the new normal
     merge_ns: int = 5 * SECOND  #: symptoms of one cause this near in time are one finding
     repeat_s: int = 10  #: an open finding that only grew is emitted again this often

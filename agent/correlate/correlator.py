@@ -37,6 +37,7 @@ class Correlator:
                          BeliefWatch(self._config))
         self._second: int | None = None
         self._gathered: dict[str, list[np.ndarray]] = {}
+        self._held: list[Episode] = []
         self._findings: list[Finding] = []
         self._untold: list[Series] = []
         self._mark_ns = -1
@@ -66,13 +67,14 @@ class Correlator:
         if watermark_ns <= self._mark_ns:
             return []
         taken = self._inbox.take(watermark_ns)
+        self._view.add(taken)  # All that is known already: after a pause of the agent itself, what came later explains what came first.
         if self._second is None:
             first = [int(rows["t_ns"][0]) for rows in taken.values()]
             self._second = min([watermark_ns, *first]) // SECOND
         out: list[Batch] = []
         end = watermark_ns // SECOND
         while self._second < end:
-            if not self._gathered and not self._findings:
+            if not self._gathered and not self._findings and not self._held:
                 ahead = min([int(rows["t_ns"][0]) // SECOND for rows in taken.values() if len(rows)], default=end)
                 self._second = max(self._second, min(ahead, end))
                 if self._second == end:
@@ -98,8 +100,6 @@ class Correlator:
             self._late += late
             if late < n:
                 self._gathered.setdefault(table, []).append(rows[late:n])
-        if part:
-            self._view.add(part)
         for series in self._clock.feed(part.get("clock_change"), part.get("limiter_decision"), until_ns):
             self._view.jumps = [*self._view.jumps, *(j for j in series.near if j not in self._view.jumps)][-64:]
             if series not in self._untold:
@@ -120,11 +120,13 @@ class Correlator:
     def _judge(self, second: int) -> None:
         rows = {table: parts[0] if len(parts) == 1 else np.concatenate(parts) for table, parts in self._gathered.items()}
         self._gathered = {}
-        opened = [e for watch in self._watches for e in watch.step(second, rows)]
+        self._held += [e for watch in self._watches for e in watch.step(second, rows)]
         for found in self._findings:
             self._follow(found, second)
-        for episode in sorted(opened, key=lambda e: e.order):
-            self._place(episode, rank(episode, self._view), second)
+        due = [e for e in self._held if self._view.informed(e) or second - e.start_ns // SECOND > self._config.hold_s]
+        self._held = [e for e in self._held if e not in due]
+        for episode in sorted(due, key=lambda e: e.order):
+            self._place(episode, rank(episode, self._view))
         for found in self._findings:
             if not found.finding_id:
                 found.name(found.cause.cause, found.main.subject)
@@ -134,7 +136,7 @@ class Correlator:
                 found.closed = True
                 self._forced += 1
 
-    def _place(self, episode: Episode, verdicts: list[Verdict], second: int) -> None:
+    def _place(self, episode: Episode, verdicts: list[Verdict]) -> None:
         best = verdicts[0] if verdicts and verdicts[0].score > 0 else _UNKNOWN
         home = next((f for f in self._findings if f.takes(best, episode, self._config.merge_ns)), None)
         if home is None:
@@ -145,7 +147,7 @@ class Correlator:
         home.closed = False
         home.episodes.append(episode)
         home.verdicts[id(episode)] = verdicts
-        home.end_ns, home.last_bad = max(home.end_ns, episode.end_ns), max(home.last_bad, second)
+        home.end_ns, home.last_bad = max(home.end_ns, episode.end_ns), max(home.last_bad, episode.last_bad)
 
     def _follow(self, found: Finding, second: int) -> None:
         """Symptoms that go on, and what is known of their causes by now."""
@@ -161,6 +163,9 @@ class Correlator:
             found.end_ns = max(found.end_ns, min(steps.until_ns - self._config.clock_settle_ns, (second + 1) * SECOND))
         counting = steps is not None and steps.until_ns > (second + 1) * SECOND
         lasting = any((e.symptom, e.slot) in w.active and w.active[e.symptom, e.slot] is e for e in found.episodes for w in self._watches)
+        young = second - found.start_ns // SECOND < self._config.adopt_s
+        if not found.closed and young and found.cause.cause == "cpu" and self._view.crowded(found.start_ns, found.end_ns, (second + 1) * SECOND):
+            found.last_bad = second  # a hog's pauses between symptoms do not end it
         quiet = not found.episodes or second - found.last_bad >= self._config.quiet_s
         found.closed = found.closed or (not counting and not lasting and quiet)
 

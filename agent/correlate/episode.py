@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 SYMPTOMS = ("clock_jump", "decision_latency", "refusals", "queue_lag", "accept_overflow", "broker_down", "broker_stall", "clock_disagreement")
 
 
-@dataclass
+@dataclass(eq=False)
 class Episode:
     """One symptom of one subject, from its first to its last bad second. Values are in ``unit``, times CLOCK_BOOTTIME ns.
 

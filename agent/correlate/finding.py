@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agent.batch import Batch, make
 from agent.correlate.causes import usual_and_now
+from agent.correlate.config import SECOND
 from agent.correlate.episode import Episode, Verdict, item
 from agent.correlate.steps import Series
 from agent.correlate.words import fit, fit_json, instant, listing, number, percent
@@ -20,7 +21,7 @@ _BROKER = ("broker_slow", "broker_down")
 
 @dataclass
 class Finding:
-    """verdicts: of each episode, best first, as last ranked. last_bad: the last second with a symptom."""
+    """verdicts: of each episode, best first, as last ranked. last_bad: the last second with a symptom, or its cause at work."""
 
     start_ns: int
     end_ns: int
@@ -38,13 +39,15 @@ class Finding:
         self.finding_id = hashlib.blake2b(f"{cause}|{subject}|{self.start_ns}".encode(), digest_size=8).hexdigest()
 
     def ranked(self) -> list[Verdict]:
-        """The best verdict of each cause over all episodes, best first."""
+        """The best verdict of each cause over all episodes, best first; in the words of the first episode that it explains."""
         best: dict[str, Verdict] = {}
-        for episode in self.episodes:
+        for episode in sorted(self.episodes, key=lambda e: e.order):
             for v in self.verdicts[id(episode)]:
                 held = best.get(v.cause)
-                if held is None or v.score > held.score:
+                if held is None or v.score > held.score == 0:
                     best[v.cause] = Verdict(v.cause, v.score, v.scope or (held.scope if held else ""), v.words, v.evidence)
+                elif v.score > held.score:
+                    best[v.cause] = replace(held, score=v.score, scope=v.scope or held.scope)
         return sorted(best.values(), key=lambda v: -v.score)
 
     @property
@@ -63,7 +66,7 @@ class Finding:
         mine = self.cause
         if self.steps is not None:
             return cause.cause == mine.cause and cause.scope == mine.scope
-        near = episode.start_ns <= self.end_ns + merge_ns and episode.end_ns >= self.start_ns - merge_ns
+        near = episode.start_ns <= max(self.end_ns, (self.last_bad + 1) * SECOND) + merge_ns and episode.end_ns >= self.start_ns - merge_ns
         same = cause.cause == mine.cause or {cause.cause, mine.cause} <= set(_BROKER)
         if cause.cause == "unknown":
             return near and same and any(e.scope == episode.scope for e in self.episodes)

@@ -20,7 +20,7 @@ KEPT: dict[str, tuple[str, ...]] = {
     "tcp_reset": ("t_ns", *_PROC, "peer", "direction"),
     "tcp_rtt": ("t_ns", *_PROC, "role", "sport", "peer", "samples", "rtt_min_us", "rtt_max_us", "rtt_sum_us", "srtt_us"),
     "tls_handshake": ("t_ns", "tid", *_PROC, "peer", "library", "duration_ns", "result"),
-    "syscall_latency": ("t_ns", *_PROC, "basis", "kind", "peer", "max_ns", "run_queue_ns"),
+    "syscall_latency": ("t_ns", *_PROC, "basis", "kind", "peer", "interval_ns", "max_ns", "run_queue_ns"),
     "slow_syscall": ("t_ns", "tid", *_PROC, "kind", "peer", "syscall", "fd_type", "duration_ns", "blocked_ns", "run_queue_ns",
                      "goroutine", "sock_id"),
     "socket_queue": ("t_ns", *_PROC, "kind", "saddr", "sport", "queue", "limit", "overflows"),

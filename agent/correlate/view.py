@@ -22,6 +22,7 @@ _SERVER = TABLES["tcp_rtt"].code("role", "server")
 _ACCEPT = TABLES["socket_queue"].code("kind", "accept")
 _SLOW_DECISION_NS = 10_000_000
 _LEAD_NS = 200_000_000
+_REACH_NS = 30 * SECOND  # sums of an interval come at its end
 _SETTLED = 8  # samples after which a smoothed RTT has made two thirds of its way
 _TABLES = ("tcp_rtt", "tcp_connect", "tcp_retransmit", "tcp_reset", "tls_handshake", "slow_syscall", "syscall_latency")
 
@@ -35,6 +36,7 @@ class View:
         self.decisions = Ring(DTYPES["limiter_decision"], config.keep_rows, config.keep_ns)
         self.jumps: list[Jump] = []
         self._servers: dict[int, tuple[str, int]] = {}
+        self._sums_ns = -1
 
     def add(self, rows: Mapping[str, np.ndarray]) -> None:
         floor = self.config.evidence_floor_ns
@@ -45,6 +47,7 @@ class View:
             if table in ("slow_syscall", "tls_handshake"):
                 kept = kept[kept["duration_ns"] >= floor]
             elif table == "syscall_latency":
+                self._sums_ns = max(self._sums_ns, int(kept["t_ns"].max(initial=-1)))
                 waited = (kept["kind"] == _WAITING) & (kept["peer"] != NO_PEER) & (kept["max_ns"] >= floor)
                 kept = kept[(kept["basis"] == _BLOCKED) & (waited | (kept["run_queue_ns"] >= floor))]
             elif table == "tcp_rtt":
@@ -113,17 +116,35 @@ class View:
             took += floor[np.bincount(group, rows["samples"]) >= _SETTLED].astype(float).tolist()
         return min(took, default=None)
 
+    def sums(self, episode: Episode, lead_ns: int = SECOND) -> np.ndarray:
+        """The ``syscall_latency`` rows whose interval, which is long where the agent itself could not run, meets the episode."""
+        rows = self.rings["syscall_latency"].between(episode.start_ns - lead_ns, episode.end_ns + _REACH_NS)
+        return np.asarray(rows[rows["t_ns"] - np.maximum(rows["interval_ns"], SECOND) <= episode.end_ns + lead_ns - SECOND])
+
+    def informed(self, episode: Episode) -> bool:
+        """Whether the sums of the episode's first second are here, or do not come at all. They are late where CPUs are short."""
+        return not episode.start_ns - _REACH_NS < self._sums_ns < min(episode.end_ns, episode.start_ns + SECOND)
+
     def starved_ns(self, pid: int, episode: Episode) -> float:
         """How much longer than usual a process was ready to run but waited for a CPU while it lasted; summed over its threads."""
-        rows = self.rings["syscall_latency"].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND)
-        rows = rows[rows["pid"] == pid]
-        if not len(rows):
-            return 0.0
-        times, group = np.unique(rows["t_ns"], return_inverse=True)
-        queued = np.bincount(group.reshape(-1), rows["run_queue_ns"].clip(0))
-        before = times <= episode.start_ns
-        usual = float(np.median(queued[before])) if before.any() else 0.0
-        return float((queued[~before] - usual).clip(0).sum())
+        rows, before = self.sums(episode, 0), self.rings["syscall_latency"].between(episode.start_ns - 60 * SECOND, episode.start_ns)
+        now, usual = (per_time(part[part["pid"] == pid]) for part in (rows, before))
+        return float((now - (np.median(usual) if len(usual) else 0.0)).clip(0).sum()) if len(now) else 0.0
+
+    def blind_ns(self, episode: Episode) -> float:
+        """How long the agent itself did not run around then: its sums of a second each grew that long. 0 up to a second."""
+        longest = float(self.sums(episode)["interval_ns"].max(initial=0)) - SECOND
+        return longest if longest > SECOND else 0.0
+
+    def crowded(self, from_ns: int, to_ns: int, now_ns: int) -> bool:
+        """Whether the host's threads still wait for CPUs about as long as they did between two times, compared with before."""
+        ring = self.rings["syscall_latency"]
+        before, during, now = (per_time(ring.between(a, b)) for a, b in
+                               ((from_ns - 60 * SECOND, from_ns), (from_ns, to_ns + SECOND), (now_ns - 3 * SECOND, now_ns)))  # fmt: skip
+        if not len(during) or not len(now):
+            return False
+        usual = float(np.median(before)) if len(before) else 0.0
+        return bool(np.mean(during) > 1.5 * usual and np.mean(now) - usual > 0.5 * (np.mean(during) - usual))
 
     def unusual_waits(self, episode: Episode) -> dict[bytes, float]:
         """Longest wait of the episode's process on each peer while it lasted, ns, where that is twice any wait before it.
@@ -147,6 +168,12 @@ class View:
         rows = self.own(self.rings["tcp_rtt"].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND), episode)
         rows = rows[(rows["role"] != _SERVER) & (rows["peer"] != NO_PEER)]
         return [rows["peer"][i].tobytes() for i in groups([rows["peer"]])[0]] if len(rows) else []
+
+
+def per_time(rows: np.ndarray) -> np.ndarray:
+    """ns that threads waited for a CPU, one value for each time of ``rows``."""
+    _, group = np.unique(rows["t_ns"], return_inverse=True)
+    return np.bincount(group.reshape(-1), rows["run_queue_ns"].clip(0))
 
 
 def addresses(rows: np.ndarray) -> np.ndarray:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
 import shutil
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +29,17 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 _CHUNK_BYTES = 8 << 20
+_KEPT_LONG = ("finding", "clock_offset")
+
+
+@dataclasses.dataclass(frozen=True)
+class Retention:
+    """max_bytes, max_age_s: of sealed segments. findings_max_bytes, findings_max_age_s: of what is left of older ones."""
+
+    max_bytes: float
+    max_age_s: float
+    findings_max_bytes: float = 16 << 20
+    findings_max_age_s: float = 400 * 86400.0
 
 
 class _Writers:
@@ -116,24 +128,72 @@ def _fsync(path: str, flags: int) -> None:
         os.close(fd)
 
 
-def retain(max_bytes: int, max_age_s: float) -> None:
-    """Remove the oldest sealed segments of the current directory, beyond these limits."""
+def retain(limits: Retention) -> None:
+    """Remove the oldest sealed segments of the current directory, beyond these limits.
+
+    First a segment loses its bulk: findings, and the offset history that dates them, stay. What is left goes when it is
+    beyond limits of its own.
+    """
     fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
     try:
         listed = segments.listing(fd)
         sizes = {seq: segments.tree_bytes(fd, segments.sealed_name(seq)) for seq in listed.sealed}
-        total = sum(sizes.values()) + sum(os.stat(segments.hot_name(s)).st_size for s in segments.hot_files(fd))
+        total = sum(os.stat(segments.hot_name(s)).st_size for s in segments.hot_files(fd))
     finally:
         os.close(fd)
-    for seq in listed.sealed:
-        name = segments.sealed_name(seq)
-        if total <= max_bytes and time.time() - os.stat(name).st_mtime <= max_age_s:
+    thin = [seq for seq in listed.sealed if _head(seq).get("thin")]
+    whole = [seq for seq in listed.sealed if seq not in set(thin)]
+    total += sum(sizes[seq] for seq in whole)
+    for seq in whole:
+        if total <= limits.max_bytes and _age_s(seq) <= limits.max_age_s:
             break
-        shutil.rmtree(name)
+        _thin(seq)
         total -= sizes[seq]
+        thin.append(seq)
+    kept = 0
+    for seq in sorted(filter(_drop_bulk, thin), reverse=True):
+        name = segments.sealed_name(seq)
+        kept += sum(entry.stat().st_size for entry in os.scandir(name))
+        if kept > limits.findings_max_bytes or _age_s(seq) > limits.findings_max_age_s:
+            shutil.rmtree(name)
 
 
-def seal_all(below: int, max_bytes: int, max_age_s: float) -> list[str]:
+def _head(seq: int) -> dict[str, Any]:
+    with open(f"{segments.sealed_name(seq)}/{segments.HEAD}", encoding="utf-8") as file:
+        return dict(json.load(file))
+
+
+def _sealed_s(seq: int) -> float:
+    """Unix time at which it was sealed."""
+    return float(_head(seq).get("sealed_s", os.stat(segments.sealed_name(seq)).st_mtime))
+
+
+def _age_s(seq: int) -> float:
+    return time.time() - _sealed_s(seq)
+
+
+def _thin(seq: int) -> None:
+    """Mark that of a segment only what is kept long counts. The mark comes first, so that no reader looks for files that are gone."""
+    name, head = segments.sealed_name(seq), _head(seq)
+    head.update(thin=True, sealed_s=_sealed_s(seq), tables={t: v for t, v in head["tables"].items() if t in _KEPT_LONG})
+    with open(f"{name}/{segments.HEAD}.tmp", "w", encoding="utf-8") as out:
+        json.dump(head, out)
+    os.rename(f"{name}/{segments.HEAD}.tmp", f"{name}/{segments.HEAD}")
+
+
+def _drop_bulk(seq: int) -> bool:
+    """Remove what a thin segment does not keep, all of it where it holds no finding; whether anything is left."""
+    name = segments.sealed_name(seq)
+    if "finding" not in _head(seq)["tables"]:
+        shutil.rmtree(name)
+        return False
+    for entry in os.listdir(name):
+        if entry != segments.HEAD and entry.removesuffix(".parquet") not in _KEPT_LONG:
+            os.unlink(f"{name}/{entry}")
+    return True
+
+
+def seal_all(below: int, limits: Retention) -> list[str]:
     """Seal every hot segment of the current directory below a sequence number, oldest first; what could not be read."""
     fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -142,7 +202,7 @@ def seal_all(below: int, max_bytes: int, max_age_s: float) -> list[str]:
         waiting = [seq for seq in segments.hot_files(fd) if seq < below]
     finally:
         os.close(fd)
-    retain(max_bytes, max_age_s)
+    retain(limits)
     unreadable = []
     for seq in waiting:
         try:
@@ -153,7 +213,7 @@ def seal_all(below: int, max_bytes: int, max_age_s: float) -> list[str]:
         except OSError:  # A full disk: what was written so far would keep it full.
             shutil.rmtree(segments.sealing_name(seq), ignore_errors=True)
             raise
-        retain(max_bytes, max_age_s)
+        retain(limits)
     return unreadable
 
 
@@ -161,9 +221,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="agent.store.seal", description="seal closed hot segments")
     parser.add_argument("--dir-fd", type=int, help="descriptor of the store's directory (default: the current directory)")
     parser.add_argument("--below", type=int, required=True, help="seal segments with a smaller sequence number")
-    parser.add_argument("--max-bytes", type=int, required=True)
-    parser.add_argument("--max-age-s", type=float, required=True)
+    for field in dataclasses.fields(Retention):
+        default = None if field.default is dataclasses.MISSING else field.default
+        parser.add_argument(f"--{field.name.replace('_', '-')}", type=float, required=default is None, default=default)
     args = parser.parse_args()
+    limits = Retention(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Retention)})
     os.nice(10)
     os.umask(0o027)
     if args.dir_fd is not None:
@@ -171,7 +233,7 @@ def main() -> None:
     with open("seal.lock", "w", encoding="utf-8") as lock:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            unreadable = seal_all(args.below, args.max_bytes, args.max_age_s)
+            unreadable = seal_all(args.below, limits)
             print("; ".join(unreadable), file=sys.stderr)
             sys.exit(UNREADABLE if unreadable else 0)
         sys.exit("another sealer is at work")

@@ -204,8 +204,8 @@ def test_it_works_through_a_descriptor_where_the_path_cannot_be_walked(tmp_path:
     assert ask(place, "SELECT count(*) FROM tcp_reset", "tcp_reset") == [(15,)]
 
 
-def seal_now(path: Path, below: int = 10**7, max_bytes: int = 1 << 30, max_age_s: float = 1e9) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "agent.store.seal", "--below", str(below), "--max-bytes", str(max_bytes), "--max-age-s", str(max_age_s)]
+def seal_now(path: Path, below: int = 10**7, max_bytes: int = 1 << 30, max_age_s: float = 1e9, *more: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "agent.store.seal", "--below", str(below), "--max-bytes", str(max_bytes), "--max-age-s", str(max_age_s), *more]
     return subprocess.run(argv, cwd=path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, capture_output=True, text=True)
 
 
@@ -273,6 +273,47 @@ def test_retention_removes_the_oldest_by_size_and_by_age(tmp_path: Path) -> None
     os.utime(tmp_path / segments.sealed_name(3), (1, 1))
     seal_now(tmp_path, max_age_s=3600)
     assert ask(tmp_path, "SELECT t_ns FROM tcp_reset GROUP BY 1 ORDER BY 1", "tcp_reset") == [(3,), (4,)]
+
+
+def with_findings(path: Path, n: int) -> None:
+    """n sealed segments, of which each second holds a finding."""
+    for i in range(n):
+        store = open_store(path)
+        offset = make("clock_offset", 1, t_ns=i, real_mono_ns=1000, boot_mono_ns=0, err_ns=1)
+        store.append([make("tcp_reset", 3, t_ns=i), *([make("finding", 1, t_ns=i, finding_id=b"f%d" % i), offset] if i % 2 else [])])
+        store.close()
+    assert seal_now(path).returncode == 0
+
+
+def test_findings_and_their_wall_times_outlive_the_bulk(tmp_path: Path) -> None:
+    with_findings(tmp_path, 5)
+    for _ in range(2):
+        assert seal_now(tmp_path, max_bytes=0).returncode == 0
+        assert ask(tmp_path, "SELECT count(*) FROM tcp_reset", "tcp_reset") == [(0,)]
+        found = ask(tmp_path, "SELECT t_ns, finding_id, wall_ns, wall_state FROM finding ORDER BY 1", "finding")
+        assert found == [(1, "f1", 1001, "exact"), (3, "f3", 1003, "exact")]
+    assert [sorted(p.name for p in d.iterdir()) for d in sorted(tmp_path.glob("sealed-*"))] == [["clock_offset.parquet", "finding.parquet", "head.json"]] * 2
+
+
+def test_findings_have_limits_of_their_own(tmp_path: Path) -> None:
+    with_findings(tmp_path, 8)
+    seal_now(tmp_path, max_bytes=0)
+    one = sum(file.stat().st_size for file in (tmp_path / segments.sealed_name(8)).iterdir())
+    for more, left in ((("--findings-max-bytes", str(3 * one)), [3, 5, 7]), (("--findings-max-bytes", str(one)), [7]), (("--findings-max-age-s", "0"), [])):
+        assert seal_now(tmp_path, 10**7, 0, 1e9, *more).returncode == 0
+        assert ask(tmp_path, "SELECT t_ns FROM finding ORDER BY 1", "finding") == [(n,) for n in left]
+
+
+def test_a_sealer_killed_while_it_thins_a_segment_leaves_nothing_behind(tmp_path: Path) -> None:
+    with_findings(tmp_path, 2)
+    folder = tmp_path / segments.sealed_name(2)
+    bulk = (folder / "tcp_reset.parquet").read_bytes()
+    seal_now(tmp_path, max_bytes=0)
+    (folder / "tcp_reset.parquet").write_bytes(bulk)
+    (folder / "head.json.tmp").write_bytes(b"{")
+    assert ask(tmp_path, "SELECT count(*) FROM tcp_reset", "tcp_reset") == [(0,)]
+    seal_now(tmp_path)
+    assert {p.name for p in folder.iterdir()} == {"clock_offset.parquet", "finding.parquet", "head.json"}
 
 
 def test_a_sealer_that_cannot_run_degrades_the_state_and_readers_see_everything(tmp_path: Path) -> None:
