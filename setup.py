@@ -27,6 +27,6 @@ setup(
         "hiredis>=3,<4",
         "PyYAML>=6,<7",
     ],
-    extras_require={"test": ["pytest>=8,<10", "hypothesis>=6,<7", "ruff>=0.9,<1", "mypy>=1.14,<3", "setuptools>=68", "wheel", "redis>=5,<9"]},
+    extras_require={"plot": ["pillow>=10.1,<13"], "test": ["pillow>=10.1,<13", "pytest>=8,<10", "hypothesis>=6,<7", "ruff>=0.9,<1", "mypy>=1.14,<3", "setuptools>=68", "wheel", "redis>=5,<9"]},
     entry_points={"console_scripts": ["tickscope=agent.cli.main:main"]},
 )

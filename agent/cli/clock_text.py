@@ -1,0 +1,110 @@
+"""The clock's history drawn with Braille dots, for a terminal: eight dots a character (Unicode 2800-28FF)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+
+from agent.cli.cells import cell, duration
+from agent.cli.clock_plot import Course, Step, extent, nice, scaled, times, title
+
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+_TOLD = 6
+
+
+class Dots:
+    """A grid of dots, two across and four down a character; (0, 0) is at the bottom left."""
+
+    def __init__(self, columns: int, rows: int) -> None:
+        self.width, self.height = columns * 2, rows * 4
+        self._cells = [[0] * columns for _ in range(rows)]
+
+    def set(self, x: int, y: int) -> None:
+        if 0 <= x < self.width and 0 <= y < self.height:
+            down = self.height - 1 - y
+            self._cells[down // 4][x // 2] |= _DOTS[down % 4][x % 2]
+
+    def line(self, x0: int, y0: int, x1: int, y1: int) -> None:
+        length = max(abs(x1 - x0), abs(y1 - y0), 1)
+        for i in range(length + 1):
+            self.set(round(x0 + (x1 - x0) * i / length), round(y0 + (y1 - y0) * i / length))
+
+    def rows(self, plain: bool) -> list[str]:
+        """From the top. plain: where the terminal has no Braille, one asterisk a character."""
+        return ["".join((" " if not c else "*") if plain else chr(0x2800 + c) if c else " " for c in cells) for cells in self._cells]
+
+
+def text(course: Course, columns: int, rows: int = 12) -> list[str]:
+    """Lines of at most ``columns`` characters: the offset over time, an arrow under each jump, and the largest jumps with their actors."""
+    plain = not _can("⣿▲▼┤└─", sys.stdout.encoding)
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    corners = course.corners()
+    low, high = extent([m + sign * e for _, m, e in corners for sign in (-1, 1)], 1000)
+    size, unit = scaled(low, high)
+    labels = {round((v * size - low) / (high - low) * (rows - 1)): f"{v:+.6g} {unit}" if v else f"0 {unit}" for v in nice(low / size, high / size, 5)}
+    left = max(map(len, labels.values())) + 1
+    room = max(columns - left - 2, 20)
+    dots = Dots(room, rows)
+
+    def at_x(t: int) -> int:
+        return round((t - course.from_ns) / (course.to_ns - course.from_ns) * (dots.width - 1))
+
+    def at_y(value: float) -> int:
+        return round((value - low) / (high - low) * (dots.height - 1))
+
+    for by in (-1, 0, 1):
+        marks = [(at_x(t), at_y(m + by * e)) for t, m, e in corners]
+        for i, (here, there) in enumerate(pairwise(marks)):
+            if by == 0 or i % 2 == 0:
+                dots.line(*here, *there)
+    out = [title(course)]
+    for i, line in enumerate(dots.rows(plain)):
+        label = labels.get(rows - 1 - i, "")
+        out.append(f"{label:>{left}} {'|' if plain else '┤' if label else '│'}{_paint(line, '36', colour)}")
+    out.append(" " * (left + 1) + ("+" + "-" * room if plain else "└" + "─" * room))
+    out.append(" " * (left + 2) + _arrows(course, room, at_x, plain, colour))
+    out.append(" " * (left + 2) + _clock(course, room, at_x))
+    largest = sorted(sorted(course.steps, key=lambda s: -abs(s.size_ns))[:_TOLD])
+    out += [_told(step, course, plain, colour) for step in largest]
+    if more := len(course.steps) - len(largest):
+        out.append(f"  and {more} smaller")
+    return out
+
+
+def _arrow(step: Step, plain: bool) -> str:
+    return ("^" if plain else "▲") if step.size_ns > 0 else ("v" if plain else "▼")
+
+
+def _arrows(course: Course, room: int, at_x: Callable[[int], int], plain: bool, colour: bool) -> str:
+    cells = [" "] * room
+    for step in course.steps:
+        cells[min(at_x(step.t_ns) // 2, room - 1)] = _arrow(step, plain)
+    return "".join(_paint(c, "32" if c in "^▲" else "31", colour) if c != " " else c for c in cells).rstrip()
+
+
+def _clock(course: Course, room: int, at_x: Callable[[int], int]) -> str:
+    line = ""
+    for t, label in times(course, max(room // 12, 1)):
+        column = max(0, at_x(t) // 2 - len(label) // 2)
+        if column >= len(line) + 2 * bool(line) and column + len(label) <= room:
+            line = line.ljust(column) + label
+    return line
+
+
+def _told(step: Step, course: Course, plain: bool, colour: bool) -> str:
+    arrow = _paint(_arrow(step, plain), "32" if step.size_ns > 0 else "31", colour)
+    return f"  {arrow} {cell('wall_ns', step.t_ns + course.wall_ns)}  {'+' if step.size_ns > 0 else '-'}{duration(abs(step.size_ns))}  {step.actor}"
+
+
+def _paint(words: str, code: str, colour: bool) -> str:
+    return f"\x1b[{code}m{words}\x1b[0m" if colour and words.strip() else words
+
+
+def _can(characters: str, encoding: str | None) -> bool:
+    try:
+        characters.encode(encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
