@@ -108,7 +108,7 @@ def _course(session: Session, history: History, rows: list[dict[str, Any]]) -> C
         return None
     t, raw, freq = (np.array([NULL_I64 if r[i] is None else r[i] for r in found], np.int64) for i in range(3))
     moved = np.array([r["real_boot_ns"] - rows[0]["real_boot_ns"] for r in rows], np.int64)
-    steps = [Step(r["t_ns"], r["step_ns"], _who(r)) for r in rows[1:] if r["step_ns"] and t[0] <= r["t_ns"] <= t[-1]]
+    steps = [Step(r["t_ns"], r["step_ns"], _who(r), r["wall_ns"]) for r in rows[1:] if r["step_ns"] and t[0] <= r["t_ns"] <= t[-1]]
     shown = [i for i, r in enumerate(rows) if r["t_ns"] <= t[-1]]
     new = np.flatnonzero((freq != NULL_I64) & np.append(True, np.diff(freq) != 0))
     return Course(found[-1][3] or "this host", int(t[0]), int(t[-1]), int(history.segments.real_boot_ns[-1]), np.array([rows[i]["t_ns"] for i in shown]),

@@ -25,11 +25,12 @@ _TIMES_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800
 
 
 class Step(NamedTuple):
-    """A jump of the wall clock: when (CLOCK_BOOTTIME ns), how far, and who, in words."""
+    """A jump of the wall clock: when (CLOCK_BOOTTIME ns), how far, who, in words, and the wall time just after it."""
 
     t_ns: int
     size_ns: int
     actor: str
+    wall_ns: int
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def text(course: Course, columns: int, rows: int = 12) -> list[str]:
     out.append(" " * (left + 2) + _arrows(course, room, at_x, plain, colour))
     out.append(" " * (left + 2) + _clock(course, room, at_x))
     largest = sorted(sorted(course.steps, key=lambda s: -abs(s.size_ns))[:_TOLD])
-    out += [_told(step, course, plain, colour) for step in largest]
+    out += [_told(step, plain, colour) for step in largest]
     if more := len(course.steps) - len(largest):
         out.append(f"  and {more} smaller")
     return out
@@ -93,9 +93,9 @@ def _clock(course: Course, room: int, at_x: Callable[[int], int]) -> str:
     return line
 
 
-def _told(step: Step, course: Course, plain: bool, colour: bool) -> str:
+def _told(step: Step, plain: bool, colour: bool) -> str:
     arrow = _paint(_arrow(step, plain), "32" if step.size_ns > 0 else "31", colour)
-    return f"  {arrow} {cell('wall_ns', step.t_ns + course.wall_ns)}  {'+' if step.size_ns > 0 else '-'}{duration(abs(step.size_ns))}  {step.actor}"
+    return f"  {arrow} {cell('wall_ns', step.wall_ns)}  {'+' if step.size_ns > 0 else '-'}{duration(abs(step.size_ns))}  {step.actor}"
 
 
 def _paint(words: str, code: str, colour: bool) -> str:

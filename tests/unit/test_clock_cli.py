@@ -1,0 +1,180 @@
+"""tickscope clock: state, history and its plots, conversion of times that occurred twice or never; on stores with known steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agent.batch import Batch, make
+from agent.store.hot import HotStore
+from agent.store.window import this_boot
+from agent.tables import TABLES
+
+S, MS = 10**9, 10**6
+BASE = 1_800_000_000 * S
+#: (seconds after T0, size): 2 s back, then 3 s forward.
+STEPS = ((300, -2 * S), (600, 3 * S))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A store of this boot: 900 s of samples ending now, with two steps by chronyd."""
+    end = (int(float(Path("/proc/uptime").read_text().split()[0])) - 1) * S
+    t0 = end - 900 * S
+    change, samples = TABLES["clock_change"], []
+    offset = BASE
+    times = np.arange(t0, end + 1, 10 * S)
+    for t in times[~np.isin(times, [t0 + at * S for at, _ in STEPS])]:
+        offset = BASE + sum(size for at, size in STEPS if t0 + at * S <= t)
+        samples.append(make("clock_offset", 1, t_ns=t, real_mono_ns=offset, boot_mono_ns=0, mono_raw_ns=(t - t0) // 100_000, err_ns=50, freq_ppb=10_000, cut=0))
+    batches = [Batch("clock_offset", np.concatenate([b.rows for b in samples]))]
+    for at, size in STEPS:
+        now = BASE + sum(s for a, s in STEPS if a <= at)
+        batches += [make("clock_offset", 1, t_ns=t0 + at * S, real_mono_ns=now, boot_mono_ns=0, err_ns=60, freq_ppb=10_000, cut=1),
+                    make("clock_change", 1, t_ns=t0 + at * S, kind=change.code("kind", "step"), via=b"adjtimex", size_ns=size, err_ns=110, pid=812,
+                         comm=b"chronyd", ret=0)]  # fmt: skip
+    hot = HotStore(tmp_path / "store", this_boot(), "host-a", seal_command=())
+    hot.append(batches, end)
+    hot.close()
+    (tmp_path / "t0").write_text(str(t0))
+    return tmp_path / "store"
+
+
+def t0(store: Path) -> int:
+    return int((store.parent / "t0").read_text())
+
+
+def clock(store: Path, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "TICKSCOPE_RUN_DIR": str(store.parent), **env}
+    return subprocess.run([sys.executable, "-m", "agent", "clock", *argv, "--store", str(store)], capture_output=True, text=True, env=environment)
+
+
+def on_terminal(store: Path, *argv: str, **env: str) -> str:
+    parent, child = pty.openpty()
+    environment = {**os.environ, "TICKSCOPE_RUN_DIR": str(store.parent), "COLUMNS": "100", "LINES": "40", "PYTHONIOENCODING": "utf-8", **env}
+    command = [sys.executable, "-m", "agent", "clock", *argv, "--store", str(store)]
+    with subprocess.Popen(command, stdout=child, stderr=subprocess.DEVNULL, env=environment) as process:
+        os.close(child)
+        out = b""
+        while True:
+            try:
+                data = os.read(parent, 65536)
+            except OSError:
+                break
+            if not data:
+                break
+            out += data
+    os.close(parent)
+    assert process.returncode == 0
+    return out.decode()
+
+
+def test_the_state_at_a_glance(store: Path) -> None:
+    done = clock(store)
+    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if line and line[0].isalpha() and " " in line)
+    assert done.returncode == 0
+    assert lines["synchronised"].startswith(("yes;", "NO: "))
+    assert "forward by 3s, " in done.stdout and "by chronyd pid 812 (adjtimex)" in done.stdout
+    assert "no agent answers" in done.stderr
+    doc = json.loads(clock(store, "-o", "json").stdout)
+    (row,) = doc["rows"]
+    assert (row["last_jump"]["size_ns"], row["last_jump"]["comm"]) == (3 * S, "chronyd")
+    assert (row["drift_ppb"], row["pending_reanchorings"]) == (None, None)
+    assert len(doc["changes"]) == 2
+    assert abs(row["real_mono_ns"]) > 0 and row["leap_indicator"] in (0, 1, 2, 3)
+
+
+def test_history_rows_say_who_stepped(store: Path) -> None:
+    rows = json.loads(clock(store, "history", "-o", "json").stdout)["rows"]
+    assert [(r["step_ns"], r["comm"], r["via"]) for r in rows] == [(None, None, None), (-2 * S, "chronyd", "adjtimex"), (3 * S, "chronyd", "adjtimex")]
+
+
+def test_a_pipe_gets_rows_only_and_a_terminal_a_plot_too(store: Path) -> None:
+    assert "▲" not in clock(store, "history").stdout
+    shown = on_terminal(store, "history")
+    for part in ("2 jumps of the wall clock", "▲", "▼", "⡇", "-2s  chronyd 812 (adjtimex)", "+3s", "\x1b[36m", "step_ns"):
+        assert part in shown, shown
+    assert "\x1b[" not in on_terminal(store, "history", NO_COLOR="1")
+    assert max(len(line) for line in on_terminal(store, "history", NO_COLOR="1", COLUMNS="60").splitlines()[:14]) <= 60
+
+
+def test_a_plot_can_be_asked_for_in_a_pipe(store: Path) -> None:
+    done = clock(store, "history", "--plot", "-", PYTHONIOENCODING="utf-8")
+    assert "▲" in done.stdout and "boot_id" not in done.stdout and "\x1b" not in done.stdout
+    plain = clock(store, "history", "--plot", "-", PYTHONIOENCODING="ascii").stdout
+    assert "^" in plain and "*" in plain and "\\u" not in plain
+
+
+def test_svg_marks_each_step_with_its_actor(store: Path, tmp_path: Path) -> None:
+    done = clock(store, "history", "--plot", str(tmp_path / "clock.svg"))
+    assert (done.returncode, done.stdout) == (0, "")
+    root = ET.fromstring((tmp_path / "clock.svg").read_text())
+    space = "{http://www.w3.org/2000/svg}"
+    texts = [t.text for t in root.iter(f"{space}text")]
+    assert {"-2s chronyd 812 (adjtimex)", "+3s chronyd 812 (adjtimex)"} <= set(texts)
+    assert any("error bound, at most" in str(t) for t in texts)
+    assert len(list(root.iter(f"{space}polygon"))) >= 3  # the error band of each segment
+    assert {"#c0392b", "#2e7d32"} <= {p.get("stroke") for p in root.iter(f"{space}polyline") if p.get("stroke-dasharray") == "3 3"}
+
+
+def test_png_is_a_picture_and_says_what_is_missing_without_pillow(store: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    assert clock(store, "history", "--plot", str(tmp_path / "clock.png")).returncode == 0
+    with Image.open(tmp_path / "clock.png") as image:
+        assert image.size == (2000, 1120)
+        assert len(image.getcolors(1 << 20)) > 50
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "PIL.py").write_text("raise ImportError('none here')\n")
+    done = clock(store, "history", "--plot", str(tmp_path / "b.png"), PYTHONPATH=str(tmp_path / "hidden"))
+    assert done.returncode == 1
+    assert "tickscope[plot]" in done.stderr and ".svg" in done.stderr and not (tmp_path / "b.png").exists()
+
+
+@pytest.mark.parametrize(("argv", "status", "words"), [
+    (["history", "--plot", "clock.jpg"], 2, ".svg, .png"),
+    (["history", "--plot", "/nonexistent/clock.svg"], 1, "No such file"),
+    (["history", "--plot", "-", "--until", "boot+0.5"], 3, "no offset history"),
+    (["convert", "yesterday"], 2, "boot+SECONDS"),
+    (["convert", "1999-01-01"], 3, "does not reach"),
+])  # fmt: skip
+def test_what_cannot_be_done_says_why(store: Path, argv: list[str], status: int, words: str) -> None:
+    done = clock(store, *argv)
+    assert done.returncode == status, done.stderr
+    assert words in done.stderr
+
+
+def convert(store: Path, wall_ns: int) -> dict[str, object]:
+    import datetime
+
+    moment = datetime.datetime.fromtimestamp(wall_ns // S, datetime.UTC).isoformat().removesuffix("+00:00") + f".{wall_ns % S // 1000:06d}+00:00"
+    (row,) = json.loads(clock(store, "convert", moment, "-o", "json").stdout)["rows"]
+    return dict(row)
+
+
+def test_a_time_that_occurred_twice_gives_both_answers(store: Path) -> None:
+    step = t0(store) + 300 * S
+    row = convert(store, BASE + step - S)
+    assert (row["state"], row["t_ns"], row["alt_ns"]) == ("ambiguous", step - S, step + S)
+
+
+def test_a_time_that_was_skipped_gives_the_step(store: Path) -> None:
+    step = t0(store) + 600 * S
+    row = convert(store, BASE - 2 * S + step + S)
+    assert (row["state"], row["t_ns"], row["alt_ns"]) == ("skipped", step, None)
+
+
+def test_a_plain_time_both_ways(store: Path) -> None:
+    t = t0(store) + 100 * S
+    row = convert(store, BASE + t)
+    assert (row["state"], row["t_ns"], row["err_ns"]) == ("exact", t, 50)
+    (back,) = json.loads(clock(store, "convert", f"boot+{t / S}", "-o", "json").stdout)["rows"]
+    assert back["wall_ns"] == BASE + t
