@@ -59,7 +59,7 @@ def text(course: Course, columns: int, rows: int = 12) -> list[str]:
         for i, (here, there) in enumerate(pairwise(marks)):
             if by == 0 or i % 2 == 0:
                 dots.line(*here, *there)
-    out = [title(course)]
+    out = [title(course)[:columns]]
     for i, line in enumerate(dots.rows(plain)):
         label = labels.get(rows - 1 - i, "")
         out.append(f"{label:>{left}} {'|' if plain else '┤' if label else '│'}{_paint(line, '36', colour)}")

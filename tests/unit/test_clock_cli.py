@@ -8,6 +8,7 @@ import pty
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -153,9 +154,7 @@ def test_what_cannot_be_done_says_why(store: Path, argv: list[str], status: int,
 
 
 def convert(store: Path, wall_ns: int) -> dict[str, object]:
-    import datetime
-
-    moment = datetime.datetime.fromtimestamp(wall_ns // S, datetime.UTC).isoformat().removesuffix("+00:00") + f".{wall_ns % S // 1000:06d}+00:00"
+    moment = f"{datetime.fromtimestamp(wall_ns // S, UTC):%Y-%m-%dT%H:%M:%S}.{wall_ns % S // 1000:06d}+00:00"
     (row,) = json.loads(clock(store, "convert", moment, "-o", "json").stdout)["rows"]
     return dict(row)
 

@@ -1,0 +1,3 @@
+module reanchor
+
+go 1.19

@@ -1,0 +1,103 @@
+"""Jump notices of a whole agent: hooks in status and /proc, acknowledgements on the metrics page, and steps of 1 us, undone."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.kernel.clock_rig import PROLOGUE
+from tests.system.agent import PATIENCE, TICKSCOPE, Agent
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def step() -> None:
+    """Two jumps of the wall clock, 1 us forward and back."""
+    script = PROLOGUE + "assert step('raw_clock_adjtime', 1000) >= 0; time.sleep(0.05); assert step('raw_clock_adjtime', -1000) >= 0"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def wait(what: Callable[[], Any]) -> Any:
+    end = time.monotonic() + 20 * PATIENCE
+    while not (got := what()):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    return got
+
+
+def test_notices_hooks_acknowledgements_status_and_metrics(start: Callable[..., Agent], tmp_path: Path) -> None:
+    port = free_port()
+    agent = start(config=f"prometheus: 127.0.0.1:{port}\nnotices: {{exec: /bin/cat, redis: 'redis://127.0.0.1:1'}}\njump_threshold: 10ms\n").ready()
+    agent.root.chmod(0o755)
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    client.connect(str(agent.run_dir / "notices.sock"))
+    wait(lambda: agent.status()["notices"]["subscribers"] == 3)
+    step()
+    lines = client.makefile("rb")
+    told = [json.loads(lines.readline()) for _ in range(2)]
+    assert [n["size_ns"] > 0 for n in told] == [True, False]
+    pending = wait(lambda: (n := agent.status()["notices"])["pending"] == 2 and n)
+    assert pending["waiting"][0]["pid"] == os.getpid()
+    assert f"not re-anchored: {pending['waiting'][0]['comm']} pid {os.getpid()}, 2 pending" in agent.cli("clock").stdout
+    client.sendall(json.dumps({"ack": told[0]["t_ns"], "limiter": "checkout"}).encode() + b"\n")
+    state = wait(lambda: (n := agent.status()["notices"])["acknowledged"] == 1 and n["hooks"]["exec"]["delivered"] == 2 and n["hooks"]["redis"]["failed"] == 2 and n)
+    assert state["last_ack"]["limiter"] == "checkout"
+    assert state["hooks"]["exec"]["state"] == "running"
+    assert "127.0.0.1:1" in state["hooks"]["redis"]["error"]
+    assert "redis" in agent.cli("status").stdout
+
+    roles = {p["role"]: p for p in agent.status()["processes"]}
+    for role in ("notice exec", "notice redis"):
+        assert int(roles[role]["cap_eff"], 16) == 0
+        assert roles[role]["no_new_privs"] is True
+        assert roles[role]["uid"] == roles["agent"]["uid"]
+        links = [os.readlink(f.path) for f in os.scandir(f"/proc/{roles[role]['pid']}/fd")]
+        assert len(links) <= 6, links
+
+    def page() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+            return str(answer.read().decode())
+
+    text = wait(lambda: "tickscope_clock_notices_acknowledged_total{tickscope_channel=\"socket\"} 1" in page() and page())
+    for line in ("tickscope_clock_pending_reanchorings 1\n", 'tickscope_clock_notices_failed_total{tickscope_channel="redis"} 2\n',
+                 'ntp_jump_count_total{direction="forward"} 1\n', 'ntp_jump_count_total{direction="backward"} 1\n', "ntp_leap_indicator ",
+                 'ntp_offset_seconds{tickscope_daemon="kernel"} ', "ntp_sync_status ", 'ntp_jump_size_nanoseconds_count{direction="forward"} 1\n',
+                 "tickscope_clock_drift", "tickscope_clock_frequency", "tickscope_clock_max_error"):  # fmt: skip
+        assert line in text, line
+    client.close()
+    rows = agent.rows("clock_change", "kind = 'step' AND abs(size_ns) < 5000", 2)
+    assert [r["direction"] for r in rows] == ["forward", "backward"]
+    assert agent.json("findings")["rows"] == []  # below the threshold, and no limiter near
+    pids = [roles[r]["pid"] for r in ("notice exec", "notice redis")]
+    agent.stop()
+    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+
+
+def test_by_default_every_step_is_a_finding_and_small_ones_are_notices(start: Callable[..., Agent]) -> None:
+    agent = start().ready()
+    step()
+    rows = wait(lambda: (r := agent.json("findings")["rows"]) and len(r) == 2 and r)
+    assert [(r["cause"], r["severity"]) for r in rows] == [("clock_step", "notice")] * 2
+
+
+def test_a_wrong_setting_names_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "t.yaml"
+    file.write_text("prometheus: ''\nnotices: {exec: true-hook}\n")
+    done = subprocess.run([TICKSCOPE, "run", "--config", str(file)], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"{file}:2: notices.exec cannot be 'true-hook'" in done.stderr
+    done = subprocess.run([TICKSCOPE, "run", "--jump-threshold", "128"], capture_output=True, text=True, env={**os.environ, "TICKSCOPE_CONFIG": "/dev/null"})
+    assert done.returncode == 2
+    assert "128ms" in done.stderr
