@@ -233,8 +233,10 @@ int clock_woke(struct bpf_raw_tracepoint_args *ctx)
 	s64 moved = c->e.tai_boot_after_ns - *seen;
 	bool first = !*seen;
 	*seen = c->e.tai_boot_after_ns;
-	if (!known && (first || (moved < CLOCK_NOISE_NS && moved > -CLOCK_NOISE_NS)))
-		return 0;	/* someone connected to its socket, or a timer of its own */
+	/* A timer of the watch that fires while someone is on the way to a step, or a message on its socket: the step is still to come. */
+	bool still = first || (moved < CLOCK_NOISE_NS && moved > -CLOCK_NOISE_NS);
+	if (still && (!known || (FUNC_ktime_get_tai_ns && !first)))
+		return 0;
 	c->e.source = CLOCK_WOKE;
 	clock_tell_watch(&c->e);
 	clock_emit(&c->e);
@@ -253,6 +255,10 @@ int clock_ask(struct bpf_raw_tracepoint_args *ctx)
 	if (!clock_describe(&c->e, regs.CLOCK_NR, regs.CLOCK_ARG1, regs.CLOCK_ARG2))
 		return 0;
 	clock_read(&c->e.tai_boot_before_ns, &c->e.before_err_ns);
+	u32 zero = 0;
+	s64 *seen = clock_seen.lookup(&zero);
+	if (seen)
+		*seen = c->e.tai_boot_before_ns;
 	c->e.source = CLOCK_ASK;
 	c->e.ret = ctx->args[4];
 	clock_emit(&c->e);

@@ -95,8 +95,8 @@ def tracking(body: tuple[Any, ...]) -> Belief:
     seconds = low if high == _NO_HIGH_SECONDS else high << 32 | low
     synchronised = leap < 3
     return Belief(
-        "chrony", state="synchronised" if synchronised else "unsynchronised", source=_where(ip, family) or ref_id(ref, 1), offset_ns=ns(correction),
-        distance_ns=ns(delay / 2 + dispersion), root_delay_ns=ns(delay), root_dispersion_ns=ns(dispersion), stratum=stratum,
+        "chrony", state="synchronised" if synchronised else "unsynchronised", source=_where(ip, family) or ref_id(ref, 1),
+        offset_ns=ns(correction) if synchronised else None, distance_ns=ns(delay / 2 + dispersion) if synchronised else None, root_delay_ns=ns(delay), root_dispersion_ns=ns(dispersion), stratum=stratum,
         leap=LEAPS[min(leap, 3)], ref_id=ref.hex().upper(), last_update_wall_ns=seconds * 10**9 + nsec if seconds else None,
         update_interval_ns=ns(interval), last_offset_ns=-ns(last), rms_offset_ns=ns(rms), freq_ppb=-round(freq * PPM),
         residual_freq_ppb=-round(residual * PPM), skew_ppb=round(skew * PPM), reason="" if synchronised else "chronyd has no source that it trusts",

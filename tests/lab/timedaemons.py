@@ -1,0 +1,68 @@
+"""Real time daemons that cannot touch the clock: chronyd -x, ntpd; both without CAP_SYS_TIME, in network namespaces of their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from tests.lab.netns import Namespace
+
+_POWERLESS = ("setpriv", "--bounding-set=-sys_time", "--inh-caps=-sys_time")
+
+
+class Daemon:
+    """A daemon in a namespace, killed by ``stop``."""
+
+    def __init__(self, space: Namespace, command: list[str], log: Path) -> None:
+        self.space = space
+        with space.entered(), log.open("wb") as errors:
+            self.process = subprocess.Popen([*_POWERLESS, *command], stdin=subprocess.DEVNULL, stdout=errors, stderr=errors)
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def chronyd(space: Namespace, home: Path, name: str, settings: str) -> Daemon:
+    """chronyd with these lines of chrony.conf, its command port on loopback 323 unless they say otherwise."""
+    config = home / f"{name}.conf"
+    port = "" if "cmdport" in settings else "cmdport 323\n"
+    config.write_text(f"{settings}\n{port}bindcmdaddress 127.0.0.1\nbindcmdaddress /\npidfile {home}/{name}.pid\nuser root\n")
+    return Daemon(space, ["chronyd", "-x", "-d", "-f", str(config)], home / f"{name}.log")
+
+
+def chronyc(space: Namespace, report: str) -> list[list[str]]:
+    """The comma-separated lines of a report."""
+    return [line.split(",") for line in space.run("chronyc", "-n", "-c", "-h", "127.0.0.1", "-p", "323", report).splitlines()]
+
+
+@cache
+def ntpsec() -> Path | None:
+    """A folder with NTPsec's ntpd and ntpq, unpacked: Debian lets only one time daemon be installed. None where it cannot be fetched."""
+    root = Path(tempfile.mkdtemp(prefix="tickscope-ntpsec-"))
+    for package in ("ntpsec", "python3-ntp"):
+        got = subprocess.run(["apt-get", "-qq", "download", package], cwd=root, capture_output=True)
+        found = next(root.glob(f"{package}_*.deb"), None)
+        if got.returncode or found is None:
+            shutil.rmtree(root)
+            return None
+        subprocess.run(["dpkg-deb", "-x", str(found), str(root)], check=True)
+    return root
+
+
+def ntpd(space: Namespace, home: Path, root: Path, settings: str) -> Daemon:
+    config = home / "ntp.conf"
+    config.write_text(settings + "\n")
+    return Daemon(space, [str(root / "usr/sbin/ntpd"), "-n", "-c", str(config)], home / "ntpd.log")
+
+
+def ntpq(space: Namespace, root: Path, *commands: str) -> str:
+    env = {**os.environ, "PYTHONPATH": str(root / "usr/lib/python3/dist-packages")}
+    arguments = [part for command in commands for part in ("-c", command)]
+    with space.entered():
+        return subprocess.run(["/usr/bin/python3", str(root / "usr/bin/ntpq"), "-n", *arguments, "127.0.0.1"], env=env, check=True,
+                              capture_output=True, text=True, timeout=30).stdout  # fmt: skip
