@@ -11,7 +11,7 @@ from agent.correlate.causes import usual_and_now
 from agent.correlate.config import SECOND
 from agent.correlate.episode import Episode, Verdict, item
 from agent.correlate.steps import Series
-from agent.correlate.words import fit, fit_json, instant, listing, number, percent
+from agent.correlate.words import fit, fit_json, instant, listing, number, percent, span
 from agent.tables import TABLES
 
 _FINDING = TABLES["finding"]

@@ -137,7 +137,7 @@ def test_tracking_is_what_chronyc_prints(wire: Wire, chrony: Daemon) -> None:
 def test_sources_are_what_chronyc_prints(wire: Wire, daemons: Callable[..., Daemon], tmp_path: Path) -> None:
     daemons(chronyd, wire.right, tmp_path, "server", SERVER)
     daemons(chronyd, wire.left, tmp_path, "client", f"{CLIENT}\nserver {Wire.RIGHT6} minpoll 0 maxpoll 0 iburst\nserver {Wire.NOBODY} minpoll 0 maxpoll 0")
-    until(lambda: (tmp_path / "client.pid").exists())
+    until((tmp_path / "client.pid").exists)
     until(lambda: {line[1] for line in chronyc(wire.left, "sources")} >= {"*", "?"} and chronyc(wire.left, "sources")[1][1] in "*+-")
     node, states = Node(wire), {"*": "selected", "+": "combined", "-": "excluded", "?": "unusable", "x": "falseticker", "~": "unstable"}
     for _ in range(50):
@@ -159,7 +159,7 @@ def test_sources_are_what_chronyc_prints(wire: Wire, daemons: Callable[..., Daem
 
 def test_a_daemon_without_sources_is_unsynchronised(wire: Wire, daemons: Callable[..., Daemon], tmp_path: Path) -> None:
     daemons(chronyd, wire.left, tmp_path, "alone", "port 0")
-    until(lambda: (tmp_path / "alone.pid").exists())
+    until((tmp_path / "alone.pid").exists)
     row = Node(wire).rows("chrony", "system")[0]
     assert (row["state"], row["offset_ns"], row["distance_ns"], row["leap"]) == ("unsynchronised", None, None, "unsynchronised")
     assert "no source" in row["reason"]
