@@ -33,16 +33,21 @@ class BeliefWatch(Watch):
         self.names: dict[int, tuple[str, str]] = {}
         self._held: dict[tuple[str, str], np.void] = {}
         self._told: set[tuple[str, str]] = set()
+        self._over: set[tuple[str, str]] = set()  # agrees again, but was apart within the last second
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+        for key in self._over:
+            self._held.pop(key, None)
+            self._told.discard(key)
+        self._over = set()
         told = rows.get("clock_daemon")
         for row in told[told["kind"] == _CHECK] if told is not None else ():
             key = text(row["daemon"]), text(row["source"])
             if row["state"] == _DISAGREE:
                 self._held[key] = row
-            else:
-                self._held.pop(key, None)
-                self._told.discard(key)
+                self._over.discard(key)
+            elif key in self._held:
+                self._over.add(key)
         self._held = {key: row for key, row in self._held.items() if second * SECOND - row["t_ns"] < _FORGET_NS}
         self.names = {self.series.slot(key, second): key for key in self._held}
         return np.array([slot for slot in self.names if slot >= 0], np.int64)

@@ -57,10 +57,10 @@ class ClockWatch:
     def _place(self, jump: Jump) -> bool:
         """Puts a jump into its actor's series, else begins one; False where there is no room for another."""
         series = self._series.get(jump.actor)
-        if series is not None and jump.t_ns - series.end_ns <= self._config.merge_ns:
+        if series is not None and jump.t_ns - series.end_ns <= self._config.burst_ns:
             series.add(jump)
             return True
-        self._series = {actor: s for actor, s in self._series.items() if jump.t_ns - s.end_ns <= self._config.merge_ns}
+        self._series = {actor: s for actor, s in self._series.items() if jump.t_ns - s.end_ns <= self._config.burst_ns}
         if len(self.counting) >= self._config.max_findings or len(self._series) >= self._config.max_findings:
             self.skipped += 1
             return False

@@ -38,6 +38,7 @@ class CorrelatorConfig:
     hold_s: int = 15  #: an episode waits at most this long for the sums of its time, which are late where CPUs are short
     adopt_s: int = 600  #: a symptom that lasts this long is the new normal
     merge_ns: int = 5 * SECOND  #: symptoms of one cause this near in time are one finding
+    burst_ns: int = SECOND  #: jumps of the clock by one actor, each this soon after the one before, are one finding
     repeat_s: int = 10  #: an open finding that only grew is emitted again this often
 
     keep_ns: int = 120 * SECOND  #: how far back rows are kept as evidence

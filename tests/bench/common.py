@@ -28,7 +28,7 @@ from tests.system.agent import Agent
 T = TypeVar("T")
 MIN_PAIRS = 7
 EMPTY = Probe("empty", (Program("empty_enter", target="sys_enter"), Program("empty_exit", target="sys_exit")))
-_EMPTY_SOURCE = "".join(f"int {p.function}(struct bpf_raw_tracepoint_args *ctx) {{ return 0; }}\n" for p in EMPTY.programs)
+READ_CLOCK = "bpf_ktime_get_boot_ns();"
 
 
 @dataclass(frozen=True)
@@ -124,12 +124,13 @@ def only(*families: str) -> str:
 
 
 @contextlib.contextmanager
-def empty_system_call_probes() -> Iterator[None]:
-    """Two programs that do nothing, on sys_enter and sys_exit: what any full timing of system calls costs at least."""
+def empty_system_call_probes(body: str = "") -> Iterator[None]:
+    """Two programs that do nothing but ``body``, on sys_enter and sys_exit: what any full timing of system calls costs at least."""
     with tempfile.TemporaryDirectory() as directory:
         for path in BPF_DIR.iterdir():
             (Path(directory) / path.name).symlink_to(path)
-        (Path(directory) / EMPTY.sources[0]).write_text(_EMPTY_SOURCE)
+        (Path(directory) / EMPTY.sources[0]).write_text("".join(
+            f"int {p.function}(struct bpf_raw_tracepoint_args *ctx) {{ {body} return 0; }}\n" for p in EMPTY.programs))
         loaded = load([EMPTY], bpf_dir=Path(directory))
     family = loaded.families["empty"]
     if len(family.links) != 2:

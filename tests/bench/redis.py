@@ -1,12 +1,13 @@
 """What the agent costs a Redis server: ``python -m tests.bench.redis [--pairs N] [--requests N]``.
 
 redis-benchmark, SET and GET, 50 clients, no pipelining. Sides, interleaved: no agent; the agent as it comes (``sampled``); two
-EMPTY programs on sys_enter and sys_exit; the agent with ``--syscalls full``. The last is held against the one before it.
+EMPTY programs on sys_enter and sys_exit; the same two with one clock read each, which no timing of every call can do without; the
+agent with ``--syscalls full``, which is held against the two pairs.
 """
 
 from __future__ import annotations
 
-from tests.bench.common import Load, Redis, arguments, empty_system_call_probes, interleaved, ratio, redis_server, report, running
+from tests.bench.common import READ_CLOCK, Load, Redis, arguments, empty_system_call_probes, interleaved, ratio, redis_server, report, running
 
 
 def with_agent(server: Redis, requests: int, *args: str) -> Load:
@@ -14,8 +15,8 @@ def with_agent(server: Redis, requests: int, *args: str) -> Load:
         return server.load(requests)
 
 
-def with_empty(server: Redis, requests: int) -> Load:
-    with empty_system_call_probes():
+def with_empty(server: Redis, requests: int, body: str = "") -> Load:
+    with empty_system_call_probes(body):
         return server.load(requests)
 
 
@@ -26,12 +27,15 @@ def main() -> None:
             "none": lambda: server.load(given.requests),
             "sampled": lambda: with_agent(server, given.requests),
             "empty": lambda: with_empty(server, given.requests),
+            "clock": lambda: with_empty(server, given.requests, READ_CLOCK),
             "full": lambda: with_agent(server, given.requests, "--syscalls", "full"),
         }
         took = interleaved(sides, given.pairs)
     for over, under, least, peer in (
         ("sampled", "none", "0.97", "no agent"),
         ("full", "empty", "0.95", "two empty programs on sys_enter and sys_exit"),
+        ("clock", "empty", "-", "two empty programs on sys_enter and sys_exit"),
+        ("full", "clock", "-", "two programs that read the clock, on sys_enter and sys_exit"),
         ("empty", "none", "-", "no agent"),
         ("full", "none", "-", "no agent"),
     ):
