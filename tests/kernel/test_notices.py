@@ -16,6 +16,8 @@ from agent.clock.notices import NoticeSource
 from tests.kernel.clock_rig import Rig
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.usefixtures("own_clock")
+
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "examples"
 SIZES = (300_000, -300_000, -1_000, 1_000, 7_000, -7_000, 100_000)
 

@@ -23,6 +23,8 @@ from agent.clock.notices import NoticeSource
 from agent.clock.subscribers import Subscribers
 from agent.clock.watch import listen
 
+pytestmark = pytest.mark.usefixtures("own_clock")
+
 NOBODY = 65534
 
 
