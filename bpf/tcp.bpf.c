@@ -121,11 +121,17 @@ static __always_inline void tcp_established(void *sk, struct tcp_socket *s, u64 
 			tcp_tuple(&s->sock, sk);	/* at SYN_SENT there may be no source port yet */
 		}
 		tcp_connect_done(sk, s, now, TCP_CONNECT_OK, UNKNOWN32);
+		if (s)
+			tcp_sample(sk, s);
 		return;
 	}
+	u64 key = (u64)sk;
 	struct tcp_socket accepted = {.established_ns = now};
 	tcp_born(&accepted, sk, now, TCP_ROLE_SERVER);
 	tcp_keep(sk, &accepted);
+	s = tcp_sockets.lookup(&key);
+	if (s)
+		tcp_sample(sk, s);
 }
 
 static __always_inline void tcp_change(void *sk, u8 old, u8 new)
@@ -190,59 +196,19 @@ int on_tcp_destroy(struct bpf_raw_tracepoint_args *ctx)
 	return 0;
 }
 
-static __always_inline struct tcp_rtt_value *tcp_rtt_new(bool slot, struct tcp_rtt_key *key)
-{
-	u32 zero = 0;
-	struct tcp_rtt_value *nothing = tcp_rtt_zero.lookup(&zero);
-	if (!nothing)
-		return 0;
-	if (slot ? tcp_rtt_b.insert(key, nothing) : tcp_rtt_a.insert(key, nothing)) {
-		lose(slot ? LOST_tcp_rtt_b : LOST_tcp_rtt_a);
-		return 0;
-	}
-	return tcp_rtt_of(slot, key);
-}
-
+/* Where sends have no tracepoint: each segment that comes in. */
 int on_tcp_probe(struct bpf_raw_tracepoint_args *ctx)
 {
 	void *sk = (void *)ctx->args[0];
-	u64 key = (u64)sk, tag = key + (bpf_jiffies64() >> TCP_RTT_GATE_SHIFT) * TCP_MIX;
+	u64 key = (u64)sk, now = tcp_gate(key);
 	struct tcp_hot *h = tcp_hot_of(key);
-	if (!h || h->gate == tag)
+	if (!h || h->gate[0] == now)
 		return 0;
 	struct tcp_socket *s = tcp_sockets.lookup(&key);
-	struct tcp_rtt_value *v;
-	u32 rtt = 0;
 	if (!s)
 		s = tcp_adopt(sk, bpf_ktime_get_boot_ns());
-	if (!s)
-		return 0;
-	GET(rtt, sk, tcp_sock, srtt_us);
-	rtt >>= 3;
-	if (!rtt)
-		return 0;
-	h->gate = tag;
-	s->sampled = 1;
-	struct tcp_rtt_key id = {.id = s->sock.sock_id};
-	bool slot = tcp_slot();
-	v = tcp_rtt_of(slot, &id);
-	if (!v)
-		v = tcp_rtt_new(slot, &id);
-	if (!v)
-		return 0;
-	v->proc = s->proc;
-	if (!v->samples) {
-		v->sock = s->sock;
-		v->rtt_min_us = rtt;
-	}
-	v->samples++;
-	v->rtt_sum_us += rtt;
-	v->srtt_us = rtt;
-	if (rtt < v->rtt_min_us)
-		v->rtt_min_us = rtt;
-	if (rtt > v->rtt_max_us)
-		v->rtt_max_us = rtt;
-	v->buckets[log2_bucket(rtt) & (TCP_RTT_BUCKETS - 1)]++;
+	if (s && tcp_sample(sk, s))
+		h->gate[0] = now;
 	return 0;
 }
 
@@ -262,29 +228,38 @@ static __always_inline struct tcp_socket *tcp_new_user(void *sk, struct tcp_sock
 	return s;
 }
 
-/* Current sends or receives. maybe_softirq: kernel TLS and the like read in softirqs too. */
-static __always_inline void tcp_moves(u64 sk, bool maybe_softirq)
+/* Current sends, or receives (kernel TLS and the like in softirqs too). What a send brought to light of the RTT shows at the next receive
+ * or send, so a sample at a send must not keep the fresher one of a receive from being taken. */
+static __always_inline void tcp_moves(u64 sk, u32 receives)
 {
 	u64 user = bpf_get_current_pid_tgid(), tag = sk + user * TCP_MIX;
+#if TP_sock_send_length
+	u64 now = tcp_gate(sk);
+#else
+	u64 now = 0;
+#endif
 	u32 tid = user;
 	struct tcp_hot *h = tcp_hot_of(sk);
 	struct control *c = get_control();
-	if (!h || !c || (h->user == tag && !c->tls_depth))
+	if (!h || !c || (h->user == tag && (!now || h->gate[receives] == now) && !c->tls_depth))
 		return;
 	struct tcp_socket *s = tcp_sockets.lookup(&sk);
 	if (!s || s->user != user)
-		s = !maybe_softirq || tcp_owned((void *)sk) ? tcp_new_user((void *)sk, s, user) : 0;
+		s = !receives || tcp_owned((void *)sk) ? tcp_new_user((void *)sk, s, user) : s;
 	if (!s)
 		return;
-	if (s->user == user)
-		h->user = tag;
+	if (now && h->gate[receives] != now && tcp_sample((void *)sk, s))
+		h->gate[receives] = now;
+	if (s->user != user)
+		return;
+	h->user = tag;
 	if (c->tls_depth)
 		tcp_last_sock.update(&tid, &s->sock);
 }
 
 int on_tcp_receive(struct bpf_raw_tracepoint_args *ctx)
 {
-	tcp_moves(ctx->args[0], true);
+	tcp_moves(ctx->args[0], 1);
 	return 0;
 }
 
@@ -297,7 +272,7 @@ int on_tcp_send(struct bpf_raw_tracepoint_args *ctx)
 	u64 sk = 0;	/* read, since the verifier takes a function's argument for a pointer, with which it forbids to calculate */
 	bpf_probe_read_kernel(&sk, sizeof(sk), &ctx->args[0]);
 #endif
-	tcp_moves(sk, false);
+	tcp_moves(sk, 0);
 	return 0;
 }
 

@@ -55,14 +55,14 @@ def _rtt(_: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> Iter
 
 PROBE = Probe(
     name="tcp",
-    parts=("tcp_socket.h",),
+    parts=("tcp_socket.h", "tcp_rtt.h"),
     programs=(
         Program("on_tcp_state", target="inet_sock_set_state", loses="connects, connection ends, owners"),
         Program("on_tcp_state_softirq", target="inet_sock_set_state", loses="connects, connection ends, accepted sockets"),
         Program("on_tcp_destroy", target="tcp_destroy_sock", loses="room: closed sockets stay in the table"),
-        Program("on_tcp_probe", target="tcp_probe", loses="round-trip times"),
-        Program("on_tcp_receive", target="tcp_rcv_space_adjust", loses="owners of sockets that only receive"),
-        Program("on_tcp_send", target="sock_send_length", fallback="tcp_sendmsg", loses="owners of accepted sockets that only send"),
+        Program("on_tcp_probe", target="tcp_probe", unless="sock_send_length", loses="round-trip times"),
+        Program("on_tcp_receive", target="tcp_rcv_space_adjust", loses="owners and round-trip times of sockets that only receive"),
+        Program("on_tcp_send", target="sock_send_length", fallback="tcp_sendmsg", loses="owners and round-trip times of accepted sockets that only send"),
         Program("on_tcp_retransmit", target="tcp_retransmit_skb", loses="retransmitted data and SYNs"),
         Program("on_tcp_retransmit_synack", target="tcp_retransmit_synack", loses="retransmitted SYN-ACKs"),
         Program("on_tcp_send_reset", target="tcp_send_reset", loses="resets sent"),
