@@ -5,6 +5,8 @@ the thread that decided (``tid``, as gettid() gives it), so that system calls in
 
 A full queue makes a blocking sender wait and a non-blocking one get EAGAIN (unix(7)): nothing is dropped on the way that
 could be counted here. Senders that must not wait use MSG_DONTWAIT. How much fits is fixed when the socket is made.
+
+A decision's time is when it was sent: what the program did afterwards is not part of it, however late the agent reads.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import Any, NamedTuple
 from agent.batch import Batch, make
 from agent.columns import NULL_I64
 from agent.errors import PRIVILEGE, AgentError
+from agent.limiters.arrival import STAMP_BYTES, Arrival, stamp
 from agent.tables import TABLES
 
 TABLE = TABLES["limiter_decision"]
@@ -32,6 +35,7 @@ MAX_DATAGRAM_BYTES = 8192
 QUEUE_LENGTH = 4096
 _QLEN_SYSCTL = Path("/proc/sys/net/unix/max_dgram_qlen")
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size) + STAMP_BYTES
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _IDENTITY_NS = 1_000_000_000
 _LOSS_INTERVAL_NS = 1_000_000_000
@@ -82,6 +86,7 @@ class IntakeSocket:
             _remove_stale(path)
             server = _with_queue(queue_length)
             server.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            stamp(server)
             server.bind(str(path))
             path.chmod(0o666)
         except OSError as error:
@@ -109,6 +114,7 @@ class Intake:
         self._key: Callable[[str], bytes] = {"hashed": _hashed, "clear": _text}[keys]
         self._decode = json.JSONDecoder(parse_constant=_no_constant).decode
         self._identities: dict[int, tuple[int, Identity]] = {}
+        self._arrival = Arrival()
         self._malformed = self._reported = 0
         self._reported_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
@@ -117,12 +123,14 @@ class Intake:
 
     def drain(self, now_ns: int) -> Iterable[Batch]:
         columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+        self._arrival.begin()
         for _ in range(self._max_datagrams):
             try:
-                data, ancillary, flags, _ = self._socket.recvmsg(MAX_DATAGRAM_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
+                data, ancillary, flags, _ = self._socket.recvmsg(MAX_DATAGRAM_BYTES, _ANCILLARY_BYTES)
             except BlockingIOError:
+                self._arrival.emptied()
                 break
-            t_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+            t_ns = self._arrival.sent_ns(ancillary, time.clock_gettime_ns(time.CLOCK_BOOTTIME))
             try:
                 if flags & socket.MSG_TRUNC:
                     raise Malformed("too long")
@@ -207,7 +215,7 @@ class Intake:
 def _sender(ancillary: list[tuple[int, int, bytes]]) -> int:
     """The sender's pid; unknown for one in a pid namespace that is not visible from here.
 
-    The buffer for ancillary data holds just the credentials: descriptors that a sender attaches are closed by the kernel.
+    The buffer for ancillary data holds just these and the stamp: descriptors that a sender attaches are closed by the kernel.
     """
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 
 from agent.columns import NULL_I64
 from agent.errors import AgentError
+from agent.limiters.arrival import Arrival
 from agent.limiters.intake import TABLE, Intake, IntakeSocket, process_identity
 
 
@@ -79,6 +81,25 @@ def test_every_member_arrives(path: Path, intake: Intake) -> None:
     assert (row["trace_id"], row["span_id"]) == (str(FULL["trace_id"]).encode(), str(FULL["span_id"]).encode())
     assert row["pid"] == os.getpid()
     assert (row["proc_start_ns"], row["comm"]) == process_identity(os.getpid())
+
+
+def test_the_time_is_that_of_sending(path: Path, intake: Intake) -> None:
+    for _ in range(3):
+        before = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        send(path, FULL)
+        after = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        time.sleep(0.05)
+        (row,) = decisions(intake)
+        assert before < row["t_ns"] < after
+
+
+def test_a_stamp_from_before_a_step_is_bounded() -> None:
+    arrival = Arrival()
+    now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    for off_s in (-3600, 3600):
+        stamp = [(socket.SOL_SOCKET, 35, struct.pack("qq", int(time.time()) + off_s, 0))]
+        assert now - 1_000_000_000 < arrival.sent_ns(stamp, now) <= now
+    assert arrival.sent_ns([], now) == now
 
 
 def test_what_was_not_said_is_unknown(path: Path, intake: Intake) -> None:
