@@ -16,6 +16,16 @@ from agent.kernel import bpf
 _BUSY, _DISCARDED, _HEADER = np.uint32(1 << 31), np.uint32(1 << 30), 8
 
 
+def finished(length: np.ndarray) -> tuple[int, np.ndarray]:
+    """(how many records from the first on are finished, which of these were discarded), of the records' length words; shape (n,), u32.
+
+    The words must be a copy: a record that the kernel finishes between two looks at the ring would pass for a discarded one.
+    """
+    busy = np.flatnonzero(length & _BUSY)
+    n = int(busy[0]) if len(busy) else len(length)
+    return n, np.flatnonzero(length[:n] & _DISCARDED)
+
+
 class RingReader:
     """Reads records of one dtype. Raises OSError where the map cannot be mapped, ValueError where it is no ring buffer.
 
@@ -50,15 +60,11 @@ class RingReader:
             return np.empty(0, self.record)
         at = start % self.size
         raw = self._data[at : at + n * self.stride]
-        length = raw.view("<u4")[:: self.stride // 4]
-        unusual = np.flatnonzero(length & (_BUSY | _DISCARDED))
-        busy = unusual[length[unusual] & _BUSY != 0]
-        if len(busy):
-            n = int(busy[0])
+        n, dropped = finished(raw.view("<u4")[:: self.stride // 4].copy())
         # Copied as bytes: numpy copies a structured array field by field, which takes ten times as long.
         out: np.ndarray = raw[: n * self.stride].copy().view(self._slot)["payload"]
-        if len(unusual):
-            out = np.delete(out, unusual[unusual < n])
+        if len(dropped):
+            out = np.delete(out, dropped)
         self._consumer[0] = start + n * self.stride
         return out
 
