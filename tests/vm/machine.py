@@ -6,6 +6,7 @@ import os
 import select
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,8 @@ from tests.vm.kernels import Kernel, Unavailable, cpio, get
 QEMU = "qemu-system-x86_64"
 #: Of the environment: where programs are, and where the tests keep what they built or fetched.
 KEPT = ("PATH", "HOME", "XDG_CACHE_HOME", "TICKSCOPE_TEST_CACHE")
+#: A command that writes this to /dev/ttyS0 has the emulator stopped for STOP_S, in which nobody runs and the clocks go on.
+STOP_WORD, STOP_S = b"tickscope test: stop me", 3.0
 BOOT_ARGUMENTS = "console=ttyS0 panic=-1 quiet random.trust_cpu=on clocksource=tsc tsc=reliable"
 
 
@@ -72,7 +75,7 @@ def run(name: str, command: list[str], *, limit_s: float = 600, env: dict[str, s
         stdin = None if interactive else subprocess.DEVNULL
         with (scratch / "stderr").open("wb") as errors:
             machine = subprocess.Popen(arguments, stdin=stdin, stdout=None if interactive else subprocess.PIPE, stderr=errors, start_new_session=not interactive)
-        output = b"" if interactive else _follow(machine, limit_s, echo)
+        output = b"" if interactive else _follow(machine, limit_s, echo, Stopper(machine.pid, scratch / "console"))
         machine.wait()
         if machine.returncode:
             raise Unavailable(f"{QEMU} ended with {machine.returncode}: {(scratch / 'stderr').read_text()[-400:]}")
@@ -81,15 +84,34 @@ def run(name: str, command: list[str], *, limit_s: float = 600, env: dict[str, s
         return Outcome(kernel, status, output.decode(errors="replace").replace("\r\n", "\n"), (scratch / "console").read_text(errors="replace"))
 
 
-def _follow(machine: subprocess.Popen[bytes], limit_s: float, echo: bool) -> bytes:
+class Stopper:
+    """Stops an emulator (pid) each time that STOP_WORD appears in its console."""
+
+    def __init__(self, pid: int, console: Path) -> None:
+        self._pid, self._console, self._stops = pid, console, 0
+
+    def look(self) -> None:
+        """Takes STOP_S where there is something to do."""
+        if not self._console.exists() or self._console.read_bytes().count(STOP_WORD) == self._stops:
+            return
+        self._stops += 1
+        os.kill(self._pid, signal.SIGSTOP)
+        time.sleep(STOP_S)
+        os.kill(self._pid, signal.SIGCONT)
+
+
+def _follow(machine: subprocess.Popen[bytes], limit_s: float, echo: bool, stopper: Stopper) -> bytes:
     """Collects what the command writes until the machine ends; kills the machine, and raises TimeoutError, after limit_s."""
     assert machine.stdout is not None
     output, end = bytearray(), time.monotonic() + limit_s
     try:
         while True:
-            ready, _, _ = select.select([machine.stdout], [], [], max(0, end - time.monotonic()))
-            if not ready:
+            ready, _, _ = select.select([machine.stdout], [], [], 0.2)
+            stopper.look()
+            if time.monotonic() > end:
                 raise TimeoutError(f"still running after {limit_s:g} s; it wrote:\n{output[-4000:].decode(errors='replace')}")
+            if not ready:
+                continue
             part = os.read(machine.stdout.fileno(), 1 << 16)
             if not part:
                 return bytes(output)
