@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent import privilege
+from agent.clock import timens
 from agent.clock.daemons.present import running
 from agent.kernel.load import SYSTEM_PYTHON
 
@@ -129,6 +130,14 @@ def clock() -> Check:
     return Check("clock", "ok", f"synchronised within {error_us / 1e3:.3g} ms by {daemons or 'nobody that runs here'}")
 
 
+def time_namespace() -> Check:
+    """Programs in others are understood; the agent itself must read the clocks that the kernel programs read."""
+    mine = timens.of("self")
+    if any(mine):
+        return Check("time-namespace", "fail", f"this is a time namespace: {timens.words(mine)}", "run tickscope in the host's: nsenter --time=/proc/1/ns/time")
+    return Check("time-namespace", "ok", "the host's clocks")
+
+
 def store(path: str) -> Check:
     existing = path if os.path.isdir(path) else os.path.dirname(path.rstrip("/")) or "/"
     try:
@@ -150,7 +159,7 @@ def install() -> Check:
 
 def examine(store_dir: str) -> list[Check]:
     """Every check. One that breaks is itself reported as failed."""
-    checks: list[Callable[[], Check]] = [root, kernel, btf, bcc, wrong_bcc, lockdown, paranoid, uprobes, cgroup, clock,
+    checks: list[Callable[[], Check]] = [root, kernel, btf, bcc, wrong_bcc, lockdown, paranoid, uprobes, cgroup, clock, time_namespace,
                                          lambda: store(store_dir), install]  # fmt: skip
     out = []
     for check in checks:

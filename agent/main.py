@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent import control, directories, host, privilege
+from agent.clock import timens
 from agent.config import Config, jump_threshold_ns
 from agent.errors import INTERRUPTED, PRIVILEGE, AgentError, say
 from agent.kernel import helper as helper_room
@@ -73,6 +74,7 @@ def run(config: Config) -> int:
     """The agent, until a signal or ``duration_s``. Returns the exit status. Raises AgentError before it is ready."""
     started = time.monotonic()
     privilege.require_root()
+    timens.require_host()
     _require_readable()
     uid, gid = privilege.service_user()
     from agent.clock.process import start as start_watch

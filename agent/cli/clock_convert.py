@@ -2,48 +2,121 @@
 
 from __future__ import annotations
 
+import re
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from agent.cli import options
-from agent.errors import NO_ROWS
+from agent.errors import NO_ROWS, USAGE, AgentError
+
+if TYPE_CHECKING:
+    from agent.clock.history import History
+    from agent.clock.timens import Offsets
+    from agent.store.window import Bound
 
 _CONVERTED = ("boot_id", "t_ns", "wall_ns", "err_ns", "state", "alt_ns")
+_OF_PROCESS = ("pid", "process_boottime_ns", "process_monotonic_ns")
+_MONO = re.compile(r"mono\+(\d+(?:\.\d+)?)s?")
 
 
 @click.command("convert")
 @click.argument("time")
+@click.option("--pid", type=int, metavar="PID", help="TIME is as this process reads it, in its time namespace; what its clocks read then is shown.")
+@click.option("--boot", metavar="BOOT", help="The boot that boot+ and mono+ count from: the first characters of its id, or -1 for the one before this.")
 @options.common
-def command(time: str, fmt: str, store: str) -> None:
-    """TIME through the offset history: boot+SECONDS to wall time; an ISO time, or 5m ago and alike, to CLOCK_BOOTTIME.
+def command(time: str, pid: int | None, boot: str | None, fmt: str, store: str) -> None:
+    """TIME through the offset history: boot+SECONDS or mono+SECONDS (CLOCK_MONOTONIC) to wall time; an ISO time, or 5m ago and alike, to
+    CLOCK_BOOTTIME, in every boot of the store that had that time.
 
     `state` is ambiguous where that wall time occurred twice, around a backward step (then `alt_ns` is the other answer), and skipped where a
     forward step left it out (then t_ns is the step).
-    """
-    import numpy as np
 
+    \b
+    tickscope clock convert 2026-11-21T10:06:30.9515
+    tickscope clock convert boot+3600 --boot -1
+    tickscope clock convert mono+86400.5 --pid 4711
+    """
     from agent.cli.clock_history import histories
     from agent.cli.output import emit_rows, note
-    from agent.columns import NULL_I64
     from agent.store.query import Session
-    from agent.store.window import parse
-    from agent.tables import DERIVED
+    from agent.store.window import parse, this_boot
 
-    states = next(c for c in DERIVED if c.name == "wall_state").names
-    rows = []
+    offsets = _offsets(pid, boot)
     with Session(store, ["clock_offset"]) as session:
-        bound = parse(time, session.boots)
-        for boot, one in histories(session).items():
-            to_wall = bound.boot_id is not None and bound.wall_ns is None
-            if to_wall and boot != bound.boot_id:
-                continue
-            given = bound.t_ns if to_wall else bound.wall_ns
-            got = (one.to_wall if to_wall else one.to_boot)(np.array([given], np.int64))
-            err, alt = (None if v == NULL_I64 else v for v in (int(got.err_ns[0]), int(got.alt_ns[0])))
-            answer = int(got.ns[0])
-            if to_wall or (err is not None and (boot == session.boots[-1] or answer <= int(one.segments.known_ns[-1]))):
-                rows.append({"boot_id": boot, "t_ns": given if to_wall else answer, "wall_ns": answer if to_wall else given,
-                             "err_ns": err, "state": states[int(got.state[0])], "alt_ns": alt})  # fmt: skip
-    emit_rows(rows, fmt, _CONVERTED)
+        known = histories(session)
+        chosen = _chosen(boot, session.boots)
+        mono = _MONO.fullmatch(time.strip())
+        bound = parse("boot+" + mono[1] if mono else time, session.boots)
+        counts = bound.boot_id is not None and bound.wall_ns is None
+        rows = []
+        for name, one in known.items():
+            if name == (chosen or (bound.boot_id if counts else name)):
+                rows += _converted(name, one, bound, name == session.boots[-1], counts, offsets, from_mono=mono is not None)
+    if pid is not None:
+        rows = [row for row in rows if row["boot_id"] == this_boot()]
+        for row in rows:
+            _add_process(row, pid, known[row["boot_id"]], offsets)
+    emit_rows(rows, fmt, _CONVERTED + (_OF_PROCESS if pid is not None else ()))
     if not rows:
         note("the offset history does not reach that time")
         click.get_current_context().exit(NO_ROWS)
+
+
+def _offsets(pid: int | None, boot: str | None) -> Offsets:
+    from agent.clock import timens
+
+    if pid is None:
+        return timens.Offsets()
+    if boot is not None:
+        raise AgentError("--pid and --boot exclude one another", why="a process belongs to this boot", exit_code=USAGE)
+    try:
+        return timens.of(pid)
+    except (OSError, ValueError) as error:
+        raise AgentError(f"cannot tell the time namespace of process {pid}", why=getattr(error, "strerror", None) or str(error), exit_code=USAGE) from error
+
+
+def _chosen(boot: str | None, boots: list[str]) -> str | None:
+    """The boot id that --boot names. Raises AgentError (exit code 2)."""
+    if boot is None:
+        return None
+    if re.fullmatch(r"-\d{1,6}|0", boot):
+        back = len(boots) - 1 + int(boot)
+        found = [boots[back]] if back >= 0 else []
+    else:
+        found = [b for b in boots if b.startswith(boot)]
+    if len(found) != 1:
+        raise AgentError(f"--boot {boot} names {len(found) or 'no'} boots of the store", why=f"it holds {', '.join(boots) or 'none'}", exit_code=USAGE)
+    return found[0]
+
+
+def _converted(boot: str, history: History, bound: Bound, newest: bool, counts: bool, offsets: Offsets, from_mono: bool) -> list[dict[str, Any]]:
+    """The row of one boot, none where it did not have that time. counts: the time counts from the boot, else it is a wall time."""
+    import numpy as np
+
+    from agent.columns import NULL_I64
+    from agent.tables import DERIVED
+
+    states = next(c for c in DERIVED if c.name == "wall_state").names
+    if counts:
+        given = bound.t_ns - (offsets.monotonic_ns if from_mono else offsets.boottime_ns)
+        if from_mono:
+            given = int(history.mono_to_boot(np.array([given]))[0])
+        got = history.to_wall(np.array([given], np.int64))
+    else:
+        given = int(bound.wall_ns or 0)
+        got = history.to_boot(np.array([given], np.int64))
+    err, alt = (None if v == NULL_I64 else v for v in (int(got.err_ns[0]), int(got.alt_ns[0])))
+    answer = int(got.ns[0])
+    if not counts and (err is None or not (newest or answer <= int(history.segments.known_ns[-1]))):
+        return []
+    t_ns, wall_ns = (given, answer) if counts else (answer, given)
+    return [{"boot_id": boot, "t_ns": t_ns, "wall_ns": wall_ns, "err_ns": err, "state": states[int(got.state[0])], "alt_ns": alt}]
+
+
+def _add_process(row: dict[str, Any], pid: int, history: History, offsets: Offsets) -> None:
+    """What the process's own clocks read at the row's time."""
+    import numpy as np
+
+    mono = int(history.boot_to_mono(np.array([row["t_ns"]]))[0])
+    row.update({"pid": pid, "process_boottime_ns": row["t_ns"] + offsets.boottime_ns, "process_monotonic_ns": mono + offsets.monotonic_ns})

@@ -64,7 +64,7 @@ def command(since: str | None, until: str | None, plot: str | None, fmt: str, st
     with Session(store, ["clock_offset", "clock_change"], since, until) as session:
         actors = {(r[0], r[1]): r[2:] for r in session.run("SELECT boot_id, t_ns, via, pid, comm FROM clock_change").rows}
         known = histories(session)
-        rows = [row for boot, one in known.items() for row in _segments(boot, one, actors)]
+        rows = [row for boot, one in known.items() for row in _segments(boot, one, actors, ended=boot != session.boots[-1])]
         where = session.window.overlaps("t_ns", "until_ns")
         if where and rows:
             values = ", ".join(f"({i}, '{r['boot_id']}', {r['t_ns']}, {r['until_ns']})" for i, r in enumerate(rows))
@@ -121,10 +121,11 @@ def _who(row: dict[str, Any]) -> str:
     return f"{row['comm']} {row['pid']}" + (f" ({row['via']})" if row["via"] not in (None, "none") else "")
 
 
-def _segments(boot: str, history: History, actors: dict[tuple[Any, ...], tuple[Any, ...]]) -> list[dict[str, Any]]:
+def _segments(boot: str, history: History, actors: dict[tuple[Any, ...], tuple[Any, ...]], *, ended: bool) -> list[dict[str, Any]]:
+    """ended: a later boot has begun, so nothing of this one holds beyond its last sample."""
     s = history.segments
     starts, offsets, errs = s.start_ns.tolist(), s.real_boot_ns.tolist(), s.err_ns.tolist()
-    ends = [*starts[1:], 1 << 62]
+    ends = [*starts[1:], int(s.known_ns[-1]) + 1 if ended else 1 << 62]
     out = []
     for i, (start, offset, err, end) in enumerate(zip(starts, offsets, errs, ends, strict=True)):
         via, pid, comm = actors.get((boot, start), (None, None, None))

@@ -188,6 +188,16 @@ class History:
         boot: np.ndarray = np.asarray(mono_ns, np.int64) + shift
         return boot
 
+    def boot_to_mono(self, boot_ns: np.ndarray) -> np.ndarray:
+        """CLOCK_BOOTTIME to CLOCK_MONOTONIC; of a time asleep, what MONOTONIC had then stopped at. Raises ValueError without a sample."""
+        if not len(self._rows):
+            raise ValueError("the offset history is empty")
+        boot_mono = np.maximum.accumulate(self._rows["boot_mono_ns"])
+        at = np.maximum(np.searchsorted(self._rows["t_ns"], boot_ns, "right") - 1, 0)
+        stopped = np.append((self._rows["t_ns"] - boot_mono)[1:], _LAST)
+        mono: np.ndarray = np.minimum(np.asarray(boot_ns, np.int64) - boot_mono[at], stopped[at])
+        return mono
+
     def _pieces(self) -> tuple[_Pieces, _Pieces]:
         found = self._tables
         if found is None:

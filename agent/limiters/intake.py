@@ -1,7 +1,8 @@
 """Limiter decisions that programs report themselves: one JSON object a datagram on a Unix socket.
 
 Who sent it is told by the kernel (SCM_CREDENTIALS), not by the sender. Beyond the members of the contract a program may name
-the thread that decided (``tid``, as gettid() gives it), so that system calls inside the decision can be found.
+the thread that decided (``tid``, as gettid() gives it), so that system calls inside the decision can be found, and when (``t_ns``, as its
+CLOCK_BOOTTIME reads, which in a time namespace is not the host's), where it reports later than it decides.
 
 A full queue makes a blocking sender wait and a non-blocking one get EAGAIN (unix(7)): nothing is dropped on the way that
 could be counted here. Senders that must not wait use MSG_DONTWAIT. How much fits is fixed when the socket is made.
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent.batch import Batch, make
+from agent.clock import timens
 from agent.columns import NULL_I64
 from agent.errors import PRIVILEGE, AgentError
 from agent.limiters.arrival import STAMP_BYTES, Arrival, stamp
@@ -52,10 +54,12 @@ class Malformed(ValueError):
 
 
 class Identity(NamedTuple):
-    """Which process: its start in CLOCK_BOOTTIME ns and its command name; NULL_I64 and b"" when it is gone."""
+    """Which process: its start in CLOCK_BOOTTIME ns, its command name, and how far its CLOCK_BOOTTIME is ahead of the host's; NULL_I64
+    and b"" when it is gone."""
 
     start_ns: int
     comm: bytes
+    ahead_ns: int
 
 
 def process_identity(pid: int) -> Identity:
@@ -66,9 +70,13 @@ def process_identity(pid: int) -> Identity:
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
-        return Identity(NULL_I64, b"")
+        return Identity(NULL_I64, b"", NULL_I64)
     end = text.rindex(b")")
-    return Identity(int(text[end + 2 :].split()[19]) * _TICK_NS, text[text.index(b"(") + 1 : end])
+    try:
+        ahead_ns = timens.of(pid).boottime_ns
+    except (OSError, ValueError):
+        ahead_ns = NULL_I64
+    return Identity(int(text[end + 2 :].split()[19]) * _TICK_NS, text[text.index(b"(") + 1 : end], ahead_ns)
 
 
 class IntakeSocket:
@@ -131,16 +139,17 @@ class Intake:
                 self._arrival.emptied()
                 break
             t_ns = self._arrival.sent_ns(ancillary, time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+            pid = _sender(ancillary)
+            identity = self._identity(pid, t_ns)
             try:
                 if flags & socket.MSG_TRUNC:
                     raise Malformed("too long")
                 values = self._parse(data)
+                values["t_ns"] = _when(values.get("t_ns"), t_ns, identity)
             except (ValueError, RecursionError):
                 self._malformed += 1
                 continue
-            pid = _sender(ancillary)
-            identity = self._identity(pid, t_ns)
-            values["t_ns"], values["pid"], values["proc_start_ns"], values["comm"] = t_ns, pid, identity.start_ns, identity.comm
+            values["pid"], values["proc_start_ns"], values["comm"] = pid, identity.start_ns, identity.comm
             for name, column in columns.items():
                 column.append(values.get(name, _UNKNOWN[name]))
         batches = []
@@ -173,7 +182,7 @@ class Intake:
         for name in _FLOATS:
             if (value := message.get(name)) is not None:
                 values[name] = _number(value, least=-(2.0**63) if name == "remaining" else 0)
-        for name in _INTEGERS:
+        for name in ("t_ns", *_INTEGERS):
             if (value := message.get(name)) is not None:
                 values[name] = int(_number(value))
         for name, form in _IDS.items():
@@ -221,6 +230,17 @@ def _sender(ancillary: list[tuple[int, int, bytes]]) -> int:
         if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
             return int(_CREDENTIALS.unpack(data)[0]) or NULL_I64
     return NULL_I64
+
+
+def _when(said_ns: int | None, received_ns: int, identity: Identity) -> int:
+    """When the decision was made, host's CLOCK_BOOTTIME: what the sender says, if its clock is known. Raises Malformed for a time at which
+    it cannot have been: not in its life, or still to come."""
+    if said_ns is None or identity.ahead_ns == NULL_I64:
+        return received_ns
+    made_ns = said_ns - identity.ahead_ns
+    if not identity.start_ns <= made_ns <= received_ns:
+        raise Malformed("t_ns")
+    return made_ns
 
 
 def _number(value: Any, least: float = 0) -> float | int:

@@ -6,6 +6,7 @@ import re
 import time
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 
 from agent.errors import USAGE, AgentError
@@ -49,7 +50,7 @@ def parse(text: str, boots: list[str]) -> Bound:
         return Bound(boot, time.clock_gettime_ns(time.CLOCK_BOOTTIME) - back, time.time_ns() - back)
     if match := _BOOT.fullmatch(text):
         newest = boot if boot in boots or not boots else boots[-1]
-        return Bound(newest, int(float(match[1]) * 10**9), None)
+        return Bound(newest, int(Decimal(match[1]) * 10**9), None)
     try:
         moment = datetime.fromisoformat(text).astimezone()
     except ValueError as error:

@@ -117,6 +117,9 @@ def test_suspends_move_boottime_against_monotonic_and_nothing_else(gaps: list[in
     history = History.from_rows(rows((awake + asleep).tolist(), [WALL] * len(awake), boot_mono=asleep.tolist(), cut=False))
     assert len(history.segments.start_ns) == 1
     assert (history.mono_to_boot(awake) == awake + asleep).all()
+    assert (history.boot_to_mono(awake + asleep) == awake).all()
+    assert (history.boot_to_mono(awake + asleep - 1) <= awake).all()  # asleep, or just before
+    assert history.boot_to_mono(np.array([awake[-1] + asleep[-1] + 7])) == awake[-1] + 7
     assert (history.to_wall(awake + asleep).ns == awake + asleep + WALL).all()
 
 
