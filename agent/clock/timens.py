@@ -6,7 +6,6 @@ read the host's clocks whoever is running, and /proc gives the reader's, so only
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import NamedTuple
 
