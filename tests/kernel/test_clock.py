@@ -118,6 +118,51 @@ def test_a_burst_is_as_many_rows_and_notices(rig: Rig, how: str, pause: str) -> 
         assert (np.abs(np.array([n["size_ns"] for n in told]) - wanted) <= [n["err_ns"] for n in told]).all()
 
 
+HUNDRED_AND_ONE = """
+shifts = ["adjtimex", "clock_adjtime", "raw_adjtimex", "raw_clock_adjtime"]
+calls = shifts + ["clock_settime", "settimeofday", "raw_clock_settime", "raw_settimeofday"]
+def gap():
+    reads = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(5)]
+    width, offset = min((b - a, r - (a + b) // 2) for a, r, b in reads)
+    return offset, width // 2
+for i, size in enumerate(map(int, sys.argv[2:])):
+    hows = shifts if abs(size) < 20_000 else calls  # who sets a time errs by what goes by until it is set
+    (before, err), how = gap(), hows[i // 2 % len(hows)]
+    assert step(how, size) >= 0, os.strerror(ctypes.get_errno())
+    after, more = gap()
+    exact = how in shifts
+    print(size if exact else after - before, 0 if exact else err + more)
+    time.sleep(float(sys.argv[1]))
+"""
+
+
+def hundred_and_one() -> list[int]:
+    """There and back, 1 to 500 us, evenly in the logarithm; the last is left for the rig to undo. The clock is never off by more than 0.5 ms."""
+    sizes = np.round(np.geomspace(1_000, 500_000, 50)).astype(int)
+    there = np.where(np.arange(50) % 2, sizes, -sizes)
+    return [*np.ravel(np.column_stack([there, -there])).tolist(), 1_000]
+
+
+def test_101_steps_from_1_to_500_us_each_found_with_actor_sign_and_size(rig: Rig) -> None:
+    pid, out = rig.python(HUNDRED_AND_ONE, str(0.003 * COARSE), *(str(size * COARSE) for size in hundred_and_one()))
+    truth = np.array([line.split() for line in out.splitlines()], np.int64)
+    rows = rig.of(pid)
+    assert len(truth) == len(rows) == 101
+    assert kinds(rows) == ["step"] * 101
+    assert len(set(rows["comm"].tolist())) == 1
+    aimed = np.abs(truth[:, 0]) > truth[:, 1] + 300 * COARSE  # where the program itself knows which way it went: setting to a time is not exact
+    assert aimed.sum() > 90
+    assert np.sign(rows["size_ns"][aimed]).tolist() == np.sign(truth[aimed, 0]).tolist()
+    assert (np.abs(rows["size_ns"] - truth[:, 0]) <= rows["err_ns"] + truth[:, 1]).all()
+    assert len(rig.of(pid, NULL_I64)) == 101, "something was reported twice or invented"
+    if rig.loaded.words["FUNC_ktime_get_tai_ns"]:
+        assert np.percentile(rows["err_ns"], 99) <= 1_000 * (50 if COARSE > 1 else 1)
+    told = np.array([(n["size_ns"], n["err_ns"]) for n in rig.notices() if n["actor"] == {"pid": pid, "comm": rows["comm"][0].decode()}])
+    moved = rows[np.abs(rows["size_ns"]) > 300]
+    assert len(told) == len(moved)
+    assert (np.abs(told[:, 0] - moved["size_ns"]) <= told[:, 1] + moved["err_ns"]).all()
+
+
 FREQUENCY = """
 how = sys.argv[1]
 def adjust(modes, freq):
