@@ -32,7 +32,7 @@ apt_install() (
 	apt-get -qq -o DPkg::Lock::Timeout=300 update || exit
 	apt-get -qq -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "$@" >/dev/null || exit
 	for package in "$@"; do
-		case $package in redis-server | nginx-light | chrony) ;; *) continue ;; esac
+		case $package in redis-server | nginx-light) ;; *) continue ;; esac
 		if command -v systemctl >/dev/null; then systemctl -q disable "${package%-light}.service" 2>/dev/null || true; fi
 	done
 )
@@ -93,7 +93,7 @@ install_for() {
 	esac
 	if [ "$1" != run ] && ! command -v go >/dev/null; then packages+=(golang-go golang-golang-x-time-dev ca-certificates); fi
 	if [ "$1" = test ]; then
-		packages+=(iproute2 procps util-linux mount gcc libc6-dev binutils nginx-light chrony qemu-system-x86 xz-utils)
+		packages+=(iproute2 procps util-linux mount gcc libc6-dev binutils nginx-light qemu-system-x86 xz-utils)
 		extra='test'
 	fi
 	install_packages "${packages[@]}"

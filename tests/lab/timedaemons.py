@@ -1,7 +1,11 @@
-"""Real time daemons that cannot touch the clock: chronyd -x, ntpd; both without CAP_SYS_TIME, in network namespaces of their own."""
+"""Real time daemons that cannot touch the clock: chronyd -x, ntpd; both without CAP_SYS_TIME, in network namespaces of their own.
+
+None of them is installed for the tests: Debian allows one time daemon a machine, so installing ours would remove the one that keeps this host's clock.
+"""
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import subprocess
@@ -9,9 +13,35 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from tests.lab.netns import Namespace
 
 _POWERLESS = ("setpriv", "--bounding-set=-sys_time", "--inh-caps=-sys_time")
+
+
+@cache
+def _unpacked(*packages: str) -> Path:
+    """A folder with the files of these Debian packages, until this process ends; what libraries they need came with BCC and qemu. Skips where they
+    cannot be fetched."""
+    root = Path(tempfile.mkdtemp(prefix=f"tickscope-{packages[0]}-"))
+    atexit.register(shutil.rmtree, root)
+    for package in packages:
+        got = subprocess.run(["apt-get", "-qq", "download", package], cwd=root, capture_output=True, text=True)
+        found = next(root.glob(f"{package}_*.deb"), None)
+        if got.returncode or found is None:
+            pytest.skip(f"cannot fetch Debian's {package}: {got.stderr.strip().splitlines()[-1:]}")
+        subprocess.run(["dpkg-deb", "-x", str(found), str(root)], check=True)
+    return root
+
+
+def _chrony(program: str) -> str:
+    """This host's, else Debian's."""
+    return shutil.which(program) or next(str(p) for p in _unpacked("chrony").glob(f"usr/*bin/{program}"))
+
+
+def _ntpsec() -> Path:
+    return _unpacked("ntpsec", "python3-ntp")
 
 
 class Daemon:
@@ -32,35 +62,24 @@ def chronyd(space: Namespace, home: Path, name: str, settings: str) -> Daemon:
     config = home / f"{name}.conf"
     port = "" if "cmdport" in settings else "cmdport 323\n"
     config.write_text(f"{settings}\n{port}bindcmdaddress 127.0.0.1\nbindcmdaddress /\npidfile {home}/{name}.pid\nuser root\n")
-    return Daemon(space, ["chronyd", "-x", "-d", "-f", str(config)], home / f"{name}.log")
+    return Daemon(space, [_chrony("chronyd"), "-x", "-d", "-f", str(config)], home / f"{name}.log")
 
 
 def chronyc(space: Namespace, report: str) -> list[list[str]]:
     """The comma-separated lines of a report."""
-    return [line.split(",") for line in space.run("chronyc", "-n", "-c", "-h", "127.0.0.1", "-p", "323", report).splitlines()]
+    return [line.split(",") for line in space.run(_chrony("chronyc"), "-n", "-c", "-h", "127.0.0.1", "-p", "323", report).splitlines()]
 
 
-@cache
-def ntpsec() -> Path | None:
-    """A folder with NTPsec's ntpd and ntpq, unpacked: Debian lets only one time daemon be installed. None where it cannot be fetched."""
-    root = Path(tempfile.mkdtemp(prefix="tickscope-ntpsec-"))
-    for package in ("ntpsec", "python3-ntp"):
-        got = subprocess.run(["apt-get", "-qq", "download", package], cwd=root, capture_output=True)
-        found = next(root.glob(f"{package}_*.deb"), None)
-        if got.returncode or found is None:
-            shutil.rmtree(root)
-            return None
-        subprocess.run(["dpkg-deb", "-x", str(found), str(root)], check=True)
-    return root
-
-
-def ntpd(space: Namespace, home: Path, root: Path, settings: str) -> Daemon:
+def ntpd(space: Namespace, home: Path, settings: str) -> Daemon:
+    """NTPsec's ntpd with these lines of ntp.conf."""
     config = home / "ntp.conf"
     config.write_text(settings + "\n")
-    return Daemon(space, [str(root / "usr/sbin/ntpd"), "-n", "-c", str(config)], home / "ntpd.log")
+    return Daemon(space, [str(_ntpsec() / "usr/sbin/ntpd"), "-n", "-c", str(config)], home / "ntpd.log")
 
 
-def ntpq(space: Namespace, root: Path, *commands: str) -> str:
+def ntpq(space: Namespace, *commands: str) -> str:
+    """What ntpq prints of these commands."""
+    root = _ntpsec()
     env = {**os.environ, "PYTHONPATH": str(root / "usr/lib/python3/dist-packages")}
     arguments = [part for command in commands for part in ("-c", command)]
     with space.entered():
