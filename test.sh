@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
-# Installs what the tests need, then is the test runner with ARGS. No ARGS: all of them but the benchmarks and those in VMs (`./test.sh tests/vm` boots
-# two old kernels, or those that TICKSCOPE_TEST_KERNELS names). Debian 12 and 13, root.
+# Installs what the tests need, then is the test runner with ARGS. No path among ARGS: all tests but the benchmarks and those in VMs (`./test.sh tests/vm`
+# boots two old kernels, or those that TICKSCOPE_TEST_KERNELS names). Debian 12 and 13, root.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 . deploy/install.sh
 install_for test
-if [ $# -eq 0 ]; then set -- tests/unit tests/kernel tests/servers tests/system; fi
 exec "$TICKSCOPE_VENV/bin/python" -m pytest "$@"
