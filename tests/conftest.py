@@ -9,9 +9,12 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.lab.hostclock import clock_to_ourselves
 
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
