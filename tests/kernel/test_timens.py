@@ -101,7 +101,7 @@ def test_a_decision_is_dated_by_the_host_whatever_clock_its_program_has(inside: 
     (batch,) = intake.drain(sent)
     said, received = batch.rows
     assert before < said["t_ns"] < sent - 50_000_000  # when it was made
-    assert sent < received["t_ns"] < boot_ns()  # when it came
+    assert said["t_ns"] < received["t_ns"] < sent  # when it was sent
     assert set(batch.rows["pid"].tolist()) == {one.pid}
     assert (before - S < batch.rows["proc_start_ns"]).all()
     assert (batch.rows["proc_start_ns"] < sent).all()
