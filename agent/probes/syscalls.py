@@ -1,4 +1,5 @@
-"""System call timing: blocked time always, all calls in a window each second or all the time; see bpf/syscalls.bpf.c."""
+"""System call timing: blocked time always, all calls in a window each second or all the time; see bpf/syscalls.bpf.c and
+bpf/syscalls_timed.bpf.c."""
 
 from __future__ import annotations
 
@@ -278,6 +279,7 @@ def setup(family: Family, kernel: KernelSource, helper: Helper, targets: Any, co
 
 PROBE = Probe(
     name="syscalls",
+    parts=("syscalls_call.h", "syscalls_fd.h", "syscalls_timed.bpf.c"),
     programs=(
         Program("syscalls_on_switch", target="sched_switch", loses="time blocked in system calls"),
         Program("syscalls_on_wakeup", target="sched_wakeup", loses="run-queue wait apart from blocked time"),

@@ -1,0 +1,161 @@
+/* What is known of a system call and of a thread in one: tables, records, sums by process and call. First in the family of
+ * bpf/syscalls.bpf.c. A 32-bit program's calls have numbers of their own: 512 is added to them here. */
+
+#ifndef SYSCALLS_SLOW_NS
+#define SYSCALLS_SLOW_NS 10000000
+#endif
+#ifndef SYSCALLS_WAIT_NS
+#define SYSCALLS_WAIT_NS 1000000
+#endif
+#ifndef SYSCALLS_THREADS
+#define SYSCALLS_THREADS 32768
+#endif
+
+#define SYSCALLS_COMPAT 512
+#define SYSCALLS_TS_COMPAT 2		/* in thread_info.status of x86: within a 32-bit system call */
+
+enum { SYSCALLS_ALL, SYSCALLS_SAMPLED, SYSCALLS_BLOCKED };	/* order of the tables' `basis` */
+enum { SYSCALLS_SLOW, SYSCALLS_WAITING };			/* order of `kind` */
+
+struct syscalls_tune {
+	u64 flag_mask;		/* thread_info.flags bit that says: not back in user mode since the last switch-in */
+	u64 full;		/* sys_exit reports slow calls, sched_switch does not */
+	u64 calibrate_tid;
+	u64 calibrate_nr;	/* write */
+	u64 flags_first;	/* calibration: flags seen set at a first block (or-ed) */
+	u64 flags_again;	/* and at every later block of the same call (and-ed) */
+};
+BPF_F_TABLE("array", u32, struct syscalls_tune, syscalls_tune, 1, BPF_F_MMAPABLE);
+
+struct syscalls_key {
+	u32 pid;
+	u16 nr;
+	u8 basis;
+	u8 kind;
+	u16 peer_port;
+	u16 pad;
+	u32 pad2;
+	u8 peer_addr[16];
+};
+
+struct syscalls_value {
+	struct proc proc;
+	u64 count;
+	u64 errors;
+	u64 sum_ns;
+	u64 max_ns;
+	u64 run_queue_ns;
+	u32 hist[64];
+};
+BPF_TABLE("hash", struct syscalls_key, struct syscalls_value, syscalls_a, 8192);
+BPF_TABLE("hash", struct syscalls_key, struct syscalls_value, syscalls_b, 8192);
+BPF_TABLE("array", u32, struct syscalls_value, syscalls_zero, 1);	/* what a new element starts from */
+
+struct syscalls_event {
+	u64 t_ns;		/* end of the call: its last switch-in, or sys_exit */
+	struct proc proc;
+	u64 duration_ns;
+	u64 blocked_ns;
+	u64 run_queue_ns;
+	u64 ret;
+	u64 goroutine;
+	u64 sock_id;
+	u64 inode_type;		/* SYSCALLS_FD_* */
+	u32 nr;
+	u32 fd;
+	u8 peer_addr[16];
+	char fd_name[16];	/* of anonymous inodes: [eventfd] */
+	u16 peer_port;
+	u8 kind;
+	u8 basis;
+	u8 goes_on;		/* of a pending one: the thread is off the CPU again, in the same call */
+	u8 pad[3];
+};
+BPF_RINGBUF_OUTPUT(syscalls_events, 64);
+
+struct syscalls_thread {
+	u64 off_ns;		/* switched out at, 0 while running or not in a call */
+	u64 wake_ns;
+	u64 call_ns;		/* first block of the current call began */
+	u64 call_regs;		/* its user registers, hashed: they stay as they are within a call */
+	u64 blocked_ns;		/* in the current call */
+	u64 run_queue_ns;
+	u64 enter_ns;		/* of the timed call that the thread was in when it left its processor */
+	u64 sock_id;
+	u64 r14;		/* Go: the goroutine that blocks */
+	u32 nr;
+	u32 fd;
+	u32 enter_nr;
+	u16 peer_port;
+	u8 kind;
+	u8 inode_type;
+	u8 pending;
+	u8 pad[7];
+	u8 peer_addr[16];
+};
+BPF_TABLE("hash", u32, struct syscalls_thread, syscalls_threads, SYSCALLS_THREADS);
+
+static __always_inline struct syscalls_thread *syscalls_thread_of(u32 tid)
+{
+	struct syscalls_thread *t = syscalls_threads.lookup(&tid);
+	if (!t) {
+		struct syscalls_thread none = {};
+		syscalls_threads.insert(&tid, &none);
+		t = syscalls_threads.lookup(&tid);
+		if (!t)
+			lose(LOST_syscalls_events);
+	}
+	return t;
+}
+
+static __always_inline struct syscalls_tune *syscalls_get_tune(void)
+{
+	u32 zero = 0;
+	return syscalls_tune.lookup(&zero);
+}
+
+/* The calling thread's user registers. */
+static __always_inline struct pt_regs *syscalls_regs(void *task)
+{
+#if FUNC_task_pt_regs
+	return (struct pt_regs *)bpf_task_pt_regs((void *)bpf_get_current_task_btf());
+#else
+	return (struct pt_regs *)((char *)PTR(task, task_struct, stack) + 16384) - 1;
+#endif
+}
+
+/* Whether `task` is within a 32-bit program's call: not at the end of an execve, which answers for the new program. */
+static __always_inline bool syscalls_compat(void *task)
+{
+	u32 status = 0;
+#if HAS_thread_info__status
+	GET(status, task, thread_info, status);
+#endif
+	return status & SYSCALLS_TS_COMPAT;
+}
+
+/* The element of this key in the map that is written now, made where it is missing. */
+static __always_inline struct syscalls_value *syscalls_element(void *task, struct syscalls_key *k, u32 slot)
+{
+	struct syscalls_value *v = slot ? syscalls_b.lookup(k) : syscalls_a.lookup(k);
+	if (v)
+		return v;
+	u32 zero = 0;
+	struct syscalls_value *none = syscalls_zero.lookup(&zero);
+	if (!none)
+		return 0;
+	if (slot) {
+		syscalls_b.insert(k, none);
+		v = syscalls_b.lookup(k);
+	} else {
+		syscalls_a.insert(k, none);
+		v = syscalls_a.lookup(k);
+	}
+	if (!v) {
+		lose(LOST_syscalls_a);
+		return 0;
+	}
+	fill_proc(&v->proc, task);
+	v->proc.tid = UNKNOWN32;
+	return v;
+}

@@ -1,0 +1,101 @@
+/* What a call is: slow or waiting, by its number and what its descriptor is; and, of a socket, whom it talks to. */
+
+/* What a blocking call is, by number; agent/probes/syscalls.py fills the table. Until then nothing is reported. */
+enum { SYSCALLS_UNSET, SYSCALLS_IS_SLOW, SYSCALLS_IS_WAITING, SYSCALLS_BY_FD, SYSCALLS_WRITES_FD, SYSCALLS_POLLS };
+enum { SYSCALLS_FD_NONE, SYSCALLS_FD_FILE, SYSCALLS_FD_DIR, SYSCALLS_FD_BLOCK, SYSCALLS_FD_CHAR, SYSCALLS_FD_PIPE, SYSCALLS_FD_SOCKET,
+       SYSCALLS_FD_ANON };
+BPF_F_TABLE("array", u32, u64, syscalls_class, 1024, BPF_F_MMAPABLE);
+
+/* What fd is, and of a socket whom it talks to. */
+static __always_inline void syscalls_look_at(struct syscalls_thread *t, void *task, u32 fd)
+{
+	u32 max = 0;
+	u16 mode = 0;
+	t->inode_type = SYSCALLS_FD_NONE;
+	void *fdt = PTR(PTR(task, task_struct, files), files_struct, fdt);
+	if (!fdt)
+		return;
+	GET(max, fdt, fdtable, max_fds);
+	if (fd >= max)
+		return;
+	void **array = PTR(fdt, fdtable, fd);
+	void *file = 0;
+	bpf_probe_read_kernel(&file, sizeof(file), &array[fd]);
+	if (!file)
+		return;
+	void *inode = PTR(file, file, f_inode);
+	GET(mode, inode, inode, i_mode);
+	switch (mode & 0170000) {
+	case 0100000: t->inode_type = SYSCALLS_FD_FILE; return;
+	case 0040000: t->inode_type = SYSCALLS_FD_DIR; return;
+	case 0060000: t->inode_type = SYSCALLS_FD_BLOCK; return;
+	case 0020000: t->inode_type = SYSCALLS_FD_CHAR; return;
+	case 0010000: t->inode_type = SYSCALLS_FD_PIPE; return;
+	case 0: t->inode_type = SYSCALLS_FD_ANON; return;
+	case 0140000: break;
+	default: return;
+	}
+	t->inode_type = SYSCALLS_FD_SOCKET;
+	void *sk = PTR(PTR(file, file, private_data), socket, sk);
+	u16 family = 0, port = 0;
+	GET(family, sk, sock_common, skc_family);
+	GET(port, sk, sock_common, skc_dport);
+	if (family == 2) {
+		GET(*(u32 *)(t->peer_addr + 12), sk, sock_common, skc_daddr);
+		t->peer_addr[10] = t->peer_addr[11] = 0xff;
+	} else if (family == 10) {
+		bpf_probe_read_kernel(t->peer_addr, 16, ADDR(sk, sock_common, skc_v6_daddr));
+	} else {
+		return;
+	}
+	t->peer_port = __builtin_bswap16(port);
+	if (!t->peer_port)
+		__builtin_memset(t->peer_addr, 0, 16);
+	GET(t->sock_id, sk, sock_common, skc_cookie);
+}
+
+/* Of the current thread's call, with its first two arguments. */
+static __always_inline void syscalls_classify(struct syscalls_thread *t, void *task, u32 nr, u64 arg1, u64 arg2)
+{
+	u32 fd = arg1;
+	u64 *class = syscalls_class.lookup(&nr);
+	u64 is = class ? *class : SYSCALLS_IS_SLOW;	/* numbers beyond the table */
+	t->peer_port = 0;
+	t->sock_id = 0;
+	__builtin_memset(t->peer_addr, 0, 16);
+	t->nr = nr;
+	t->kind = is == SYSCALLS_IS_SLOW || is == SYSCALLS_BY_FD || is == SYSCALLS_WRITES_FD ? SYSCALLS_SLOW : SYSCALLS_WAITING;
+	t->inode_type = SYSCALLS_FD_NONE;
+	if (is < SYSCALLS_BY_FD)
+		return;
+	if (is == SYSCALLS_POLLS && (arg2 != 1 || bpf_probe_read_user(&fd, sizeof(fd), (void *)arg1)))
+		return;		/* of one descriptor, as a read with a time-out does: as good as a read */
+	t->fd = fd;
+	syscalls_look_at(t, task, fd);
+	if (is == SYSCALLS_BY_FD && t->inode_type != SYSCALLS_FD_FILE && t->inode_type != SYSCALLS_FD_DIR && t->inode_type != SYSCALLS_FD_BLOCK)
+		t->kind = SYSCALLS_WAITING;
+}
+
+static __always_inline void syscalls_fill(struct syscalls_event *e, void *task, struct syscalls_thread *t, u64 now)
+{
+	fill_proc(&e->proc, task);
+	e->t_ns = now;
+	e->blocked_ns = t->blocked_ns;
+	e->run_queue_ns = t->run_queue_ns;
+	e->ret = e->goroutine = UNKNOWN64;
+	e->sock_id = t->sock_id ? t->sock_id : UNKNOWN64;
+	e->inode_type = t->inode_type;
+	e->nr = t->nr;
+	e->fd = t->inode_type ? t->fd : UNKNOWN32;
+	__builtin_memcpy(e->peer_addr, t->peer_addr, 16);
+	e->peer_port = t->peer_port;
+	e->kind = t->kind;
+	if (t->inode_type == SYSCALLS_FD_ANON) {
+		void **array = PTR(PTR(PTR(task, task_struct, files), files_struct, fdt), fdtable, fd);
+		void *file = 0;
+		bpf_probe_read_kernel(&file, sizeof(file), &array[t->fd & 0xfffff]);
+		void *dentry = PTR(file, file, dentry);
+		void *name = PTR(dentry, dentry, name);
+		bpf_probe_read_kernel_str(e->fd_name, sizeof(e->fd_name), name);
+	}
+}

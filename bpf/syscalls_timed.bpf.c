@@ -1,0 +1,164 @@
+/* Timed calls, on demand: sys_enter and sys_exit, for sampling windows or full timing. sched_switch (bpf/syscalls.bpf.c) has a
+ * thread's open call follow it from processor to processor. */
+
+#define SYSCALLS_PLACES 64	/* a power of two */
+#ifndef SYSCALLS_CPUS
+#define SYSCALLS_CPUS 1
+#endif
+
+/* The timed call that this processor's current thread is in; enter_ns 0: none. sched_switch keeps it true, so that sys_enter and
+ * sys_exit need no look-up by thread. One cache line a processor. */
+struct syscalls_open {
+	u64 enter_ns;
+	u32 nr;
+	u32 pad[13];
+};
+BPF_TABLE("array", u32, struct syscalls_open, syscalls_open, SYSCALLS_CPUS);
+
+/* What timed calls add up to, by processor, slot and place: written by that processor alone, hence no atomics. A place that two keys
+ * want goes to syscalls_a or _b and is taken over. The agent reads them with these. */
+struct syscalls_sum {
+	struct syscalls_key key;
+	struct syscalls_value value;
+};
+BPF_F_TABLE("array", u32, struct syscalls_sum, syscalls_sums, SYSCALLS_CPUS * 2 * SYSCALLS_PLACES, BPF_F_MMAPABLE);
+
+/* syscalls_compat of the current task, on the path of every timed call: a load that the verifier checks, instead of a helper's copy. */
+static __always_inline bool syscalls_current_compat(void)
+{
+#if !HAS_thread_info__status
+	return 0;
+#elif FUNC_get_current_task_btf
+	return *(u32 *)ADDR(bpf_get_current_task_btf(), thread_info, status) & SYSCALLS_TS_COMPAT;
+#else
+	return syscalls_compat((void *)bpf_get_current_task());
+#endif
+}
+
+/* The timed call of the thread that leaves this processor goes with it. */
+static __always_inline void syscalls_put_away(void *task, u32 flags)
+{
+	u32 cpu = bpf_get_smp_processor_id(), tid = 0;
+	struct syscalls_open *o = syscalls_open.lookup(&cpu);
+	struct control *c = get_control();
+	if (!o || !c || !o->enter_ns)
+		return;
+	u64 enter_ns = o->enter_ns;
+	o->enter_ns = 0;
+	if (enter_ns < c->sample_from_ns || flags & PF_EXITING)
+		return;
+	GET(tid, task, task_struct, pid);
+	struct syscalls_thread *t = syscalls_thread_of(tid);
+	if (!t)
+		return;
+	t->enter_ns = enter_ns;
+	t->enter_nr = o->nr;
+}
+
+/* ... and comes back with it. */
+static __always_inline void syscalls_take_up(struct syscalls_thread *t)
+{
+	u32 cpu = bpf_get_smp_processor_id();
+	struct syscalls_open *o = syscalls_open.lookup(&cpu);
+	if (o) {
+		o->nr = t->enter_nr;
+		o->enter_ns = t->enter_ns;
+	}
+	t->enter_ns = 0;
+}
+
+int syscalls_on_sys_enter(struct bpf_raw_tracepoint_args *ctx)
+{
+	u32 cpu = bpf_get_smp_processor_id();
+	struct syscalls_open *o = syscalls_open.lookup(&cpu);
+	if (!o) {
+		lose(LOST_syscalls_a);
+		return 0;
+	}
+	o->nr = ctx->args[1] + syscalls_current_compat() * SYSCALLS_COMPAT;
+	o->enter_ns = bpf_ktime_get_boot_ns();
+	return 0;
+}
+
+/* Takes a place over for another key. */
+static __always_inline void syscalls_claim(struct syscalls_sum *s, u32 slot)
+{
+	void *task = (void *)bpf_get_current_task();
+	if (s->value.count) {
+		struct syscalls_value *v = syscalls_element(task, &s->key, slot);
+		if (!v)
+			return;
+		v->proc = s->value.proc;
+		__sync_fetch_and_add(&v->count, s->value.count);
+		__sync_fetch_and_add(&v->errors, s->value.errors);
+		__sync_fetch_and_add(&v->sum_ns, s->value.sum_ns);
+		if (s->value.max_ns > v->max_ns)
+			v->max_ns = s->value.max_ns;
+#pragma clang loop unroll(disable)
+		for (u32 i = 0; i < 64; i++)
+			if (s->value.hist[i])
+				__sync_fetch_and_add(&v->hist[i], s->value.hist[i]);
+	}
+	__builtin_memset(s, 0, sizeof(*s));
+	fill_proc(&s->value.proc, task);
+	s->value.proc.tid = UNKNOWN32;
+}
+
+/* A slow call in full mode: an event. */
+static __always_inline void syscalls_slow(struct bpf_raw_tracepoint_args *ctx, u32 nr, u64 enter_ns, u64 now)
+{
+	struct syscalls_thread *t = syscalls_thread_of(bpf_get_current_pid_tgid());
+	void *task = (void *)bpf_get_current_task();
+	struct pt_regs *regs = (struct pt_regs *)ctx->args[0];
+	unsigned long first = 0;
+	if (!t)
+		return;
+	if (!t->call_ns || t->call_ns < enter_ns)	/* what sched_switch saw belongs to an earlier call */
+		t->blocked_ns = t->run_queue_ns = 0;
+	bpf_probe_read_kernel(&first, sizeof(first), nr < SYSCALLS_COMPAT ? &regs->di : &regs->bx);
+	syscalls_classify(t, task, nr, first, 0);
+	if (t->kind == SYSCALLS_WAITING)
+		return;
+	struct syscalls_event e = {};
+	syscalls_fill(&e, task, t, now);
+	e.duration_ns = now - enter_ns;
+	e.basis = SYSCALLS_ALL;
+	e.ret = ctx->args[1];
+	if (syscalls_events.ringbuf_output(&e, sizeof(e), QUIET))
+		lose(LOST_syscalls_events);
+}
+
+int syscalls_on_sys_exit(struct bpf_raw_tracepoint_args *ctx)
+{
+	u32 cpu = bpf_get_smp_processor_id();
+	struct syscalls_open *o = syscalls_open.lookup(&cpu);
+	struct control *c = get_control();
+	if (!o || !c || !o->enter_ns)
+		return 0;
+	u64 enter_ns = o->enter_ns, now = bpf_ktime_get_boot_ns(), ns = now - enter_ns;
+	u32 tgid = bpf_get_current_pid_tgid() >> 32, nr = o->nr, slot = c->slot & 1;
+	bool full = !c->sample_from_ns;
+	long ret = ctx->args[1];
+	o->enter_ns = 0;
+	if (enter_ns < c->sample_from_ns)
+		return 0;	/* left over from an earlier window */
+	struct syscalls_key key = {.pid = tgid, .nr = nr, .basis = full ? SYSCALLS_ALL : SYSCALLS_SAMPLED, .kind = UNKNOWN8};
+	u32 place = (cpu * 2 + slot) * SYSCALLS_PLACES + ((tgid * 0x9e3779b1u + nr * 0x85ebca6bu) >> 26);
+	struct syscalls_sum *s = syscalls_sums.lookup(&place);
+	if (!s)
+		return 0;
+	if (*(u64 *)&s->key != *(u64 *)&key || !s->value.count) {
+		syscalls_claim(s, slot);
+		s->key = key;
+	}
+	s->value.count++;
+	s->value.sum_ns += ns;
+	if (ns > s->value.max_ns)
+		s->value.max_ns = ns;
+	if (ret < 0 && ret >= -4095)
+		s->value.errors++;
+	s->value.hist[log2_bucket(ns)]++;
+	if (full && ns >= SYSCALLS_SLOW_NS)
+		syscalls_slow(ctx, nr, enter_ns, now);
+	return 0;
+}
