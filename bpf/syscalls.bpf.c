@@ -10,7 +10,11 @@
  * The kernel's own use of the FPU within a call sets it too early; other user registers than before tell most of those calls apart. */
 
 BPF_TABLE("hash", u32, u64, syscalls_watched, 1024);	/* processes whose every wait is wanted: tgid */
-BPF_TABLE("hash", u32, struct syscalls_event, syscalls_pending, 1024);	/* slow calls that may go on, by tid */
+struct syscalls_call {
+	u32 tid;
+	u32 start;		/* lower half of the call's start: what the agent takes is never the thread's next call */
+};
+BPF_TABLE("hash", struct syscalls_call, struct syscalls_event, syscalls_pending, 1024);	/* slow calls that may go on */
 
 static __always_inline u64 syscalls_hash(struct pt_regs *regs)
 {
@@ -41,17 +45,18 @@ static __always_inline void syscalls_count(void *task, u32 tgid, struct syscalls
 
 static __always_inline void syscalls_end(struct syscalls_thread *t, u32 tid)
 {
+	struct syscalls_call call = {.tid = tid, .start = t->call_ns};
 	t->call_ns = 0;
 	if (!t->pending)
 		return;
 	t->pending = 0;
-	struct syscalls_event *e = syscalls_pending.lookup(&tid);
+	struct syscalls_event *e = syscalls_pending.lookup(&call);
 	if (!e)
 		return;
 	struct syscalls_event *out = syscalls_events.ringbuf_reserve(sizeof(*out));
 	if (out)
 		__builtin_memcpy(out, e, sizeof(*out));
-	long taken = syscalls_pending.delete(&tid);	/* by the agent, first */
+	long taken = syscalls_pending.delete(&call);	/* by the agent, first */
 	if (!out) {
 		if (!taken)
 			lose(LOST_syscalls_events);
@@ -63,11 +68,56 @@ static __always_inline void syscalls_end(struct syscalls_thread *t, u32 tid)
 }
 
 /* The pending call goes on: the agent is to leave it alone. */
-static __always_inline void syscalls_hold(u32 tid)
+static __always_inline void syscalls_hold(struct syscalls_thread *t, u32 tid)
 {
-	struct syscalls_event *e = syscalls_pending.lookup(&tid);
+	struct syscalls_call call = {.tid = tid, .start = t->call_ns};
+	struct syscalls_event *e = syscalls_pending.lookup(&call);
 	if (e)
 		e->goes_on = 1;
+}
+
+/* `task`, switched out within a call, got its CPU back at `in_ns`. */
+static __always_inline void syscalls_back(struct syscalls_thread *t, struct syscalls_tune *tune, void *task, u32 tid, u64 in_ns)
+{
+	u32 tgid = 0;
+	u64 total = in_ns - t->off_ns, run_queue = t->wake_ns > t->off_ns ? in_ns - t->wake_ns : 0;
+	t->off_ns = 0;
+	t->blocked_ns += total - run_queue;
+	t->run_queue_ns += run_queue;
+	GET(tgid, task, task_struct, tgid);
+	syscalls_count(task, tgid, t, total - run_queue, run_queue);
+	if (tune->full && t->kind == SYSCALLS_SLOW)
+		return;
+	if (in_ns - t->call_ns < (t->kind == SYSCALLS_WAITING ? SYSCALLS_WAIT_NS : SYSCALLS_SLOW_NS))
+		return;
+	u64 goroutine = UNKNOWN64;
+	if (t->kind == SYSCALLS_WAITING) {
+		bool wanted = false;
+#ifdef LIMITER_OPEN
+		u64 *open = limiter_open.lookup(&tid);
+		if (open && *open == t->r14) {
+			goroutine = *open;
+			wanted = true;
+		}
+#endif
+		if (!wanted && !syscalls_watched.lookup(&tgid))
+			return;
+	}
+	struct syscalls_call call = {.tid = tid, .start = t->call_ns};
+	if (t->pending && !syscalls_pending.lookup(&call)) {	/* the agent took what there was: the rest counts as a call of its own */
+		call.start = t->call_ns = in_ns - total;
+		t->blocked_ns = total - run_queue;
+		t->run_queue_ns = run_queue;
+	}
+	struct syscalls_event e = {};
+	syscalls_fill(&e, task, t, in_ns);
+	e.duration_ns = in_ns - t->call_ns;
+	e.basis = SYSCALLS_BLOCKED;
+	e.goroutine = goroutine;
+	if (syscalls_pending.update(&call, &e))
+		lose(LOST_syscalls_events);
+	else
+		t->pending = 1;
 }
 
 /* `task` leaves the CPU. It is the current one. */
@@ -85,11 +135,12 @@ static __always_inline void syscalls_out(void *task, bool preempt, u64 now)
 	struct syscalls_thread *t = syscalls_threads.lookup(&tid);
 	bool first = !(ti & tune->flag_mask);
 	if (t) {
-		t->off_ns = 0;
+		if (t->off_ns)
+			syscalls_back(t, tune, task, tid, syscalls_arrived(t, task, now));
 		if (first)
 			syscalls_end(t, tid);
 		else if (t->pending)
-			syscalls_hold(tid);
+			syscalls_hold(t, tid);
 	}
 #if HAS_task_struct____state
 	GET(state, task, task_struct, __state);
@@ -133,55 +184,14 @@ static __always_inline void syscalls_out(void *task, bool preempt, u64 now)
 /* `task` gets the CPU; it is not current yet. */
 static __always_inline void syscalls_in(void *task, u64 now)
 {
-	u32 tid = 0, tgid = 0;
+	u32 tid = 0;
 	GET(tid, task, task_struct, pid);
 	struct syscalls_thread *t = syscalls_threads.lookup(&tid);
 	struct syscalls_tune *tune = syscalls_get_tune();
 	if (t && t->enter_ns)
 		syscalls_take_up(t);
-	if (!t || !t->off_ns || !tune)
-		return;
-	u64 total = now - t->off_ns, run_queue = t->wake_ns > t->off_ns ? now - t->wake_ns : 0;
-	t->off_ns = 0;
-	t->blocked_ns += total - run_queue;
-	t->run_queue_ns += run_queue;
-	GET(tgid, task, task_struct, tgid);
-	syscalls_count(task, tgid, t, total - run_queue, run_queue);
-	if (tune->full && t->kind == SYSCALLS_SLOW)
-		return;
-	u64 goroutine = UNKNOWN64;
-	u64 need = SYSCALLS_SLOW_NS;
-	if (t->kind == SYSCALLS_WAITING) {
-		bool wanted = false;
-		need = SYSCALLS_WAIT_NS;
-		if (now - t->call_ns < need)
-			return;
-#ifdef LIMITER_OPEN
-		u64 *open = limiter_open.lookup(&tid);
-		if (open && *open == t->r14) {
-			goroutine = *open;
-			wanted = true;
-		}
-#endif
-		if (!wanted && !syscalls_watched.lookup(&tgid))
-			return;
-	}
-	if (now - t->call_ns < need)
-		return;
-	if (t->pending && !syscalls_pending.lookup(&tid)) {	/* the agent took what there was: the rest counts as a call of its own */
-		t->call_ns = now - total;
-		t->blocked_ns = total - run_queue;
-		t->run_queue_ns = run_queue;
-	}
-	struct syscalls_event e = {};
-	syscalls_fill(&e, task, t, now);
-	e.duration_ns = now - t->call_ns;
-	e.basis = SYSCALLS_BLOCKED;
-	e.goroutine = goroutine;
-	if (syscalls_pending.update(&tid, &e))
-		lose(LOST_syscalls_events);
-	else
-		t->pending = 1;
+	if (t && t->off_ns && tune)
+		syscalls_back(t, tune, task, tid, now);
 }
 
 int syscalls_on_switch(struct bpf_raw_tracepoint_args *ctx)
@@ -205,10 +215,14 @@ int syscalls_on_wakeup(struct bpf_raw_tracepoint_args *ctx)
 int syscalls_on_exit(struct bpf_raw_tracepoint_args *ctx)
 {
 	u32 tid = 0;
-	GET(tid, (void *)ctx->args[0], task_struct, pid);
+	void *task = (void *)ctx->args[0];
+	GET(tid, task, task_struct, pid);
 	struct syscalls_thread *t = syscalls_threads.lookup(&tid);
-	if (!t)
+	struct syscalls_tune *tune = syscalls_get_tune();
+	if (!t || !tune)
 		return 0;
+	if (t->off_ns)
+		syscalls_back(t, tune, task, tid, syscalls_arrived(t, task, bpf_ktime_get_boot_ns()));
 	syscalls_end(t, tid);
 	syscalls_threads.delete(&tid);
 	return 0;

@@ -108,6 +108,21 @@ static __always_inline struct syscalls_thread *syscalls_thread_of(u32 tid)
 	return t;
 }
 
+/* When `task`, the current one, got its processor back, where no program saw it: a kernel may run none while a task that it protects
+ * is the current one, and so not show the switch from that task to this one, nor wake-ups meanwhile. The scheduler's own stamp tells,
+ * by the clock of its run queue, which every switch sets; between switches that clock lags by a tick at most, and this is late by as much. */
+static __always_inline u64 syscalls_arrived(struct syscalls_thread *t, void *task, u64 now)
+{
+	u64 ran_ns = 0, least = t->wake_ns > t->off_ns ? t->wake_ns : t->off_ns;
+#if HAS_task_struct__last_arrival && HAS_task_struct__cfs_rq
+	u64 clock = 0, arrival = 0;
+	GET(arrival, task, task_struct, last_arrival);
+	GET(clock, PTR(PTR(task, task_struct, cfs_rq), cfs_rq, rq), rq, clock);
+	ran_ns = clock > arrival ? clock - arrival : 0;
+#endif
+	return now > least + ran_ns ? now - ran_ns : least;
+}
+
 static __always_inline struct syscalls_tune *syscalls_get_tune(void)
 {
 	u32 zero = 0;

@@ -123,6 +123,8 @@ static __always_inline void syscalls_slow(struct bpf_raw_tracepoint_args *ctx, u
 	syscalls_fill(&e, task, t, now);
 	e.duration_ns = now - enter_ns;
 	e.basis = SYSCALLS_ALL;
+	if (t->off_ns > enter_ns)
+		e.blocked_ns += syscalls_arrived(t, task, now) - t->off_ns;
 	e.ret = ctx->args[1];
 	if (syscalls_events.ringbuf_output(&e, sizeof(e), QUIET))
 		lose(LOST_syscalls_events);
@@ -133,8 +135,15 @@ int syscalls_on_sys_exit(struct bpf_raw_tracepoint_args *ctx)
 	u32 cpu = bpf_get_smp_processor_id();
 	struct syscalls_open *o = syscalls_open.lookup(&cpu);
 	struct control *c = get_control();
-	if (!o || !c || !o->enter_ns)
+	if (!o || !c)
 		return 0;
+	if (!o->enter_ns) {	/* the thread's switch-in was not seen, or nothing of the call */
+		u32 tid = bpf_get_current_pid_tgid();
+		struct syscalls_thread *t = syscalls_threads.lookup(&tid);
+		if (!t || !t->enter_ns)
+			return 0;
+		syscalls_take_up(t);
+	}
 	u64 enter_ns = o->enter_ns, now = bpf_ktime_get_boot_ns(), ns = now - enter_ns;
 	u32 tgid = bpf_get_current_pid_tgid() >> 32, nr = o->nr, slot = c->slot & 1;
 	bool full = !c->sample_from_ns;

@@ -134,7 +134,7 @@ class PendingCalls:
 
     def __init__(self, kernel: KernelSource, family: Family) -> None:
         dtype = kernel.loaded.wire.dtype("syscalls_event")
-        self._map = bpf.HashMap(family.maps["syscalls_pending"], np.dtype([("tid", "<u4")]), dtype)
+        self._map = bpf.HashMap(family.maps["syscalls_pending"], kernel.loaded.wire.dtype("syscalls_call"), dtype)
         self._next_ns = 0
 
     def fds(self) -> list[int]:
