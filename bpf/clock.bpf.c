@@ -38,6 +38,7 @@
 #else
 #define CLOCK_ASK_CAP 2
 #endif
+#define CLOCK_TS_COMPAT 2		/* in thread_info.status of x86: within a 32-bit system call */
 #define CLOCK_NOISE_NS 300		/* two readings of an offset that did not move differ by less */
 #define CLOCK_CALL_NS 1000000000ull	/* none of these calls sleeps: an older entry is one whose return was missed */
 
@@ -101,7 +102,6 @@ BPF_RINGBUF_OUTPUT(clock_events, 64);
 BPF_F_TABLE("array", u32, struct clock_step, clock_last, 64, BPF_F_MMAPABLE);
 BPF_ARRAY(clock_seen, s64, 2);		/* TAI - BOOTTIME at the last wake, number of steps */
 BPF_HASH(clock_calls, u32, struct clock_call, 1024);
-BPF_PERCPU_ARRAY(clock_scratch, struct clock_call, 1);
 
 static __always_inline void clock_read(s64 *tai_boot, u32 *err)
 {
@@ -119,14 +119,38 @@ static __always_inline void clock_read(s64 *tai_boot, u32 *err)
 #endif
 }
 
-static __always_inline void clock_regs(struct pt_regs *regs)
+/* The registers with which current entered the kernel. */
+static __always_inline void *clock_regs(void)
 {
-	void *task = (void *)bpf_get_current_task();
 #if FUNC_task_pt_regs
-	bpf_probe_read_kernel(regs, sizeof(*regs), (void *)bpf_task_pt_regs(bpf_get_current_task_btf()));
+	return (void *)bpf_task_pt_regs(bpf_get_current_task_btf());
 #else
-	bpf_probe_read_kernel(regs, sizeof(*regs), (char *)PTR(task, task_struct, stack) + CLOCK_STACK_BYTES - sizeof(*regs));
+	void *task = (void *)bpf_get_current_task();
+	return (char *)PTR(task, task_struct, stack) + CLOCK_STACK_BYTES - sizeof(struct pt_regs);
 #endif
+}
+
+#define CLOCK_READ_REG(dst, regs, name) \
+	bpf_probe_read_kernel(&(dst), sizeof(dst), (char *)(regs) + __builtin_offsetof(struct pt_regs, name))
+
+/* The number of a 32-bit program's call as a 64-bit one's; 0 where it is none of these. */
+static __always_inline u32 clock_compat(u32 nr)
+{
+#if HAS_thread_info__status && defined(__x86_64__)
+	u32 status = 0;
+	GET(status, (void *)bpf_get_current_task(), thread_info, status);
+	if (!(status & CLOCK_TS_COMPAT))
+		return 0;
+	if (nr == 264 || nr == 404)
+		return CLOCK_SETTIME;
+	if (nr == 343 || nr == 405)
+		return CLOCK_ADJTIME;
+	if (nr == 79 || nr == 25)	/* stime */
+		return CLOCK_SETTIMEOFDAY;
+	if (nr == 124)
+		return CLOCK_ADJTIMEX;
+#endif
+	return 0;
 }
 
 static __always_inline int clock_take_timex(struct clock_event *e, void *from)
@@ -180,15 +204,6 @@ static __always_inline bool clock_describe(struct clock_event *e, u32 nr, u64 ar
 	return e->modes && !((e->modes & ADJ_ADJTIME_BIT) && (e->modes & ADJ_READONLY_BIT));
 }
 
-static __always_inline struct clock_call *clock_fresh(void)
-{
-	u32 zero = 0;
-	struct clock_call *c = clock_scratch.lookup(&zero);
-	if (c)
-		__builtin_memset(c, 0, sizeof(*c));
-	return c;
-}
-
 static __always_inline void clock_emit(struct clock_event *e)
 {
 	if (clock_events.ringbuf_output(e, sizeof(*e), QUIET))
@@ -201,7 +216,7 @@ static __always_inline void clock_tell_watch(struct clock_event *e)
 	s64 *steps = clock_seen.lookup(&which);
 	if (!steps)
 		return;
-	u64 seq = *steps + 1;	/* the watch has one thread, whose pi_lock is held; a fetching add needs 5.12 (5ca419f2864a) */
+	u64 seq = *steps + 1;	/* by one stepper at a time; a fetching add needs 5.12 (5ca419f2864a) */
 	*steps = seq;
 	u32 slot = seq & 63;
 	struct clock_step *s = clock_last.lookup(&slot);
@@ -215,31 +230,42 @@ static __always_inline void clock_tell_watch(struct clock_event *e)
 	s->seq = seq;
 }
 
+/* Records are built on the stack: this may run in an interrupt, inside any other program of the family on the same processor. */
 int clock_woke(struct bpf_raw_tracepoint_args *ctx)
 {
 	struct control *control = get_control();
-	u32 tgid = 0, zero = 0;
+	u32 tgid = 0, zero = 0, flags = 0, nr;
 	GET(tgid, (void *)ctx->args[0], task_struct, tgid);
 	if (!control || !tgid || tgid != control->watch_tid || bpf_get_current_pid_tgid() >> 32 == tgid)
 		return 0;
-	struct clock_call *c = clock_fresh();
 	s64 *seen = clock_seen.lookup(&zero);
-	if (!c || !seen)
+	if (!seen)
 		return 0;
-	struct pt_regs regs = {};
-	clock_regs(&regs);
-	bool known = clock_describe(&c->e, regs.CLOCK_NR, regs.CLOCK_ARG1, regs.CLOCK_ARG2);
-	clock_read(&c->e.tai_boot_after_ns, &c->e.after_err_ns);
-	s64 moved = c->e.tai_boot_after_ns - *seen;
+	struct clock_event e = {};
+	void *regs = clock_regs();
+	u64 number = 0, arg1 = 0, arg2 = 0;
+	CLOCK_READ_REG(number, regs, CLOCK_NR);
+	CLOCK_READ_REG(arg1, regs, CLOCK_ARG1);
+	CLOCK_READ_REG(arg2, regs, CLOCK_ARG2);
+	nr = clock_compat(number);
+	bool known = clock_describe(&e, nr ? 0 : number, arg1, arg2) || nr;
+	if (nr)
+		e.nr = nr;	/* its arguments lie in memory otherwise than a 64-bit program's */
+	GET(flags, (void *)bpf_get_current_task(), task_struct, flags);
+	/* A timer of the watch fires in whoever runs then: who steps is still to come. The kernel itself steps in its own threads. */
+	if (!known && !(flags & PF_KTHREAD))
+		return 0;
+	clock_read(&e.tai_boot_after_ns, &e.after_err_ns);
+	s64 moved = e.tai_boot_after_ns - *seen;
 	bool first = !*seen;
-	*seen = c->e.tai_boot_after_ns;
-	/* A timer of the watch that fires while someone is on the way to a step, or a message on its socket: the step is still to come. */
+	*seen = e.tai_boot_after_ns;
+	/* As above, or a message on its socket, from someone on the way to a step. */
 	bool still = first || (moved < CLOCK_NOISE_NS && moved > -CLOCK_NOISE_NS);
 	if (still && (!known || (FUNC_ktime_get_tai_ns && !first)))
 		return 0;
-	c->e.source = CLOCK_WOKE;
-	clock_tell_watch(&c->e);
-	clock_emit(&c->e);
+	e.source = CLOCK_WOKE;
+	clock_tell_watch(&e);
+	clock_emit(&e);
 	return 0;
 }
 
@@ -247,21 +273,22 @@ int clock_ask(struct bpf_raw_tracepoint_args *ctx)
 {
 	if ((u32)ctx->args[CLOCK_ASK_CAP] != CLOCK_CAP_SYS_TIME)
 		return 0;
-	struct clock_call *c = clock_fresh();
-	if (!c)
+	struct clock_event e = {};
+	void *regs = clock_regs();
+	u64 nr = 0, arg1 = 0, arg2 = 0;
+	CLOCK_READ_REG(nr, regs, CLOCK_NR);
+	CLOCK_READ_REG(arg1, regs, CLOCK_ARG1);
+	CLOCK_READ_REG(arg2, regs, CLOCK_ARG2);
+	if (!clock_describe(&e, nr, arg1, arg2))
 		return 0;
-	struct pt_regs regs = {};
-	clock_regs(&regs);
-	if (!clock_describe(&c->e, regs.CLOCK_NR, regs.CLOCK_ARG1, regs.CLOCK_ARG2))
-		return 0;
-	clock_read(&c->e.tai_boot_before_ns, &c->e.before_err_ns);
+	clock_read(&e.tai_boot_before_ns, &e.before_err_ns);
 	u32 zero = 0;
 	s64 *seen = clock_seen.lookup(&zero);
 	if (seen)
-		*seen = c->e.tai_boot_before_ns;
-	c->e.source = CLOCK_ASK;
-	c->e.ret = ctx->args[4];
-	clock_emit(&c->e);
+		*seen = e.tai_boot_before_ns;
+	e.source = CLOCK_ASK;
+	e.ret = ctx->args[4];
+	clock_emit(&e);
 	return 0;
 }
 
@@ -275,14 +302,14 @@ static __always_inline int clock_enter(struct pt_regs *regs, u32 nr, u64 timex)
 		outer->e.nr = nr;
 		return 0;
 	}
-	struct clock_call *c = clock_fresh();
-	if (!c || !clock_describe(&c->e, nr, regs->CLOCK_ARG1, regs->CLOCK_ARG2))
+	struct clock_call c = {};
+	if (!clock_describe(&c.e, nr, regs->CLOCK_ARG1, regs->CLOCK_ARG2))
 		return 0;
-	c->e.source = CLOCK_LIBC;
-	c->timex = timex;
-	c->sp = regs->CLOCK_SP;
-	clock_read(&c->e.tai_boot_before_ns, &c->e.before_err_ns);
-	if (clock_calls.update(&tid, c))
+	c.e.source = CLOCK_LIBC;
+	c.timex = timex;
+	c.sp = regs->CLOCK_SP;
+	clock_read(&c.e.tai_boot_before_ns, &c.e.before_err_ns);
+	if (clock_calls.update(&tid, &c))
 		lose(LOST_clock_events);
 	return 0;
 }

@@ -99,6 +99,9 @@ class Call:
             self.t_ns = self.last_ns
             self.ret = int(record["ret"]) or self.ret
         elif source == WOKE:
+            after = _offset(record, "after")
+            if self.before is not None and after is not None and abs(after[0] - self.before[0]) <= NOISE_NS:
+                return  # a timer of the watch fired in this call, before it stepped; or it steps by nothing
             self.woke = True
         else:
             self.libc = True

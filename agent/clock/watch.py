@@ -143,16 +143,16 @@ class Watch:
     def _stepped(self) -> None:
         """Tells of each step that the kernel program saw, then of what is left, whose actor nobody saw."""
         pid, comm = _UNKNOWN, b""
+        tai = _tai_real_ns()
         for attempt in range(3):
-            t_ns, offset, err = read_offset()
-            tai = _tai_real_ns()
             for _, step_t, tai_boot, step_err, pid, comm in self._steps.new() if self._steps else ():
                 if tai_boot != _UNKNOWN:
                     self._tell("step", step_t, tai_boot - tai, step_err, pid, comm)
                     pid, comm = _UNKNOWN, b""
+            t_ns, offset, err = read_offset()  # only now: it must not be older than a step that was just told
             if abs(offset - self._offset) <= _NOISE_NS or pid != _UNKNOWN:
                 break
-            if attempt < 2:  # read between the step and its waker: the kernel program is about to tell
+            if attempt < 2:  # read between a step and its waker: the kernel program is about to tell
                 time.sleep(50e-6)
         slept = _boot_mono_ns()
         if abs(slept - self._slept) > _SLEPT_NS:

@@ -77,11 +77,14 @@ def test_a_step_is_one_row_whichever_views_there_are(views: tuple[int, ...]) -> 
 
 @given(st.lists(st.integers(-500_000, 500_000).filter(lambda s: abs(s) >= 1000), min_size=1, max_size=30), st.data())
 def test_steps_whose_wakes_were_missed_are_still_told_apart(sizes: list[int], data: st.DataObject) -> None:
-    """Each is asked for; only some are seen to wake the watch. Sizes come from what the next call finds."""
+    """Each is asked for; only some are seen to wake the watch, and some calls are interrupted by a wake before they step. Sizes come from what
+    the next call finds."""
     at, records = 0, []
     for i, size in enumerate(sizes):
         fields = {"modes": 0x2100, "asked_s": size // 10**9, "asked_part": size % 10**9, "tid": data.draw(st.integers(1, 3))}
-        records += [record(ASK, 1000 * i + j, before=at, **fields) for j in (10, 11)]
+        records += [record(ASK, 1000 * i + j, before=at, **fields) for j in (10, 13)]
+        if data.draw(st.booleans()):
+            records.append(record(WOKE, 1000 * i + data.draw(st.sampled_from((11, 14))), after=at, **fields))
         at += size
         if data.draw(st.booleans()):
             records.append(record(WOKE, 1000 * i + 20, after=at, **fields))
