@@ -118,6 +118,31 @@ def test_a_burst_is_as_many_rows_and_notices(rig: Rig, how: str, pause: str) -> 
         assert (np.abs(np.array([n["size_ns"] for n in told]) - wanted) <= [n["err_ns"] for n in told]).all()
 
 
+#: clock_adjtime64 as a 32-bit program calls it, by int 0x80: push rbx; mov eax, 405; xor ebx, ebx; mov ecx, edi; int 0x80; pop rbx; ret
+COMPAT = """
+import mmap
+code = mmap.mmap(-1, 4096, prot=7)
+code.write(bytes.fromhex("53 b895010000 31db 89f9 cd80 5b c3"))
+call = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(ctypes.addressof(ctypes.c_char.from_buffer(code)))
+libc.mmap.restype = ctypes.c_void_p
+low = libc.mmap(None, ctypes.c_size_t(4096), 3, 0x62, -1, ctypes.c_long(0))  # MAP_32BIT
+for i in range(23):
+    ctypes.memmove(low, offset(-7000 if i % 2 else 7000), 208)
+    assert call(low) >= 0
+    time.sleep(float(sys.argv[1]))
+"""
+
+
+def test_steps_of_a_32_bit_program_have_their_actor(rig: Rig) -> None:
+    pid, _ = rig.python(COMPAT, str(0.005 * COARSE))
+    rows = rig.of(pid)
+    assert kinds(rows) == ["step"] * 23
+    assert set(rows["via"].tolist()) == {b"clock_adjtime"}
+    assert (np.abs(rows["size_ns"] - [-7000 if i % 2 else 7000 for i in range(23)]) <= rows["err_ns"]).all()
+    assert len(rig.of(pid, NULL_I64)) == 23
+    assert [n["actor"]["pid"] for n in rig.notices()] == [pid] * 23  # type: ignore[index]
+
+
 HUNDRED_AND_ONE = """
 shifts = ["adjtimex", "clock_adjtime", "raw_adjtimex", "raw_clock_adjtime"]
 calls = shifts + ["clock_settime", "settimeofday", "raw_clock_settime", "raw_settimeofday"]
