@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from agent.cli import clock_convert, clock_history, clock_watch, options
+from agent.cli import clock_convert, clock_daemons, clock_history, clock_watch, options
 from agent.errors import AgentError
 
 _CHANGES = ("t_ns", "wall_ns", "kind", "size_ns", "err_ns", "freq_after_ppb", "via", "pid", "comm", "ret")
@@ -20,9 +20,11 @@ _LEAP = ("none announced", "a second will be inserted", "a second will be delete
 @options.common
 @click.pass_context
 def command(ctx: click.Context, fmt: str, store: str) -> None:
-    """The clocks now: synchronised or not, offset, frequency, drift against the raw oscillator, the last jump and who made it.
+    """The clocks now: synchronised or not, offset, frequency, drift against the raw oscillator, what the time daemons believe, the last jump
+    and who made it.
 
-    Offsets are read on the spot; drift, jumps and pending notices come from the running agent and its store, and are left out without them.
+    Offsets are read on the spot; drift, beliefs, jumps and pending notices come from the running agent and its store, and are left out without
+    them.
 
     \b
     tickscope clock history --since 1d
@@ -39,15 +41,17 @@ for _each in (clock_history.command, clock_watch.command, clock_convert.command)
 def _now(fmt: str, store: str) -> None:
     from agent.cli.output import emit_rows, note, quiet_pipe
     from agent.cli.status import document
-    from agent.clock import sample, timex
+    from agent.clock import machine, sample, timex
 
     state = timex.read()
     row: dict[str, Any] = sample.read()._asdict() | {
         "freq_ppb": state.freq_ppb, "synchronised": state.synchronised, "leap_indicator": state.leap_indicator, "ntp_offset_ns": state.offset_ns,
-        "maxerror_us": state.maxerror_us, "esterror_us": state.esterror_us, "tai_s": state.tai_s, "drift_ppb": None, "segments": None, "watch": None,
-        "last_jump": None, "pending_reanchorings": None,
+        "maxerror_us": state.maxerror_us, "esterror_us": state.esterror_us, "tai_s": state.tai_s, "tick_us": state.tick_us,
+        "clocksource": machine.clocksource() or None, "drift_ppb": None, "segments": None, "watch": None, "last_jump": None,
+        "pending_reanchorings": None,
     }  # fmt: skip
     changes: list[dict[str, Any]] = []
+    daemons: list[dict[str, Any]] = []
     notices: dict[str, Any] = {}
     try:
         answer = document()
@@ -58,29 +62,33 @@ def _now(fmt: str, store: str) -> None:
         note(f"note: {error.what}: no drift")
     try:
         changes, row["last_jump"] = _changes(store)
+        daemons = clock_daemons.rows(store)
     except AgentError as error:
         note(f"note: {error.what}: no changes")
     if fmt != "table":
-        emit_rows([row], fmt, extra={"changes": changes, "notices": notices})
+        emit_rows([row], fmt, extra={"changes": changes, "notices": notices, "daemons": daemons})
         return
     with quiet_pipe():
-        for name, words in _words(row, notices):
+        for name, words in _words(row, notices, daemons):
             click.echo(f"{name:16}{words}")
     if changes:
         click.echo("\nlast changes")
         emit_rows(changes, fmt, _CHANGES)
 
 
-def _words(row: dict[str, Any], notices: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _words(row: dict[str, Any], notices: dict[str, Any], daemons: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     """(what, in words), the most urgent first."""
     from agent.cli.cells import duration
 
     bounds = f"the kernel bounds its error by {duration(row['maxerror_us'] * 1e3)}, estimates {duration(row['esterror_us'] * 1e3)}"
     yield "synchronised", f"yes; {bounds}" if row["synchronised"] else f"NO: no time daemon disciplines this clock; {bounds}"
     yield "offset", f"{_signed(row['ntp_offset_ns'])} still to be slewed away"
-    yield "frequency", f"{row['freq_ppb'] / 1e3:+.3f} ppm correction"
+    tick = f", of it {(row['tick_us'] - 10_000) * 100:+d} ppm by its tick" if row["tick_us"] != 10_000 else ""
+    yield "frequency", f"{row['freq_ppb'] / 1e3:+.3f} ppm correction{tick}"
     yield "drift", "unknown" if row["drift_ppb"] is None else f"{row['drift_ppb'] / 1e3:+.3f} ppm against the raw oscillator"
     yield "leap second", f"{_LEAP[row['leap_indicator']]}; TAI - UTC is {row['tai_s']} s" + ("" if row["tai_s"] else " (nobody has set it)")
+    yield from clock_daemons.words(daemons)
+    yield "clocksource", row["clocksource"] or "unknown"
     yield "last jump", _jump(row["last_jump"])
     if notices:
         yield "notices", _subscribers(notices)

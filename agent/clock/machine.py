@@ -31,6 +31,15 @@ PAUSE_NS = 350_000_000
 _SLEEP_NS = 100_000_000
 
 
+def clocksource() -> str:
+    """The kernel's current one; empty where it does not say."""
+    try:
+        with open(CLOCKSOURCE) as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
 class Work(NamedTuple):
     """What the processors have done since boot: time by all of them together, task switches."""
 

@@ -35,6 +35,11 @@ while not select.select([sys.stdin], [], [], 0.01)[0]:
         for clock in (0, 1, 4, 7, 11): time.clock_gettime_ns(clock)
 print(json.dumps(gaps))
 """
+BUSY = """
+import sys, threading
+threading.Thread(target=sys.stdin.read).start()
+while threading.active_count() > 1: sum(range(10**5))
+"""
 
 
 @pytest.mark.usefixtures("own_clock")
@@ -42,8 +47,7 @@ def test_quiet_time_has_no_reports(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     try:
         reader = subprocess.Popen([sys.executable, "-c", PROLOGUE + READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        busy = subprocess.Popen([sys.executable, "-c", "import sys, threading\nthreading.Thread(target=sys.stdin.read).start()\n"
-                                 "while threading.active_count() > 1: sum(range(10**5))"], stdin=subprocess.PIPE)  # fmt: skip
+        busy = subprocess.Popen([sys.executable, "-c", BUSY], stdin=subprocess.PIPE)
         start = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         rig.settle(QUIET_S)
         busy.communicate(b"")

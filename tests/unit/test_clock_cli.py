@@ -42,6 +42,16 @@ def store(tmp_path: Path) -> Path:
         batches += [make("clock_offset", 1, t_ns=t0 + at * S, real_mono_ns=now, boot_mono_ns=0, err_ns=60, freq_ppb=10_000, cut=1),
                     make("clock_change", 1, t_ns=t0 + at * S, kind=change.code("kind", "step"), via=b"adjtimex", size_ns=size, err_ns=110, pid=812,
                          comm=b"chronyd", ret=0)]  # fmt: skip
+    daemon = TABLES["clock_daemon"]
+    for age, state in ((700, "unsynchronised"), (5, "synchronised")):
+        batches.append(make("clock_daemon", 1, t_ns=end - age * S, daemon=b"chrony", kind=daemon.code("kind", "system"), state=daemon.code("state", state),
+                            source=b"10.1.2.3", offset_ns=-12_000, distance_ns=3 * MS, root_delay_ns=MS, root_dispersion_ns=2 * MS, stratum=3, leap=1,
+                            ref_id=b"10.1.2.3", last_update_ns=end - 40 * S, update_interval_ns=64 * S, freq_ppb=-12_345, skew_ppb=21))  # fmt: skip
+    batches.append(make("clock_daemon", 1, t_ns=end - 4 * S, daemon=b"sntp", kind=daemon.code("kind", "source"), state=daemon.code("state", "synchronised"),
+                        source=b"time.example.org", offset_ns=9 * MS, distance_ns=MS, stratum=2))  # fmt: skip
+    batches.append(make("clock_daemon", 1, t_ns=end - 4 * S, daemon=b"chrony", kind=daemon.code("kind", "check"), state=daemon.code("state", "disagree"),
+                        source=b"sntp time.example.org", offset_ns=9 * MS, reason=b"apart by 9 ms, where 4 ms are allowed"))  # fmt: skip
+    batches.append(make("clock_daemon", 1, t_ns=end - 650 * S, daemon=b"ntpd", kind=daemon.code("kind", "system"), state=daemon.code("state", "silent")))
     hot = HotStore(tmp_path / "store", this_boot(), "host-a", seal_command=())
     hot.append(batches, end)
     hot.close()
@@ -91,6 +101,18 @@ def test_the_state_at_a_glance(store: Path) -> None:
     assert (row["drift_ppb"], row["pending_reanchorings"]) == (None, None)
     assert len(doc["changes"]) == 2
     assert abs(row["real_mono_ns"]) > 0 and row["leap_indicator"] in (0, 1, 2, 3)
+
+
+def test_the_state_says_what_the_daemons_believe_and_who_disagrees(store: Path) -> None:
+    shown = clock(store).stdout
+    assert "chrony          synchronised to 10.1.2.3, stratum 3; our clock is 12us fast, within 3ms; updated " in shown
+    assert "root delay 1ms, root dispersion 2ms, updates each 64s, frequency -12.345 ppm, skew 0.021 ppm, leap insert, reference 10.1.2.3" in shown
+    assert "DISAGREES with sntp time.example.org: apart by 9 ms" in shown
+    assert "sntp            synchronised to time.example.org, stratum 2; our clock is 9ms slow, within 1ms" in shown
+    assert "ntpd" not in shown  # it has not been heard of for long
+    assert "unsynchronised" not in shown.partition("chrony")[2]
+    told = json.loads(clock(store, "-o", "json").stdout)["daemons"]
+    assert [(d["daemon"], d["kind"], d["offset_ns"]) for d in told] == [("chrony", "system", -12_000), ("chrony", "check", 9 * MS), ("sntp", "source", 9 * MS)]
 
 
 def test_history_rows_say_who_stepped(store: Path) -> None:

@@ -1,0 +1,73 @@
+"""What the time daemons said last, for ``tickscope clock``: as much as ``chronyc tracking`` or ``ntpq -c rv`` would, and who contradicts whom."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+_COLUMNS = ("t_ns", "daemon", "kind", "state", "source", "offset_ns", "distance_ns", "root_delay_ns", "root_dispersion_ns", "delay_ns", "stratum", "leap",
+            "ref_id", "last_update_ns", "update_interval_ns", "last_offset_ns", "rms_offset_ns", "freq_ppb", "residual_freq_ppb", "skew_ppb", "reach",
+            "poll_s", "reason")  # fmt: skip
+#: Who has not been heard of for so long before the newest row is gone.
+_RECENT_NS = 600_000_000_000
+
+
+def rows(store: str) -> list[dict[str, Any]]:
+    """The last row of each daemon, of each of its sources, and of each comparison, in the newest boot. Raises AgentError."""
+    from agent.store.query import Session
+
+    with Session(store, ["clock_daemon"]) as session:
+        if not session.boots:
+            return []
+        mine = f"boot_id = '{session.boots[-1]}'"
+        recent = f"{mine} AND t_ns >= (SELECT max(t_ns) - {_RECENT_NS} FROM clock_daemon WHERE {mine})"
+        last = "row_number() OVER (PARTITION BY daemon, kind, source ORDER BY t_ns DESC) = 1"
+        order = "list_position(['system', 'source', 'check'], kind)"
+        return session.run(f"SELECT {', '.join(_COLUMNS)} FROM clock_daemon WHERE {recent} QUALIFY {last} ORDER BY daemon, {order}, source").dicts()
+
+
+def words(found: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """(who, what it believes) of daemons and of servers asked past them; disagreements."""
+    from agent.cli.cells import duration
+
+    for row in found:
+        if row["kind"] == "check":
+            if row["state"] == "disagree":
+                yield "", f"DISAGREES with {row['source']}: {row['reason'] or duration(row['offset_ns'])}"
+        elif row["kind"] == "system" or row["daemon"] == "sntp":
+            yield row["daemon"], _belief(row)
+            detail = ", ".join(_details(row))
+            if detail:
+                yield "", detail
+
+
+def _belief(row: dict[str, Any]) -> str:
+    from agent.cli.cells import duration
+
+    said = [row["state"] + (f" to {row['source']}" if row["source"] else "") + (f", stratum {row['stratum']}" if row["stratum"] is not None else "")]
+    if row["offset_ns"] is not None:
+        way = "slow" if row["offset_ns"] > 0 else "fast"
+        bound = "" if row["distance_ns"] is None else f", within {duration(row['distance_ns'])}"
+        said.append(f"our clock is {duration(abs(row['offset_ns']))} {way}{bound}")
+    if row["last_update_ns"] is not None:
+        said.append(f"updated {duration(time.clock_gettime_ns(time.CLOCK_BOOTTIME) - row['last_update_ns'])} ago")
+    if row["reason"]:
+        said.append(row["reason"])
+    return "; ".join(said)
+
+
+def _details(row: dict[str, Any]) -> Iterator[str]:
+    from agent.cli.cells import duration
+
+    for name, label in (("last_offset_ns", "last offset"), ("rms_offset_ns", "on average"), ("root_delay_ns", "root delay"),
+                        ("root_dispersion_ns", "root dispersion"), ("delay_ns", "delay"), ("update_interval_ns", "updates each")):  # fmt: skip
+        if row[name] is not None:
+            yield f"{label} {duration(row[name])}"
+    for name, label in (("freq_ppb", "frequency"), ("residual_freq_ppb", "residual"), ("skew_ppb", "skew")):
+        if row[name] is not None:
+            yield f"{label} {row[name] / 1e3:+.3f} ppm" if name != "skew_ppb" else f"{label} {row[name] / 1e3:.3f} ppm"
+    if row["leap"] not in (None, "none"):
+        yield f"leap {row['leap']}"
+    if row["ref_id"]:
+        yield f"reference {row['ref_id']}"
