@@ -45,7 +45,8 @@ def words(found: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
 def _belief(row: dict[str, Any]) -> str:
     from agent.cli.cells import duration
 
-    said = [row["state"] + (f" to {row['source']}" if row["source"] else "") + (f", stratum {row['stratum']}" if row["stratum"] is not None else "")]
+    what = "to" if row["state"] in ("synchronised", "unsynchronised") else "asked at"
+    said = [row["state"] + (f" {what} {row['source']}" if row["source"] else "") + (f", stratum {row['stratum']}" if row["stratum"] is not None else "")]
     if row["offset_ns"] is not None:
         way = "slow" if row["offset_ns"] > 0 else "fast"
         bound = "" if row["distance_ns"] is None else f", within {duration(row['distance_ns'])}"
