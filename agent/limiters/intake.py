@@ -138,14 +138,15 @@ class Intake:
             except BlockingIOError:
                 self._arrival.emptied()
                 break
-            t_ns = self._arrival.sent_ns(ancillary, time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+            read_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+            t_ns = self._arrival.sent_ns(ancillary, read_ns)
             pid = _sender(ancillary)
             identity = self._identity(pid, t_ns)
             try:
                 if flags & socket.MSG_TRUNC:
                     raise Malformed("too long")
                 values = self._parse(data)
-                values["t_ns"] = _when(values.get("t_ns"), t_ns, identity)
+                values["t_ns"] = _when(values.get("t_ns"), t_ns, read_ns, identity)
             except (ValueError, RecursionError):
                 self._malformed += 1
                 continue
@@ -232,13 +233,13 @@ def _sender(ancillary: list[tuple[int, int, bytes]]) -> int:
     return NULL_I64
 
 
-def _when(said_ns: int | None, received_ns: int, identity: Identity) -> int:
-    """When the decision was made, host's CLOCK_BOOTTIME: what the sender says, if its clock is known. Raises Malformed for a time at which
-    it cannot have been: not in its life, or still to come."""
+def _when(said_ns: int | None, sent_ns: int, read_ns: int, identity: Identity) -> int:
+    """When the decision was made, host's CLOCK_BOOTTIME: what the sender says, if its clock is known, else when it was sent. Raises Malformed
+    for a time at which it cannot have been: not in its life, or still to come."""
     if said_ns is None or identity.ahead_ns == NULL_I64:
-        return received_ns
+        return sent_ns
     made_ns = said_ns - identity.ahead_ns
-    if not identity.start_ns <= made_ns <= received_ns:
+    if not identity.start_ns <= made_ns <= read_ns:
         raise Malformed("t_ns")
     return made_ns
 
