@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import select
 import shutil
 import sys
@@ -49,6 +50,28 @@ def duration(ns: float) -> str:
     return f"{ns:.0f} ns"
 
 
+def _changed(row: np.void) -> str:
+    """A row of clock_change in words."""
+    kind = TABLES["clock_change"].by_name["kind"].names[row["kind"]]
+    if row["ret"] != NULL_I64 and row["ret"] < 0:
+        kind += " refused by the kernel"
+    elif kind == "frequency" and row["freq_after_ppb"] != NULL_I64:
+        kind += f" set to {row['freq_after_ppb'] / 1e3:+.3f} ppm"
+    elif row["size_ns"] not in (NULL_I64, 0):
+        kind += f" of {duration(row['size_ns'])}"
+    who = row["comm"].decode() or "by whom was not seen"
+    return f"{kind}, {who} pid {row['pid']}" if row["pid"] != NULL_I64 else f"{kind}, {who}"
+
+
+def _cut(line: str, width: int) -> str:
+    """A line of at most that many characters on the screen; escape sequences take none."""
+    parts, left = [], width
+    for text, escape in re.findall(r"([^\x1b]*)(\x1b\[[0-9;]*m)?", line):
+        parts += [text[:left], escape]
+        left -= len(text[:left])
+    return "".join(parts)
+
+
 class Live:
     """A sink that remembers the last ``WINDOW_S`` seconds of some tables, and draws."""
 
@@ -89,7 +112,7 @@ class Live:
     def show(self, _: int) -> None:
         """Redraws the screen."""
         size = shutil.get_terminal_size((100, 40))
-        lines = [line[: size.columns] for line in self._lines()][: size.lines - 1]
+        lines = [_cut(line, size.columns) for line in self._lines()][: size.lines - 1]
         self._write("\x1b[?25l\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J")
 
     def _rows(self, table: str) -> np.ndarray:
@@ -108,7 +131,9 @@ class Live:
             if probe["state"] != "attached":
                 yield f"  {probe['probe']}: {probe['state']}: {probe['reason']}"
         yield ""
-        yield self._bold("rows/s  ") + "  ".join(self._rates()) or "none yet"
+        rates = textwrap.wrap("  ".join(self._rates()) or "none yet", max(shutil.get_terminal_size((100, 40)).columns - 9, 40))
+        yield self._bold("rows/s  ") + rates[0]
+        yield from (f"        {more}" for more in rates[1:])
         yield ""
         yield from self._network()
         yield from self._calls()
@@ -161,16 +186,13 @@ class Live:
         state = self._status.clock()
         drift, error = state.get("drift_ppb"), state.get("maxerror_us")
         parts = [
-            f"REALTIME - MONOTONIC {state.get('real_mono_ns', 0) / 1e9:.6f} s",
-            f"drift against RAW {drift / 1e3:+.3f} ppm" if drift is not None else "drift not known yet",
             "synchronised" if state.get("synchronised") else "not synchronised",
-            f"kernel's error bound {duration(error * 1e3)}" if error is not None else "",
+            f"off by at most {duration(error * 1e3)}, says the kernel" if error is not None else "",
+            f"drift against RAW {drift / 1e3:+.3f} ppm" if drift is not None else "drift not known yet",
         ]
         yield self._bold("clock   ") + "   ".join(filter(None, parts))
         for row in self._changes[-2:]:
-            kind = TABLES["clock_change"].by_name["kind"].names[row["kind"]]
-            who = f"{row['comm'].decode()} pid {row['pid']}" if row["pid"] != NULL_I64 else "nobody seen"
-            yield f"  {kind} of {duration(row['size_ns']) if row['size_ns'] != NULL_I64 else '?'} by {who}"
+            yield f"  {_changed(row)}"
 
     def _limiters(self) -> Iterable[str]:
         rows = self._rows("limiter_decision")

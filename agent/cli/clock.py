@@ -50,7 +50,7 @@ def _now(fmt: str, store: str) -> None:
         "clocksource": machine.clocksource() or None, "drift_ppb": None, "segments": None, "watch": None, "last_jump": None,
         "pending_reanchorings": None,
     }  # fmt: skip
-    changes: list[dict[str, Any]] = []
+    changes: list[dict[str, Any]] | None = None
     daemons: list[dict[str, Any]] = []
     notices: dict[str, Any] = {}
     try:
@@ -66,18 +66,18 @@ def _now(fmt: str, store: str) -> None:
     except AgentError as error:
         note(f"note: {error.what}: no changes")
     if fmt != "table":
-        emit_rows([row], fmt, extra={"changes": changes, "notices": notices, "daemons": daemons})
+        emit_rows([row], fmt, extra={"changes": changes or [], "notices": notices, "daemons": daemons})
         return
     with quiet_pipe():
-        for name, words in _words(row, notices, daemons):
+        for name, words in _words(row, notices, daemons, changes):
             click.echo(f"{name:16}{words}")
     if changes:
         click.echo("\nlast changes")
         emit_rows(changes, fmt, _CHANGES)
 
 
-def _words(row: dict[str, Any], notices: dict[str, Any], daemons: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """(what, in words), the most urgent first."""
+def _words(row: dict[str, Any], notices: dict[str, Any], daemons: list[dict[str, Any]], known: list[dict[str, Any]] | None) -> Iterator[tuple[str, str]]:
+    """(what, in words), the most urgent first. known: the changes in the store, None where it cannot be read."""
     from agent.cli.cells import duration
 
     bounds = f"the kernel bounds its error by {duration(row['maxerror_us'] * 1e3)}, estimates {duration(row['esterror_us'] * 1e3)}"
@@ -89,7 +89,7 @@ def _words(row: dict[str, Any], notices: dict[str, Any], daemons: list[dict[str,
     yield "leap second", f"{_LEAP[row['leap_indicator']]}; TAI - UTC is {row['tai_s']} s" + ("" if row["tai_s"] else " (nobody has set it)")
     yield from clock_daemons.words(daemons)
     yield "clocksource", row["clocksource"] or "unknown"
-    yield "last jump", _jump(row["last_jump"])
+    yield "last jump", "unknown" if known is None else _jump(row["last_jump"])
     if notices:
         yield "notices", _subscribers(notices)
         for entry in notices.get("waiting", []):

@@ -15,12 +15,12 @@ _TOLD = ("table", "what", "value", "unit", "baseline", "t_ns", "end_ns", "subjec
 
 
 @click.command("explain")
-@click.argument("finding", metavar="ID|last")
+@click.argument("finding", metavar="[ID|last]", default="last")
 @options.common
 def command(finding: str, fmt: str, store: str) -> None:
     """One finding in words: what was wrong, when, why, what speaks for it and what was ruled out.
 
-    ID is a finding's id or the start of one, as `tickscope findings` shows it; `last` is the newest.
+    ID is a finding's id or the start of one, as `tickscope findings` shows it; `last`, the default, is the newest.
 
     \b
     tickscope explain last

@@ -75,4 +75,4 @@ def _known() -> list[dict[str, Any]]:
     from agent.limiters.catalogue import CATALOGUE
 
     return [{"library": one.library, "language": one.language, "clock": one.clock, "on_step_back": one.back,
-             "on_step_forward": one.forward, "versions": one.versions, "probed": one.probed} for one in CATALOGUE]
+             "on_step_forward": one.forward, "versions": None if one.versions == ".*" else one.versions, "probed": one.probed} for one in CATALOGUE]

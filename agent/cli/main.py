@@ -10,26 +10,37 @@ import click
 from agent import host
 from agent.errors import USAGE, AgentError
 
-#: verb -> one line of help; the module is agent.cli.VERB ("-" and keywords as "_"), its command the attribute ``command``.
-VERBS = {
-    "run": "Run the agent in the foreground, with a live summary on a terminal.",
-    "demo": "Run the agent with a small real workload, so that everything moves.",
-    "status": "What the running agent is doing: processes, probes, losses, store, export.",
-    "doctor": "Check what this host can and cannot do, with the remedy.",
-    "findings": "What was found: symptoms with their causes.",
-    "explain": "One finding in words, with its evidence.",
-    "query": "Rows of a table.",
-    "sql": "A SQL query; every table is a view.",
-    "tail": "New rows of a table as they come, as ndjson.",
-    "tables": "The tables and their columns.",
-    "probes": "The probes, their state, and why.",
-    "limiters": "Rate limiters and what they decided.",
-    "queues": "Queues and their lag.",
-    "clock": "This host's clocks: now, history, live, conversion.",
-    "record": "Record what comes in to a file.",
-    "replay": "The findings that the correlator makes of a recording.",
-    "completion": "Print a shell completion script.",
+#: Heading -> verb -> one line of help; the module is agent.cli.VERB, its command the attribute ``command``.
+SECTIONS = {
+    "Run": {
+        "run": "Run the agent in the foreground, with a live summary on a terminal.",
+        "demo": "Run the agent with a small real workload, so that everything moves.",
+        "status": "What the running agent is doing: processes, probes, losses, store, export.",
+        "probes": "The probes, their state, and why.",
+        "doctor": "Check what this host can and cannot do, with the remedy.",
+    },
+    "What was wrong, and why": {
+        "findings": "What was found: symptoms with their causes.",
+        "explain": "One finding in words, with its evidence.",
+    },
+    "At a glance": {
+        "limiters": "Rate limiters and what they decided.",
+        "queues": "Queues and their lag.",
+        "clock": "This host's clocks: now, history, live, conversion.",
+    },
+    "Everything that was seen": {
+        "tables": "The tables and their columns.",
+        "query": "Rows of a table.",
+        "sql": "A SQL query; every table is a view.",
+        "tail": "New rows of a table as they come, as ndjson.",
+        "record": "Record what comes in to a file.",
+        "replay": "The findings that the correlator makes of a recording.",
+    },
+    "Other": {
+        "completion": "Print a shell completion script.",
+    },
 }
+VERBS = {verb: text for section in SECTIONS.values() for verb, text in section.items()}
 
 
 class Verbs(click.Group):
@@ -54,12 +65,15 @@ class Verbs(click.Group):
                 raise
             raise click.UsageError(f"{error.message} Did you mean {near[0]}?", ctx) from error
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Verbs"):
-            formatter.write_dl(list(VERBS.items()))
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The verbs come first."""
+        for heading, verbs in SECTIONS.items():
+            with formatter.section(heading):
+                formatter.write_dl(list(verbs.items()), col_max=12)
+        click.Command.format_options(self, ctx, formatter)
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(cls=Verbs, subcommand_metavar="VERB [ARGS]...", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(host.version(), prog_name="tickscope")
 def cli() -> None:
     """Which limiter decisions and queue delays were caused by a clock jump, a slow network, a TLS handshake or a system call.

@@ -36,6 +36,9 @@ class Table(click.ParamType):  # type: ignore[type-arg]
 
     name = "table"
 
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
+        return "`tickscope tables` lists them."
+
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         from agent.tables import TABLES
 

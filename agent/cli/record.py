@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from types import FrameType
+from typing import BinaryIO
 
 import click
 
@@ -43,7 +44,7 @@ def command(path: str, duration: float | None, store: str) -> None:
         head, frames = wait_for_head(follower, until, _POLL_S)
         if head is None:
             raise AgentError("nothing to record: no agent wrote to the store", remedy="sudo tickscope run", exit_code=UNREACHABLE)
-        with open(path, "wb") as out:
+        with _created(path) as out:
             recorder = Recorder(out, head)
             recorder.add(frames)
             last = False
@@ -60,7 +61,7 @@ def command(path: str, duration: float | None, store: str) -> None:
         note(f"{chr(10) if sys.stderr.isatty() else ''}recorded {recorder.rows} rows and {recorder.ticks} ticks, "
              f"{recorder.bytes} bytes, in {path}")
     except OSError as error:
-        raise AgentError(f"cannot write {path}: {error.strerror}", why="the recording so far is cut off",
+        raise AgentError(f"cannot write {path}: {error.strerror}", why="the recording is cut off here; what is in it can be replayed",
                          remedy="name another place: tickscope record -o FILE") from error
     finally:
         interrupted.restore()
@@ -68,6 +69,13 @@ def command(path: str, duration: float | None, store: str) -> None:
         os.close(dir_fd)
     if interrupted:
         click.get_current_context().exit(INTERRUPTED)
+
+
+def _created(path: str) -> BinaryIO:
+    try:
+        return open(path, "wb")
+    except OSError as error:
+        raise AgentError(f"cannot write {path}: {error.strerror}", remedy="name another place: tickscope record -o FILE") from error
 
 
 class _Interrupted:

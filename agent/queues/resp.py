@@ -53,7 +53,7 @@ class RedisUrl:
             parts = urlsplit(url)
             query = parse_qs(parts.query)
             if parts.scheme not in ("redis", "rediss", "unix"):
-                raise ValueError(f"scheme {parts.scheme or 'missing'!r}")
+                raise ValueError(f"it begins with {parts.scheme}:" if parts.scheme else "it names no scheme")
             unknown = set(query) - {"streams", "db"}
             if unknown:
                 raise ValueError(f"unknown option {min(unknown)!r}")

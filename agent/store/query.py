@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -22,7 +24,7 @@ from agent.store import damage
 from agent.store.damage import unreadable
 from agent.store.names import columns, quote, unknown
 from agent.store.reader import Sealed, Snapshot, merged, snapshot
-from agent.store.window import WALL, Window, parse
+from agent.store.window import WALL, Window, parse, this_boot
 from agent.tables import TABLES
 
 _TRIES = 10
@@ -103,9 +105,19 @@ class Session:
 
     @property
     def notes(self) -> list[str]:
-        """What could not be read, in words."""
+        """What could not be read, and that nobody writes, in words."""
         lost = [damage.note(one, table, self._damaged[file]) for file, one, table in self._lost()]
-        return [*dict.fromkeys([*self._taken.notes, *lost])]
+        return [*dict.fromkeys([*self._silence(), *self._taken.notes, *lost])]
+
+    def _silence(self) -> list[str]:
+        """That no agent adds rows now, and since when: nothing found is then no good news."""
+        taken = self._taken
+        if taken.writer is not None or not taken.boots:
+            return []
+        if taken.boots[-1] != this_boot():
+            return ["no agent has written this store since this host was booted"]
+        age = timedelta(seconds=max(0, time.clock_gettime_ns(time.CLOCK_BOOTTIME) - taken.end_ns) // 10**9)
+        return [f"no agent writes this store now; its newest row is {age} old (hours, minutes, seconds)"]
 
     def run(self, sql: str) -> Result:
         """Raises AgentError: exit 2 for SQL that does not parse, bind or convert; 4 where files keep vanishing."""

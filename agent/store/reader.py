@@ -37,12 +37,17 @@ class Sealed(NamedTuple):
 
 @dataclass
 class Snapshot:
-    """hot: rows by table, in segment order. boots: boot ids, oldest first. notes: what could not be read, in words."""
+    """hot: rows by table, in segment order. boots: boot ids, oldest first. notes: what could not be read, in words.
+
+    writer: pid of the agent that adds to it. end_ns: the newest time, CLOCK_BOOTTIME of the last boot, null where nothing is in it.
+    """
 
     hot: dict[str, list[HotRows]] = field(default_factory=dict)
     sealed: list[Sealed] = field(default_factory=list)
     boots: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    writer: int | None = None
+    end_ns: int = NULL_I64
 
 
 def snapshot(path: str | Path, tables: frozenset[str]) -> Snapshot:
@@ -52,6 +57,8 @@ def snapshot(path: str | Path, tables: frozenset[str]) -> Snapshot:
     """
     dir_fd = segments.open_dir(path)
     try:
+        if segments.untouched(dir_fd):
+            raise segments.no_store(path)
         for _ in range(_TRIES):
             try:
                 return _take(dir_fd, tables)
@@ -67,8 +74,9 @@ def snapshot(path: str | Path, tables: frozenset[str]) -> Snapshot:
 
 def _take(dir_fd: int, tables: frozenset[str]) -> Snapshot:
     listed = segments.listing(dir_fd)
-    taken = Snapshot()
+    taken = Snapshot(writer=segments.writer(dir_fd))
     heads: list[tuple[int, Head]] = []
+    ends: dict[str, int] = {}
     for seq in listed.hot:
         decoder, last = Decoder(tables), NULL_I64
         for frame in decoder.feed(segments.read_bytes(dir_fd, segments.hot_name(seq))):
@@ -79,6 +87,7 @@ def _take(dir_fd: int, tables: frozenset[str]) -> Snapshot:
                 last = max(last, frame.t_ns)
         if decoder.head is not None:
             heads.append((seq, decoder.head))
+            ends[decoder.head.boot_id] = max(last, ends.get(decoder.head.boot_id, NULL_I64))
         if decoder.corrupt is not None:
             taken.notes.append(f"{segments.hot_name(seq)} is damaged at byte {decoder.offset}: {decoder.corrupt}; "
                                f"{decoder.pending} bytes are not shown")
@@ -91,12 +100,14 @@ def _take(dir_fd: int, tables: frozenset[str]) -> Snapshot:
         try:
             one = _sealed(name, json.loads(segments.read_bytes(dir_fd, f"{name}/{segments.HEAD}")))
             heads.append((seq, one.head))
+            ends[one.head.boot_id] = max(ends.get(one.head.boot_id, NULL_I64), *(span["max_t_ns"] for span in one.tables.values()), NULL_I64)
         except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
             # Gone with its segment, which is for the caller, or damaged: the rows are in other files.
             one = _headless(name, segments.names_in(dir_fd, name))
             taken.notes.append(f"{name}/{segments.HEAD} is damaged ({type(error).__name__}): its rows are shown, their order between boots may be wrong")
         taken.sealed.append(one)
     taken.boots = list(dict.fromkeys(head.boot_id for _, head in sorted(heads, key=lambda h: h[0])))
+    taken.end_ns = ends.get(taken.boots[-1], NULL_I64) if taken.boots else NULL_I64
     return taken
 
 

@@ -40,13 +40,17 @@ def sealing_name(seq: int) -> str:
     return f"seal-{seq:08d}.tmp"
 
 
+def no_store(path: str | Path) -> AgentError:
+    return AgentError(f"no store at {path}", why="no agent has written there yet",
+                      remedy="start one (sudo tickscope run), or name another place: --store DIR", exit_code=UNREACHABLE)
+
+
 def open_dir(path: str | Path) -> int:
     """A descriptor of the store's directory. Raises AgentError (exit 4) when there is none or it may not be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError as error:
-        raise AgentError(f"no store at {path}", why="no agent has written there yet",
-                         remedy="start one (sudo tickscope run), or name another place: --store DIR", exit_code=UNREACHABLE) from error
+        raise no_store(path) from error
     except OSError as error:
         raise AgentError(f"cannot open the store at {path}: {error.strerror}",
                          remedy="run as root or as a member of the group tickscope, or name another place: --store DIR",
@@ -60,6 +64,11 @@ def listing(dir_fd: int) -> Segments:
     hot = _matching(dir_fd, _HOT)
     sealed = _matching(dir_fd, _SEALED)
     return Segments(sorted(hot - sealed), sorted(sealed))
+
+
+def untouched(dir_fd: int) -> bool:
+    """True for a directory that no agent has used: it holds nothing of a store's."""
+    return not any(name == LOCK or _HOT.fullmatch(name) or _SEALED.fullmatch(name) for name in os.listdir(dir_fd))
 
 
 def hot_files(dir_fd: int) -> list[int]:

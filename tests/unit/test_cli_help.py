@@ -98,7 +98,7 @@ def test_bash_completes_verbs_options_and_tables() -> None:
         env = {"_TICKSCOPE_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(["tickscope", *words]), "COMP_CWORD": str(len(words))}
         return [line.split(",", 1)[1] for line in tickscope(**env).stdout.splitlines()]
 
-    assert complete("que") == ["query", "queues"]
+    assert sorted(complete("que")) == ["query", "queues"]
     assert "tcp_rtt" in complete("query", "tcp")
     assert "--group-by" in complete("query", "tcp_rtt", "--g")
     assert subprocess.run(["bash", "-n"], input=tickscope("completion", "bash").stdout, text=True).returncode == 0

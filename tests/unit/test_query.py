@@ -20,7 +20,7 @@ import pytest
 from agent.batch import Batch, make
 from agent.columns import Column
 from agent.errors import AgentError
-from agent.store import frames, group
+from agent.store import frames, group, segments
 from agent.store.hot import HotStore
 from agent.store.names import columns
 from agent.store.query import Session
@@ -265,7 +265,24 @@ def test_every_table_and_column_is_listed(tmp_path: Path) -> None:
 def _empty(path: Path) -> Path:
     place = path / "empty"
     place.mkdir(exist_ok=True)
+    (place / segments.LOCK).touch()
     return place
+
+
+def test_a_directory_that_no_agent_has_used_is_no_good_news(tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    done = verb(tmp_path, "findings")
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "no agent has written there yet" in done.stderr
+
+
+def test_a_store_without_an_agent_is_told(tmp_path: Path) -> None:
+    write(tmp_path, make("tcp_reset", 1, t_ns=boot_now() - 3700 * 10**9, comm=b"x"))
+    assert "no agent" not in verb(tmp_path, "query", "tcp_reset").stderr
+    (tmp_path / segments.LOCK).write_text("")
+    done = verb(tmp_path, "query", "tcp_reset")
+    assert "no agent writes this store now; its newest row is 1:01:" in done.stderr
+    assert done.returncode == 0
 
 
 def test_sql_joins_tables_of_hot_and_sealed_rows(tmp_path: Path) -> None:
