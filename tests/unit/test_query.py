@@ -278,11 +278,12 @@ def test_a_directory_that_no_agent_has_used_is_no_good_news(tmp_path: Path) -> N
 
 def test_a_store_without_an_agent_is_told(tmp_path: Path) -> None:
     write(tmp_path, make("tcp_reset", 1, t_ns=boot_now() - 3700 * 10**9, comm=b"x"))
-    assert "no agent" not in verb(tmp_path, "query", "tcp_reset").stderr
-    (tmp_path / segments.LOCK).write_text("")
     done = verb(tmp_path, "query", "tcp_reset")
     assert "no agent writes this store now; its newest row is 1:01:" in done.stderr
     assert done.returncode == 0
+    store = HotStore(tmp_path, this_boot(), "host-a", seal_command=())
+    assert "no agent" not in verb(tmp_path, "query", "tcp_reset").stderr
+    store.close()
 
 
 def test_sql_joins_tables_of_hot_and_sealed_rows(tmp_path: Path) -> None:
