@@ -81,9 +81,12 @@ a.settimeout(None)
 p = select.epoll(); p.register(r)
 pid = os.fork()
 if pid == 0:
+    def asleep():
+        time.sleep(0.015)
+        while open(f"/proc/{os.getppid()}/stat").read().rpartition(")")[2].split()[0] != "S": time.sleep(0.001)
     for _ in range(17):
-        time.sleep(0.015); b.send(b'x'); time.sleep(0.015); os.write(w, b'x'); time.sleep(0.015); os.eventfd_write(e, 1)
-        time.sleep(0.015); os.write(into[1], b'x')
+        asleep(); b.send(b'x'); asleep(); os.write(w, b'x'); asleep(); os.eventfd_write(e, 1)
+        asleep(); os.write(into[1], b'x')
     os._exit(0)
 for _ in range(17):
     a.recv(1); os.read(r, 1); os.eventfd_read(e); os.splice(into[0], out[1], 1); os.read(out[0], 1)

@@ -40,8 +40,12 @@ def _chrony(program: str) -> str:
     return shutil.which(program) or next(str(p) for p in _unpacked("chrony").glob(f"usr/*bin/{program}"))
 
 
+@cache
 def _ntpsec() -> Path:
-    return _unpacked("ntpsec", "python3-ntp")
+    root = _unpacked("ntpsec", "python3-ntp")
+    library = next(root.glob("usr/lib/*/ntp/libntpc.so"))
+    (root / "usr/lib/python3/dist-packages/ntp/libntpc.so").symlink_to(library)  # where ntpq looks first; the next place is that of an installed one
+    return root
 
 
 class Daemon:
