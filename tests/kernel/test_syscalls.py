@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes as ct
+import fcntl
+import mmap
 import os
 import socket
 import struct
@@ -14,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent.kernel import bpf
 from agent.kernel.wire import make_peer
 from agent.probes import syscalls
 from agent.tables import TABLES
@@ -121,6 +125,19 @@ print(*children)
 """
 
 
+#: Waits for a lock, then stays on its processor, away from the kernel, until told to go on: argv[1] is the lock and the shared byte.
+SPINS = """
+import fcntl, mmap, sys, time
+f = open(sys.argv[1], 'r+b'); turn = mmap.mmap(f.fileno(), 1)
+for _ in sys.stdin:
+    t = time.monotonic_ns(); fcntl.flock(f, fcntl.LOCK_EX); waited = time.monotonic_ns() - t
+    turn[0] = 1
+    while turn[0] != 2: pass
+    spun = time.monotonic_ns() - t
+    fcntl.flock(f, fcntl.LOCK_UN); print(waited, spun, flush=True)
+"""
+
+
 class Family:
     """The attached family with what its set-up adds."""
 
@@ -138,6 +155,13 @@ class Family:
             return rows[(rows["pid"] == pid) & (rows["basis"] == BLOCKED) & (rows["syscall"] == call)]
 
         return self.attached.wait("syscall_latency", mine, lambda r: r["count"].sum() >= n)  # type: ignore[attr-defined,no-any-return]
+
+
+def attach_raw_tracepoint(program: int, name: bytes) -> int:
+    text = ct.create_string_buffer(name)
+    link = bpf._bpf(17, bpf._attr(struct.pack("<QI", ct.addressof(text), program)))  # BPF_RAW_TRACEPOINT_OPEN
+    assert link >= 0, os.strerror(-link)
+    return link
 
 
 def run(code: str) -> tuple[int, list[int]]:
@@ -158,6 +182,49 @@ def test_each_blocked_flock_is_one_row(attach: Callable[..., object]) -> None:
     assert np.all(np.sort(rows["duration_ns"]) <= np.sort(told))
     assert np.all(np.sort(rows["duration_ns"]) >= np.sort(told) - 5_000_000)
     assert np.all(rows["blocked_ns"] + rows["run_queue_ns"] <= rows["duration_ns"])
+    assert family.attached.lost() == 0  # type: ignore[attr-defined]
+
+
+def test_a_call_whose_switch_in_no_program_sees_is_a_row(attach: Callable[..., object], tmp_path: Path) -> None:
+    """As where the kernel runs no program while the task before is the current one; here sched_switch's is away for a moment."""
+    ours, *others = sorted(os.sched_getaffinity(0))
+    if not others:
+        pytest.skip("one processor: the program cannot come back while the thread is on it")
+    family = Family(attach)
+    program, links = family.family.programs["syscalls_on_switch"], family.family.links
+    name = tmp_path / "lock"
+    name.write_bytes(b"\0")
+    told = []
+    with name.open("r+b") as lock, mmap.mmap(lock.fileno(), 1) as turn:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        child = subprocess.Popen([sys.executable, "-c", SPINS, str(name)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        assert child.stdin
+        assert child.stdout
+        os.sched_setaffinity(child.pid, others[-1:])
+        os.sched_setaffinity(0, [ours])
+        try:
+            for _ in range(7):
+                child.stdin.write("go\n")
+                time.sleep(0.05)
+                os.close(links.pop("syscalls_on_switch"))
+                fcntl.flock(lock, fcntl.LOCK_UN)
+                while turn[0] != 1:
+                    time.sleep(0.001)
+                links["syscalls_on_switch"] = attach_raw_tracepoint(program, b"sched_switch")
+                turn[0] = 2
+                told.append([int(n) for n in child.stdout.readline().split()])
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        finally:
+            os.sched_setaffinity(0, [ours, *others])
+            child.stdin.close()
+        assert child.wait(5) == 0
+    rows = family.slow(child.pid, 7)
+    rows = rows[np.argsort(rows["t_ns"])]
+    waited, spun = np.array(told).T
+    assert len(rows) == 7
+    assert set(zip(rows["syscall"], rows["fd_type"], strict=True)) == {(b"flock", b"file")}
+    assert np.all(rows["duration_ns"] <= spun)
+    assert np.all(rows["duration_ns"] >= waited - 5_000_000)
     assert family.attached.lost() == 0  # type: ignore[attr-defined]
 
 
