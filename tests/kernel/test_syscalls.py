@@ -130,6 +130,7 @@ SPINS = """
 import fcntl, mmap, sys, time
 f = open(sys.argv[1], 'r+b'); turn = mmap.mmap(f.fileno(), 1)
 for _ in sys.stdin:
+    turn[0] = 0
     t = time.monotonic_ns(); fcntl.flock(f, fcntl.LOCK_EX); waited = time.monotonic_ns() - t
     turn[0] = 1
     while turn[0] != 2: pass
@@ -193,7 +194,7 @@ def test_a_call_whose_switch_in_no_program_sees_is_a_row(attach: Callable[..., o
     family = Family(attach)
     program, links = family.family.programs["syscalls_on_switch"], family.family.links
     name = tmp_path / "lock"
-    name.write_bytes(b"\0")
+    name.write_bytes(b"\2")
     told = []
     with name.open("r+b") as lock, mmap.mmap(lock.fileno(), 1) as turn:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -205,7 +206,9 @@ def test_a_call_whose_switch_in_no_program_sees_is_a_row(attach: Callable[..., o
         try:
             for _ in range(7):
                 child.stdin.write("go\n")
-                time.sleep(0.05)
+                while turn[0] != 0 or Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+                    time.sleep(0.001)
+                time.sleep(0.02)
                 os.close(links.pop("syscalls_on_switch"))
                 fcntl.flock(lock, fcntl.LOCK_UN)
                 while turn[0] != 1:
