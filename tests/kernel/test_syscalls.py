@@ -22,6 +22,7 @@ from agent.kernel.wire import make_peer
 from agent.probes import syscalls
 from agent.tables import TABLES
 from tests.kernel.local_attach import LocalAttacher
+from tests.patience import COARSE
 
 SLOW = TABLES["slow_syscall"].code("kind", "slow")
 ALL, SAMPLED, BLOCKED = range(3)
@@ -148,8 +149,13 @@ class Family:
         self.attached.extra = list(syscalls.setup(self.family, self.attached.source, LocalAttacher(), None, {"syscalls": mode}))  # type: ignore[attr-defined]
         assert self.family.state == "attached", self.family.reason
 
-    def slow(self, pid: int, n: int) -> np.ndarray:
-        return self.attached.wait("slow_syscall", lambda r: r[(r["pid"] == pid) & (r["kind"] == SLOW)], lambda r: len(r) >= n)  # type: ignore[attr-defined,no-any-return]
+    def slow(self, pid: int, n: int, *calls: bytes) -> np.ndarray:
+        """calls: only these; a program's start has slow ones too on a slow machine."""
+
+        def mine(rows: np.ndarray) -> np.ndarray:
+            return rows[(rows["pid"] == pid) & (rows["kind"] == SLOW) & (np.isin(rows["syscall"], calls) | (not calls))]
+
+        return self.attached.wait("slow_syscall", mine, lambda r: len(r) >= n)  # type: ignore[attr-defined,no-any-return]
 
     def blocked(self, pid: int, call: bytes, n: int) -> np.ndarray:
         def mine(rows: np.ndarray) -> np.ndarray:
@@ -175,13 +181,13 @@ def run(code: str) -> tuple[int, list[int]]:
 def test_each_blocked_flock_is_one_row(attach: Callable[..., object]) -> None:
     family = Family(attach)
     pid, told = run(LOCKS)
-    rows = family.slow(pid, 13)
+    rows = family.slow(pid, 13, b"flock")
     assert len(rows) == 13
-    assert set(rows["syscall"]) == {b"flock"}
     assert set(rows["fd_type"]) == {b"file"}
     assert set(rows["basis"]) == {BLOCKED}
     assert np.all(np.sort(rows["duration_ns"]) <= np.sort(told))
-    assert np.all(np.sort(rows["duration_ns"]) >= np.sort(told) - 5_000_000)
+    assert np.all(np.sort(rows["duration_ns"]) >= np.sort(told) - 5_000_000 * COARSE)
+    assert np.median(rows["duration_ns"]) > 15_000_000
     assert np.all(rows["blocked_ns"] + rows["run_queue_ns"] <= rows["duration_ns"])
     assert family.attached.lost() == 0  # type: ignore[attr-defined]
 
@@ -234,7 +240,7 @@ def test_a_call_whose_switch_in_no_program_sees_is_a_row(attach: Callable[..., o
 def test_a_write_that_blocks_many_times_is_one_call(attach: Callable[..., object]) -> None:
     family = Family(attach)
     pid, told = run(PIPES)
-    rows = family.slow(pid, 11)
+    rows = family.slow(pid, 11, b"write")
     assert len(rows) == 11
     assert set(zip(rows["syscall"], rows["fd_type"], strict=True)) == {(b"write", b"pipe")}
     rows = rows[np.argsort(rows["t_ns"])]
@@ -245,7 +251,7 @@ def test_a_write_that_blocks_many_times_is_one_call(attach: Callable[..., object
 def test_a_call_that_blocks_with_long_pauses_is_one_call(attach: Callable[..., object]) -> None:
     family = Family(attach)
     child = subprocess.Popen([sys.executable, "-c", GAPS])
-    rows = family.slow(child.pid, 3)
+    rows = family.slow(child.pid, 3, b"write")
     assert child.wait(20) == 0
     assert len(rows) == 3
     assert set(zip(rows["syscall"], rows["fd_type"], strict=True)) == {(b"write", b"pipe")}
@@ -332,7 +338,7 @@ def test_full_counts_every_call(attach: Callable[..., object]) -> None:
     assert rows["hist"].sum() == 10007
     assert family.attached.lost() == 0  # type: ignore[attr-defined]
     pid, _ = run(LOCKS)
-    slow = family.slow(pid, 13)
+    slow = family.slow(pid, 13, b"flock")
     assert len(slow) == 13
     assert set(slow["basis"]) == {ALL}
     assert set(slow["ret"]) == {0}
@@ -389,7 +395,7 @@ def test_nothing_comes_when_detached(attach: Callable[..., object]) -> None:
     family.family.links.clear()
     time.sleep(0.1)
     pid, _ = run(LOCKS)
-    assert len(family.slow(pid, 13)) == 0
+    assert len(family.slow(pid, 13, b"flock")) == 0
 
 
 @pytest.mark.parametrize("name", ["read", "flock", "epoll_wait"])
