@@ -88,7 +88,7 @@ class Call:
             return not self.woke and self.ret != -1
         # ADJ_SETOFFSET is checked twice inside one call; had the first been a call of its own, the clock would have moved.
         again = _offset(record, "before")
-        still = self.before is None or again is None or abs(again[0] - self.before[0]) <= NOISE_NS
+        still = self.before is None or again is None or abs(again[0] - self.before[0]) <= NOISE_NS + self.before[1] + again[1]
         return self.asks == 1 and not self.woke and self.ret == 0 and bool(self.modes & timex.SETOFFSET) and still
 
     def add(self, record: np.void) -> None:

@@ -69,10 +69,11 @@ def compile_text(text: str, cflags: list[str]) -> Compiled:
     return Compiled(maps, programs)
 
 
-def key(text: str, cflags: list[str], include: str) -> str:
-    """Names what the compiler would be given: the text, its flags, the header tree, and the kernel that it runs on."""
-    digest = hashlib.sha256(json.dumps([text, cflags, list(os.uname())[2:]]).encode())
-    for path in sorted(Path(include).rglob("*.h")):
+def key(text: str, cflags: list[str], headers: str) -> str:
+    """Names what the compiler would be given: the text, its flags, the headers (wherever they lie), and the kernel that it runs on."""
+    flags = [flag for flag in cflags if not flag.startswith("-I")]
+    digest = hashlib.sha256(json.dumps([text, flags, list(os.uname())[2:]]).encode())
+    for path in sorted(Path(headers).rglob("*.h")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -116,7 +116,7 @@ class Loader:
         cflags = [f"-D{k}={v}" for k, v in sorted(self.words.items())] + list(self.job["cflags"])  # type: ignore[call-overload]
         cflags += ["-Wno-macro-redefined", "-Wno-unused-function"]
         text = self.text(names)
-        name = compiler.key(text, cflags, str(self.job["include"]))
+        name = compiler.key(text, cflags, str(Path(str(self.job["prelude"])).parent))
         compiled = compiler.recall(name)
         if compiled is None:
             compiled = compiler.compile_text(text, cflags)
