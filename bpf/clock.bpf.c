@@ -153,6 +153,14 @@ static __always_inline u32 clock_compat(u32 nr)
 	return 0;
 }
 
+/* Whether a program runs in an interrupt: on that one's stack, not on the task's. ctx lies on the stack of whoever hit the tracepoint. */
+static __always_inline bool clock_in_interrupt(void *ctx)
+{
+	u64 at = 0;	/* read, since the verifier forbids to calculate with a pointer to the context */
+	bpf_probe_read_kernel(&at, sizeof(at), &ctx);
+	return at - (u64)PTR((void *)bpf_get_current_task(), task_struct, stack) >= CLOCK_STACK_BYTES;
+}
+
 static __always_inline int clock_take_timex(struct clock_event *e, void *from)
 {
 	struct clock_timex tx = {};
@@ -238,6 +246,9 @@ int clock_woke(struct bpf_raw_tracepoint_args *ctx)
 	GET(tgid, (void *)ctx->args[0], task_struct, tgid);
 	if (!control || !tgid || tgid != control->watch_tid || bpf_get_current_pid_tgid() >> 32 == tgid)
 		return 0;
+	if (clock_in_interrupt(ctx))	/* a timer of the watch, which fired while someone stepped a clock */
+		return 0;
+	struct clock_call *c = clock_fresh();
 	s64 *seen = clock_seen.lookup(&zero);
 	if (!seen)
 		return 0;

@@ -94,7 +94,7 @@ class Join:
         return bool(self.waiting) or self._odd_since is not None
 
     def settle(self, reading: Reading, state: Timex) -> list[Change]:
-        """The changes that are complete at ``reading``, a fresh one, in order of time."""
+        """The changes that are complete at ``reading``, in order of time. What the programs saw before ``reading`` was taken must have been fed."""
         import numpy as np
 
         calls: list[Call] = []
@@ -138,7 +138,7 @@ class Join:
         if call.modes & timex.TAI and call.ret == 0 and call.record["constant"] >= 0:
             self._tai_real = int(call.record["constant"]) * _SECOND_NS
         after = self._real(call.after)
-        if after is None and later is not None:
+        if after is None and later is not None and later.t_ns <= reading.t_ns:
             after = self._real(later.before) or self._expected(call)
         if after is None:
             after = (reading.real_boot_ns, reading.err_ns)

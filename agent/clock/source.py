@@ -42,6 +42,8 @@ class ClockSource:
         reading, state = sample.read(), timex.read()
         self._join = Join(reading, state)
         self._sampled_ns = self._row_ns = reading.t_ns
+        #: For the next ``drain``, which comes with all that the kernel programs saw before it.
+        self._taken: tuple[sample.Reading, timex.Timex] | None = None
         self._drift = np.zeros((_DRIFT_SAMPLES, 2), np.int64)
         self._samples = 0
         self._said: object = None
@@ -73,7 +75,11 @@ class ClockSource:
         due = now_ns - self._sampled_ns >= SAMPLE_NS
         if not due and not self._join.pending and not self._gap:
             return
-        reading, state = sample.read(), timex.read()
+        taken, self._taken = self._taken, None
+        if self._join.pending and taken is None:
+            self._taken = sample.read(), timex.read()
+            return
+        reading, state = taken or (sample.read(), timex.read())
         changes = self._join.settle(reading, state)
         changes += self._pauses(now_ns, any(c.kind == "suspend" for c in changes))
         if changes:
@@ -89,6 +95,8 @@ class ClockSource:
             if len(self.history) > _COMPACT_ROWS:
                 self.history.compact()
             yield Batch("clock_offset", np.concatenate(rows))
+        if self._join.pending:
+            self._taken = sample.read(), timex.read()
         if changes:
             yield Batch("clock_change", to_rows(changes))
 
