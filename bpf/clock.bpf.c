@@ -248,7 +248,6 @@ int clock_woke(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	if (clock_in_interrupt(ctx))	/* a timer of the watch, which fired while someone stepped a clock */
 		return 0;
-	struct clock_call *c = clock_fresh();
 	s64 *seen = clock_seen.lookup(&zero);
 	if (!seen)
 		return 0;
