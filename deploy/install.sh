@@ -62,6 +62,7 @@ install_environment() ( # extra
 	wanted_deps="$python $(sha256sum setup.py)"
 	wanted_code=$(find "${TICKSCOPE_SOURCES[@]}" -type f ! -name '*.pyc' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum)
 	current() { [ -x "$TICKSCOPE_VENV/bin/tickscope" ] && [ "$(cat "$1" 2>/dev/null)" = "$2" ]; }
+	if [ -z "$extra" ] && current "$TICKSCOPE_HOME/stamp.deps.test" "$wanted_deps"; then deps=$TICKSCOPE_HOME/stamp.deps.test; fi # it has all and more
 	if current "$deps" "$wanted_deps" && current "$code" "$wanted_code"; then return; fi
 
 	need_root "$TICKSCOPE_VENV"
@@ -93,7 +94,7 @@ install_for() {
 	esac
 	if [ "$1" != run ] && ! command -v go >/dev/null; then packages+=(golang-go golang-golang-x-time-dev ca-certificates); fi
 	if [ "$1" = test ]; then
-		packages+=(iproute2 procps util-linux mount gcc libc6-dev binutils nginx-light qemu-system-x86 xz-utils)
+		packages+=(netbase iproute2 procps util-linux mount gcc libc6-dev binutils nginx-light qemu-system-x86 xz-utils)
 		extra='test'
 	fi
 	install_packages "${packages[@]}"

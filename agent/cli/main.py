@@ -69,7 +69,7 @@ class Verbs(click.Group):
         """The verbs come first."""
         for heading, verbs in SECTIONS.items():
             with formatter.section(heading):
-                formatter.write_dl(list(verbs.items()), col_max=12)
+                formatter.write_dl([(f"{verb:<10}", text) for verb, text in verbs.items()])
         click.Command.format_options(self, ctx, formatter)
 
 
