@@ -59,6 +59,7 @@ def _agent(config: Config, workload: Workload) -> int:
 
     The child has a session of its own, so that it gets each signal from us and only once. Returns its exit status.
     """
+    from agent.cli.output import note
     from agent.cli.run import run_agent
 
     child = os.fork()
@@ -74,4 +75,6 @@ def _agent(config: Config, workload: Workload) -> int:
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # only the cleaning up is left
+    if status < 0:
+        note(f"demo: the agent was ended by {signal.Signals(-status).name}; the workload is removed")
     return status if status >= 0 else 128 - status

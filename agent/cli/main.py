@@ -60,10 +60,12 @@ class Verbs(click.Group):
         except click.UsageError as error:
             import difflib
 
-            near = difflib.get_close_matches(args[0], VERBS, 1)
+            from agent.tables import TABLES
+
+            near = [f"query {args[0]}"] if args[0] in TABLES else difflib.get_close_matches(args[0], VERBS, 1)
             if not near:
                 raise
-            raise click.UsageError(f"{error.message} Did you mean {near[0]}?", ctx) from error
+            raise click.UsageError(f"No such verb '{args[0]}'. Did you mean {near[0]}?", ctx) from error
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The verbs come first."""

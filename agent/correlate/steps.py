@@ -116,7 +116,7 @@ class Series:
     def evidence(self) -> list[dict[str, object]]:
         """The first jump, the decisions, then the other jumps, in the order in which they may be cut off."""
         many = [] if self.count == 1 else [
-            item("clock_change", "times", self.count, "", sum_ns=self.sum_ns, smallest_ns=self.least_ns, largest_ns=self.most_ns,
+            item("clock_change", "steps", self.count, "", sum_ns=self.sum_ns, smallest_ns=self.least_ns, largest_ns=self.most_ns,
                  t_ns=self.first.t_ns, end_ns=self.end_ns)]  # fmt: skip
         hit = [item("limiter_decision", _AFFECTED[bool(a.immune)], a.inside, "decisions", limiter=a.limiter, library=a.library,
                     pid=a.pid, comm=a.comm, allowed=a.inside_allowed, refused=a.inside_refused, straddling=a.straddling,

@@ -71,6 +71,12 @@ def test_a_misspelt_verb_gets_the_near_one() -> None:
     assert not done.stdout
 
 
+def test_a_table_for_a_verb_gets_the_query() -> None:
+    done = tickscope("tcp_rtt")
+    assert done.returncode == 2
+    assert "No such verb 'tcp_rtt'. Did you mean query tcp_rtt?" in done.stderr
+
+
 def test_an_output_that_cannot_be_written_is_said() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-m", "agent", "tables"], stdout=full, stderr=subprocess.PIPE, text=True)

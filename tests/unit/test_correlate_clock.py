@@ -102,7 +102,7 @@ def test_repeated_steps_of_one_actor_are_one_finding_that_counts_them() -> None:
     for part in (f"jumped {N} times (12 forward and 11 back, by 300 us each, 300 us in sum)", "chronyd pid 812 called clock_settime", "limiter api"):
         assert part in str(found[0]["sentence"])
     told = [e for e in found[0]["evidence"] if e["table"] == "clock_change"]  # type: ignore[attr-defined]
-    assert [e["value"] for e in told if e["what"] == "times"] == [N] and len([e for e in told if e["what"] == "clock_step"]) == 16
+    assert [e["value"] for e in told if e["what"] == "steps"] == [N] and len([e for e in told if e["what"] == "clock_step"]) == 16
     assert [e["t_ns"] for e in told if e["what"] == "clock_step"] == [T0 + int((5 + i * 0.3) * S) for i in range(16)]
 
 
