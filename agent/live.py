@@ -63,6 +63,12 @@ def _changed(row: np.void) -> str:
     return f"{kind}, {who} pid {row['pid']}" if row["pid"] != NULL_I64 else f"{kind}, {who}"
 
 
+def _weight(finding: np.void) -> tuple[bool, bool]:
+    """What matters more is greater: open alarms, alarms, notices that go on, others."""
+    table = TABLES["finding"]
+    return finding["severity"] != table.code("severity", "notice"), finding["state"] == table.code("state", "open")
+
+
 def _cut(line: str, width: int) -> str:
     """A line of at most that many characters on the screen; escape sequences take none."""
     parts, left = [], width
@@ -95,7 +101,7 @@ class Live:
             for row in batch.rows:
                 self._findings[row["finding_id"]] = row
             while len(self._findings) > 5:
-                del self._findings[next(iter(self._findings))]
+                del self._findings[min(self._findings, key=lambda one: _weight(self._findings[one]))]
 
     def losses(self) -> dict[str, int]:
         return {}
@@ -131,9 +137,10 @@ class Live:
             if probe["state"] != "attached":
                 yield f"  {probe['probe']}: {probe['state']}: {probe['reason']}"
         yield ""
-        rates = textwrap.wrap("  ".join(self._rates()) or "none yet", max(shutil.get_terminal_size((100, 40)).columns - 9, 40))
-        yield self._bold("rows/s  ") + rates[0]
-        yield from (f"        {more}" for more in rates[1:])
+        width = max(shutil.get_terminal_size((100, 40)).columns - 9, 40)
+        rates = textwrap.wrap("  ".join(rate.replace(" ", "\0") for rate in self._rates()) or "none yet", width)  # a name and its number stay together
+        for i, line in enumerate(rates):
+            yield (self._bold("rows/s  ") if i == 0 else " " * 8) + line.replace("\0", " ")
         yield ""
         yield from self._network()
         yield from self._calls()
@@ -144,7 +151,7 @@ class Live:
         lost = ", ".join(f"{x['count']} of {x['source']} ({x['stage']})" for x in self._status.losses())
         yield self._bold("lost    ") + (lost or "nothing")
         yield self._bold("findings") + ("" if self._findings else " none")
-        for row in reversed(self._findings.values()):
+        for row in sorted(self._findings.values(), key=_weight)[::-1]:
             state = TABLES["finding"].by_name["state"].names[row["state"]]
             width = max(shutil.get_terminal_size((100, 40)).columns - 1, 40)
             yield from textwrap.wrap(f"{state}: {row['sentence'].decode()}", width, initial_indent="  ", subsequent_indent="    ")
