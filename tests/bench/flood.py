@@ -7,6 +7,7 @@ real decisions at this rate would leave no processor to the agent. As root.
 from __future__ import annotations
 
 import ctypes as ct
+import mmap
 import os
 import struct
 import time
@@ -75,20 +76,38 @@ def _ring_of(agent: int) -> int:
     return int(struct.unpack("<i", _call(_MAP_GET_FD_BY_ID, struct.pack("<I", max(found)[1]))[:4])[0])
 
 
+class _Ring:
+    """How full the ring is. See agent/kernel/ring.py."""
+
+    def __init__(self, fd: int, record_bytes: int) -> None:
+        self.stride = -(-(8 + record_bytes) // 8) * 8
+        self.size = bpf.map_info(fd)[3]
+        self._pages = [mmap.mmap(fd, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ, offset=at) for at in (0, mmap.PAGESIZE)]
+
+    def room(self) -> int:
+        """Records that can be written now."""
+        consumer, producer = (struct.unpack_from("<Q", page)[0] for page in self._pages)
+        return int((self.size - (producer - consumer)) // self.stride) - 1
+
+
 def flood(agent: int, per_s: int, out: Connection) -> None:
-    """Sends "filling", fills until the other end says anything, then sends how many records were written."""
-    code, licence = ct.create_string_buffer(_program(_ring_of(agent))), ct.create_string_buffer(b"GPL")
+    """Sends "filling", fills until the other end says anything, then sends how many records were written: at most as many as the agent takes."""
+    fd = _ring_of(agent)
+    ring = _Ring(fd, len(_record()))
+    code, licence = ct.create_string_buffer(_program(fd)), ct.create_string_buffer(b"GPL")
     attr = struct.pack("<IIQQIIQ", _SOCKET_FILTER, (len(code) - 1) // 8, ct.addressof(code), ct.addressof(licence), 0, 0, 0)
     program = struct.unpack("<i", _call(_PROG_LOAD, attr)[:4])[0]
     packet = ct.create_string_buffer(64)
     out.send("filling")
-    start, written = time.monotonic(), 0
+    last, written, due = time.monotonic(), 0, 0.0
     while not out.poll():
-        due = int((time.monotonic() - start) * per_s) - written
-        if due > 0:
-            run = struct.pack("<4IQQII", program, 0, len(packet), 0, ct.addressof(packet), 0, due, 0)
+        now = time.monotonic()
+        due, last = min(due + (now - last) * per_s, per_s / 10), now
+        n = min(int(due), ring.room())
+        if n > 0:
+            run = struct.pack("<4IQQII", program, 0, len(packet), 0, ct.addressof(packet), 0, n, 0)
             if struct.unpack_from("<I", _call(_TEST_RUN, run), 8)[0]:
                 raise SystemExit("the agent's ring was full")
-            written += due
+            written, due = written + n, due - n
         time.sleep(_TICK_S)
     out.send(written)

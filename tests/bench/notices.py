@@ -135,22 +135,20 @@ def main() -> None:
         theirs.close()
         ours.recv()
         before, start, first = agent.status()["rows"].get("limiter_decision", 0), time.monotonic(), sealed(agent)
-        rows = measure(agent, f"agent draining {given.rate:,} records a second", given.steps, given.pause)
-        drained_s = (agent.status()["rows"]["limiter_decision"] - before) / (time.monotonic() - start)
+        rows = measure(agent, "busy agent", given.steps, given.pause)
+        rate = (agent.status()["rows"]["limiter_decision"] - before) / (time.monotonic() - start)
         segments_sealed = sealed(agent) - first
-        try:
-            ours.send("enough")
-            written = ours.recv()
-        except (EOFError, BrokenPipeError):
-            raise SystemExit(f"the agent's ring overran: this machine cannot drain {given.rate:,} records a second now; it drained {drained_s:,.0f}") from None
+        ours.send("enough")
+        written = ours.recv()
         filler.join()
         time.sleep(2)
         drained = agent.status()["rows"]["limiter_decision"]
         if drained != written:
-            raise SystemExit(f"{drained} of {written} records drained")
+            raise SystemExit(f"{drained} of {written} records drained: the figure does not count")
         for row in rows:
             report(*row)
-        print(f"drained {drained_s:,.0f} records a second meanwhile, sealed {segments_sealed} segments")
+        short = "" if rate > 0.95 * given.rate else f", TOO FEW: it was kept busy, but could not do the {given.rate:,} asked for"
+        print(f"Meanwhile the busy agent drained {rate:,.0f} records a second and sealed {segments_sealed} segments{short}")
 
 
 if __name__ == "__main__":
