@@ -84,10 +84,8 @@ int syscalls_on_sys_enter(struct bpf_raw_tracepoint_args *ctx)
 static __always_inline void syscalls_claim(struct syscalls_sum *s, u32 slot)
 {
 	void *task = (void *)bpf_get_current_task();
-	if (s->value.count) {
-		struct syscalls_value *v = syscalls_element(task, &s->key, slot);
-		if (!v)
-			return;
+	struct syscalls_value *v = s->value.count ? syscalls_element(task, &s->key, slot) : 0;
+	if (v) {
 		v->proc = s->value.proc;
 		__sync_fetch_and_add(&v->count, s->value.count);
 		__sync_fetch_and_add(&v->errors, s->value.errors);

@@ -83,6 +83,7 @@ def test_every_member_arrives(path: Path, intake: Intake) -> None:
     assert (row["proc_start_ns"], row["comm"]) == process_identity(os.getpid())[:2]
 
 
+@pytest.mark.usefixtures("own_clock")
 def test_the_time_is_that_of_sending(path: Path, intake: Intake) -> None:
     for _ in range(3):
         before = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
