@@ -121,8 +121,11 @@ class Watch:
     def run(self) -> None:
         """Until the agent's end closes."""
         threading.stack_size(64 * 1024)
-        for work in (*[self._sleep] * SLEEPERS, self._look):
-            threading.Thread(target=work, daemon=True).start()
+        for _ in range(SLEEPERS):
+            threading.Thread(target=self._sleep, daemon=True).start()
+        # Only they keep the real-time priority that this process was given: others may write to the notice socket as much as they like.
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        threading.Thread(target=self._look, daemon=True).start()
         self._subscribers.serve(self._agent.fileno())
 
     def _sleep(self) -> None:

@@ -102,7 +102,7 @@ def flood(agent: int, per_s: int, out: Connection) -> None:
     last, written, due = time.monotonic(), 0, 0.0
     while not out.poll():
         now = time.monotonic()
-        due, last = min(due + (now - last) * per_s, per_s / 10), now
+        due, last = min(due + (now - last) * per_s, per_s / 50), now
         n = min(int(due), ring.room())
         if n > 0:
             run = struct.pack("<4IQQII", program, 0, len(packet), 0, ct.addressof(packet), 0, n, 0)

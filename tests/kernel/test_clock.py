@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from agent.clock import timex
+from agent.clock.watch import SLEEPERS
 from agent.columns import NULL_I64
 from agent.tables import TABLES
 from tests.kernel.clock_rig import Rig
@@ -344,9 +346,30 @@ def test_the_watch_ends_with_the_agent_and_does_not_heed_ctrl_c(rig: Rig) -> Non
     os.kill(rig.watch.pid, signal.SIGINT)
     pid, _ = rig.python("step('clock_adjtime', 5000)")
     assert rig.notices()[0]["actor"]["pid"] == pid  # type: ignore[index]
+    assert sorted(os.sched_getscheduler(int(tid)) for tid in os.listdir(f"/proc/{rig.watch.pid}/task")) == [os.SCHED_OTHER] * 2 + [os.SCHED_RR] * SLEEPERS
+    assert rig.watch.state()["watch"] == "running"
     status = Path(f"/proc/{rig.watch.pid}/status").read_text()
     assert "CapEff:\t0000000000000000" in status
     assert "NoNewPrivs:\t1" in status
     assert "Uid:\t65534\t65534" in status
     rig.watch.sock.close()
     assert os.waitpid(rig.watch.pid, 0) == (rig.watch.pid, 0)
+
+
+def test_a_watch_that_may_not_go_first_says_so_and_works(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    script = """
+import socket, sys, time
+from pathlib import Path
+from agent.clock import process
+watch = process.start(Path(sys.argv[1]), 65534, 65534)
+watch.begin(-1)
+socket.socket(socket.AF_UNIX).connect(sys.argv[1])
+watch.reports.setblocking(True)
+watch.reports.recv(1 << 16)  # it serves
+print(watch.state()["watch"])
+watch.close()
+"""
+    command = ["setpriv", "--bounding-set=-sys_nice", "--inh-caps=-sys_nice", sys.executable, "-c", script, str(tmp_path / "notices.sock")]
+    said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2]).stdout
+    assert "may not go first (CAP_SYS_NICE)" in said
