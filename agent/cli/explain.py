@@ -26,7 +26,7 @@ def command(finding: str, fmt: str, store: str) -> None:
     tickscope explain last
     tickscope explain 3f9c -o json
     """
-    from agent.cli.findings import latest
+    from agent.cli.findings import latest, left_open
     from agent.cli.output import emit, note
     from agent.store.query import Session
 
@@ -34,6 +34,7 @@ def command(finding: str, fmt: str, store: str) -> None:
         raise AgentError(f"no finding has the id {finding!r}", remedy="name an id that `tickscope findings` shows, or: last", exit_code=USAGE)
     with Session(store, ["finding"]) as session:
         rows = latest(session, "true" if finding == "last" else f"starts_with(finding_id, '{finding.lower()}')")
+        ended = bool(rows) and left_open(session, rows[-1])
     if not rows:
         note("no findings: nothing wrong was seen" if finding == "last" else f"no finding's id starts with {finding}; see: tickscope findings")
         click.get_current_context().exit(NO_ROWS)
@@ -41,17 +42,18 @@ def command(finding: str, fmt: str, store: str) -> None:
         raise AgentError(f"{len(rows)} findings have an id that starts with {finding}", why=", ".join(row["finding_id"] for row in rows[:5]),
                          remedy="give more of the id", exit_code=USAGE)
     row = rows[-1]
-    emit({"finding": row}, fmt, lambda: click.echo("\n".join(told(row))))
+    emit({"finding": row}, fmt, lambda: click.echo("\n".join(told(row, ended))))
 
 
-def told(row: dict[str, Any]) -> list[str]:
-    """The finding as lines of text; times are relative to its start."""
+def told(row: dict[str, Any], left_open: bool = False) -> list[str]:
+    """The finding as lines of text; times are relative to its start. left_open: its agent ended before it did."""
     from agent.cli.cells import cell, duration
 
     start, end = row["start_ns"], row["end_ns"]
     wall = f", {cell('wall_ns', row['wall_ns'] - row['t_ns'] + start)}" if row.get("wall_ns") is not None else ""
     going = f"lasted {duration(end - start)}" if row["state"] == "closed" else f"still going on after {duration(end - start)}"
-    lines = [f"Finding {row['finding_id']} ({row['state']})", "", *_wrapped(row["sentence"], ""), "",
+    going += ", when the agent ended" if left_open else ""
+    lines = [f"Finding {row['finding_id']} ({'left open' if left_open else row['state']})", "", *_wrapped(row["sentence"], ""), "",
              f"  began    boot+{start / 1e9:.3f}{wall}; {going}", f"  symptom  {row['symptom']} of {row['subject']}",
              f"  cause    {row['cause']}, confidence {row['confidence']:.2f}"]
     others = [c for c in row["causes"] if c["cause"] != row["cause"]]

@@ -26,7 +26,7 @@ SHOWN = ("finding_id", "state", "start_ns", "end_ns", "symptom", "cause", "confi
 def command(only_open: bool, since: str | None, until: str | None, fmt: str, store: str) -> None:
     """Findings in their latest state, the newest last.
 
-    Nothing wrong, no finding: the exit status is then 3. `tickscope explain last` tells one with its evidence.
+    Nothing wrong, no finding: the exit status is then 3. One that still went on when its agent ended is left open. `tickscope explain last` tells one with its evidence.
 
     \b
     tickscope findings --since 1h
@@ -37,6 +37,10 @@ def command(only_open: bool, since: str | None, until: str | None, fmt: str, sto
 
     with Session(store, ["finding"], since, until) as session:
         rows = latest(session, "state = 'open'" if only_open else "true")
+        if only_open and not until:
+            rows = [row for row in rows if not left_open(session, row)]
+        if fmt == "table" and not until:
+            rows = [{**row, "state": "left open"} if left_open(session, row) else row for row in rows]
         for text in session.notes:
             note(f"note: {text}")
     show(rows, fmt)
@@ -52,6 +56,14 @@ def latest(session: Session, where: str) -> list[dict[str, Any]]:
     newest = f"SELECT * FROM finding WHERE {within} QUALIFY {last}"
     order = f"ORDER BY {session.order()}, finding_id"
     return decoded(session.run(f"SELECT * FROM ({newest}) WHERE {where} {order}").dicts())
+
+
+def left_open(session: Session, row: dict[str, Any]) -> bool:
+    """Open, and the agent that followed it has ended: how it went on is not known."""
+    from agent.store.window import this_boot
+
+    since_ns = session.written_since_ns
+    return row["state"] == "open" and (since_ns is None or row["boot_id"] != this_boot() or row["t_ns"] < since_ns)
 
 
 def decoded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ import numpy as np
 from agent.clock.history import Converted, History
 from agent.columns import NULL_I64
 from agent.errors import UNREACHABLE, USAGE, AgentError
-from agent.store import damage
+from agent.store import damage, segments
 from agent.store.damage import unreadable
 from agent.store.names import columns, quote, unknown
 from agent.store.reader import Sealed, Snapshot, merged, snapshot
@@ -108,6 +108,11 @@ class Session:
         """What could not be read, and that nobody writes, in words."""
         lost = [damage.note(one, table, self._damaged[file]) for file, one, table in self._lost()]
         return [*dict.fromkeys([*self._silence(), *self._taken.notes, *lost])]
+
+    @property
+    def written_since_ns(self) -> int | None:
+        """CLOCK_BOOTTIME at which the process that adds to the store was started (to 10 ms), None where there is none."""
+        return None if self._taken.writer is None else segments.started_ns(self._taken.writer)
 
     def _silence(self) -> list[str]:
         """That no agent adds rows now, and since when: nothing found is then no good news."""

@@ -120,3 +120,12 @@ def writer(dir_fd: int) -> int | None:
     except OSError:
         return None
     return int(pid) if pid.isdigit() and os.path.exists(f"/proc/{pid}") else None
+
+
+def started_ns(pid: int) -> int | None:
+    """CLOCK_BOOTTIME at which a process was started, to a clock tick (proc_pid_stat(5), field 22); None where it has gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return int(stat.rpartition(")")[2].split()[19]) * (10**9 // os.sysconf("SC_CLK_TCK"))

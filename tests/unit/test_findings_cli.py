@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from agent.batch import Batch
 from agent.correlate.words import fit, fit_json, instant, listing, number, peer, seconds, span
 from agent.store.hot import HotStore
+from agent.store.window import this_boot
 from tests.unit.correlate_scenarios import ALL, T0, Host, S, broker_slow, clock_step, latest, refusing, run
 from tests.unit.test_replay_cli import HEAD, tickscope
 
@@ -34,7 +36,28 @@ def test_each_finding_once_in_its_latest_state_newest_last(filled: Path) -> None
 
 
 def test_open_ones_only(filled: Path) -> None:
-    assert [json.loads(line)["cause"] for line in tickscope("findings", "--open", "--store", filled, "-o", "ndjson").stdout.splitlines()] == ["clock_step"]
+    then = f"boot+{T0 // S + 60}"
+    done = tickscope("findings", "--open", "--until", then, "--store", filled, "-o", "ndjson")
+    assert [json.loads(line)["cause"] for line in done.stdout.splitlines()] == ["clock_step"]
+
+
+def test_what_its_agent_left_open_does_not_go_on(filled: Path) -> None:
+    assert tickscope("findings", "--open", "--store", filled).returncode == 3
+    assert tickscope("findings", "--store", filled).stdout.count(b"left open") == 1
+    assert b"when the agent ended" in tickscope("explain", "last", "--store", filled).stdout
+    with (filled / "lock").open() as lock:
+        assert not lock.read()
+
+
+def test_what_a_running_agent_follows_goes_on(tmp_path: Path) -> None:
+    live = HotStore(tmp_path, this_boot(), HEAD.host, seal_command=())
+    rows = run(clock_step(), 47)[-1].rows.copy()
+    rows["t_ns"] = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    live.append([Batch("finding", rows)])
+    done = tickscope("findings", "--open", "--store", tmp_path)
+    assert (done.returncode, done.stdout.count(b"left open"), done.stdout.count(b"clock_step")) == (0, 0, 1)
+    assert b"still going on" in tickscope("explain", "--store", tmp_path).stdout
+    live.close()
 
 
 def test_since_takes_what_changed_since_then(filled: Path) -> None:
