@@ -84,7 +84,7 @@ def moved(episode: Episode, view: View) -> Iterator[Verdict]:
     apart, bound = episode.facts["apart_ns"], episode.facts["bound_ns"]
     for jump in view.jumps[::-1]:
         if -SECOND <= episode.start_ns - jump.t_ns <= _REACH_NS and abs(jump.size_ns - apart) <= bound:
-            who = process(jump.comm, jump.pid) if jump.pid else "somebody who was not seen"
+            who = process(jump.comm, jump.pid) if jump.pid or jump.comm else "somebody who was not seen"
             way = "back" if jump.backward else "forward"
             words = f"{who} moved the wall clock {way} by {span(jump.size_ns)}, which {episode.key[0]} did not know"
             yield Verdict(jump.cause, 0.93, str(jump.t_ns), words, (item("clock_change", "size", jump.size_ns, "ns", t_ns=jump.t_ns, pid=jump.pid),))

@@ -34,7 +34,7 @@ def clock(episode: Episode, view: View) -> Iterator[Verdict]:
         elif size < enough or (episode.symptom == "queue_lag" and episode.unit != "s"):
             yield Verdict(jump.cause, 0.0, "", f"the clock moved by only {span(size)}")
         else:
-            who = f" by {process(jump.comm, jump.pid)}" if jump.pid else ""
+            who = f" by {process(jump.comm, jump.pid)}" if jump.pid or jump.comm else ""
             words = f"the wall clock was moved {'back' if jump.backward else 'forward'} by {span(size)}{who}"
             yield Verdict(jump.cause, 0.93 if abs(lead) <= 2 * SECOND else 0.8, str(jump.series.first.t_ns), words,
                           (item("clock_change", "size", jump.size_ns, "ns", t_ns=jump.t_ns, pid=jump.pid, lead_ns=lead),))

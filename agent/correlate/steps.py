@@ -60,7 +60,7 @@ class Jump:
     @property
     def actor(self) -> tuple[str, str | None]:
         """What jumps of one series share. A command that is run again and again is one actor under many pids."""
-        return self.cause, self.comm or str(self.pid) if self.pid else None
+        return self.cause, self.comm or (str(self.pid) if self.pid else None)
 
 
 class Series:
@@ -154,6 +154,8 @@ class Series:
 
     def _by(self) -> str:
         first = self.first
+        if not self.pids and first.comm:  # its number is that of another PID namespace
+            return f": {first.comm}, a process that the agent cannot see from its container, {f'called {first.via}' if first.via else 'did it'}"
         if not self.pids:
             return "" if first.cause == "leap" else ", by whom was not seen"
         return f": {listing([process(first.comm, pid) for pid in self.pids])} {f'called {first.via}' if first.via else 'did it'}"

@@ -88,8 +88,14 @@ def test_a_refused_attempt_is_no_finding() -> None:
 
 def test_a_step_whose_actor_was_not_seen_says_so() -> None:
     host = Host()
-    host.step(5, -S, pid=-(2**63))
+    host.step(5, -S, pid=-(2**63), comm=b"")
     assert "by whom was not seen" in str(latest(run(host, 20))[0]["sentence"])
+
+
+def test_an_actor_outside_of_the_agents_pid_namespace_is_named() -> None:
+    host = Host()
+    host.step(5, -S, pid=-(2**63))
+    assert "chronyd, a process that the agent cannot see from its container, called clock_settime" in str(latest(run(host, 20))[0]["sentence"])
 
 
 def test_repeated_steps_of_one_actor_are_one_finding_that_counts_them() -> None:
