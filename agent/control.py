@@ -83,6 +83,9 @@ def ask(run_dir: str, request: str, timeout_s: float = 2.0) -> dict[str, object]
             while chunk := sock.recv(1 << 16):
                 data += chunk
         return dict(json.loads(data))
+    except TimeoutError as error:
+        raise AgentError("the agent does not answer", why=f"nothing came from {path} within {timeout_s:g} s: it is still starting, or gets no processor time",
+                         remedy="tickscope status --wait 30", exit_code=UNREACHABLE) from error  # fmt: skip
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM):
             remedy = "run this as root, or join the group tickscope"

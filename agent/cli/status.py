@@ -14,6 +14,9 @@ from agent.config import Config
 from agent.control import ask
 from agent.errors import AgentError
 
+#: What people are told of the clock here; `tickscope clock` tells the rest.
+_CLOCK = ("synchronised", "ntp_offset_ns", "maxerror_us", "drift_ppb", "leap_indicator", "watch", "late_records", "subscribers_dropped")
+
 
 def run_dir() -> str:
     return os.environ.get("TICKSCOPE_RUN_DIR") or Config.run_dir
@@ -83,5 +86,5 @@ def _human(d: dict[str, Any]) -> None:
         print(f"{told['daemon']}  {told['state']}{of}{offset}" + (f": {told['reason']}" if told["reason"] else ""))
     print("rows  " + (", ".join(f"{n} {t}" for t, n in sorted(d["rows"].items())) or "none yet"))
     print("lost  " + (", ".join(f"{x['count']} of {x['source']} ({x['stage']})" for x in d["loss"]) or "nothing"))
-    for name, part in (("clock", d["clock"]), ("store", d["store"]), *((k, v) for k, v in d["export"].items())):
-        print(f"{name}  " + ", ".join(f"{k} {cell(k, v)}" for k, v in part.items() if v not in (None, "")))
+    for name, part in (("clock", {k: d["clock"].get(k) for k in _CLOCK}), ("store", d["store"]), *((k, v) for k, v in d["export"].items())):
+        print(f"{name}  " + ", ".join(f"{k.removesuffix('_ns').removesuffix('_us')} {cell(k, v)}" for k, v in part.items() if v not in (None, "")))

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
 
 from agent.cli.main import VERBS, cli
+from agent.control import ask
+from agent.errors import AgentError
 
 #: Verbs that print rows or a document; the others become the agent, write a script, or have ``-o`` for a file.
 _WITHOUT_FORMAT = {"run", "demo", "record", "completion"}
@@ -75,6 +79,15 @@ def test_a_table_for_a_verb_gets_the_query() -> None:
     done = tickscope("tcp_rtt")
     assert done.returncode == 2
     assert "No such verb 'tcp_rtt'. Did you mean query tcp_rtt?" in done.stderr
+
+
+def test_an_agent_that_does_not_answer_is_not_taken_for_none(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.bind(str(tmp_path / "control.sock"))
+        sock.listen()
+        with pytest.raises(AgentError, match="does not answer") as told:
+            ask(str(tmp_path), "status", timeout_s=0.05)
+    assert told.value.remedy == "tickscope status --wait 30"
 
 
 def test_an_output_that_cannot_be_written_is_said() -> None:
