@@ -56,7 +56,7 @@ pip_install() {
 
 # pip builds in the directory it installs from, so it gets a copy of the sources and the clone stays as it is.
 install_environment() ( # extra
-	extra=$1
+	extra=$1 command=/usr/local/bin/tickscope
 	code=$TICKSCOPE_HOME/stamp.code deps=$TICKSCOPE_HOME/stamp.deps${extra:+.$extra}
 	python=$(/usr/bin/python3 -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
 	wanted_deps="$python $(sha256sum setup.py)"
@@ -85,6 +85,7 @@ install_environment() ( # extra
 	fi
 	printf '%s\n' "$wanted_deps" >"$deps"
 	printf '%s\n' "$wanted_code" >"$code"
+	if [ "$TICKSCOPE_HOME" = /opt/tickscope ] && [ ! -e "$command" ]; then ln -sf "$TICKSCOPE_VENV/bin/tickscope" "$command"; fi
 )
 
 install_for() {
