@@ -239,24 +239,32 @@ def _split(new: np.ndarray, low: np.ndarray, high: np.ndarray, start: int, end: 
 
 
 def _tables(s: Segments) -> tuple[_Pieces, _Pieces]:
-    """Forward and backward. Between two samples that disagree either offset may have held: backward, both answers are given there."""
+    """Forward and backward. Between two samples that disagree either offset may have held: backward, both answers are given there.
+
+    Before the boot there was nothing: a wall time that the first offset gives to a time before 0 counts only where no other offset could.
+    """
     t_from = s.start_ns.copy()
     t_from[0] = _FIRST
     may_from = np.append(_FIRST, s.known_ns[:-1])
     t_to = np.append(s.start_ns[1:], _LAST)
     wall_from, wall_may, wall_to = t_from + s.real_boot_ns, may_from + s.real_boot_ns, t_to + s.real_boot_ns
     known = s.start_ns[:1] + s.real_boot_ns[:1], s.known_ns[:-1] + s.real_boot_ns[:-1]
-    edges = np.unique(np.concatenate([wall_from, wall_may, wall_to, *known]))
+    born = int(s.real_boot_ns[0])
+    edges = np.unique(np.concatenate([wall_from, wall_may, wall_to, *known, [born]]))
     jump = np.append(np.abs(np.diff(s.real_boot_ns)), 0)
     forward: list[tuple[int, int, int, int, int]] = []
     backward: list[tuple[int, int, int, int, int]] = []
-    for wall, held in zip(edges.tolist(), _holders(edges, wall_from, wall_to), strict=True):
+    for wall, holders in zip(edges.tolist(), _holders(edges, wall_from, wall_to), strict=True):
+        held = _since(born, wall, holders) or holders
         for n, i in enumerate(held):
             t = int(wall - s.real_boot_ns[i])
             other = held[0] if n else held[-1]
             alt = int(s.real_boot_ns[other]) if len(held) > 1 else NULL_I64
             forward.append((t, int(s.real_boot_ns[i]), _error(s, jump, i, t), AMBIGUOUS if len(held) > 1 else EXACT, alt))
-    for wall, held in zip(edges[:-1].tolist(), _holders(edges, wall_may, wall_to)[:-1], strict=True):
+    for wall, holders in zip(edges[:-1].tolist(), _holders(edges, wall_may, wall_to)[:-1], strict=True):
+        held = _since(born, wall, holders)
+        if not held and not (wall_may[1:] <= wall).any():
+            held = holders
         if held:
             first, last = held[0], held[-1]
             errors = [_error(s, jump, i, int(wall - s.real_boot_ns[i])) for i in (first, last)]
@@ -269,6 +277,11 @@ def _tables(s: Segments) -> tuple[_Pieces, _Pieces]:
             unsure = int(s.start_ns[i + 1] - s.known_ns[i])
             backward.append((wall, int(s.start_ns[i + 1]), unsure + int(max(s.err_ns[i : i + 2])), SKIPPED, NULL_I64))
     return _as_pieces(forward), _as_pieces(backward)
+
+
+def _since(born: int, wall: int, holders: list[int]) -> list[int]:
+    """Without the first segment where that would be before the boot."""
+    return holders if wall >= born else [i for i in holders if i]
 
 
 def _holders(edges: np.ndarray, wall_from: np.ndarray, wall_to: np.ndarray) -> list[list[int]]:

@@ -35,7 +35,7 @@ class Truth:
     def boots(self, wall: int) -> list[int]:
         """Every instant at which the wall clock said so."""
         ends = [*self.starts[1:], 1 << 62]
-        begins = [-(1 << 62), *self.starts[1:]]
+        begins = [0, *self.starts[1:]]
         return [wall - o for b, e, o in zip(begins, ends, self.offsets, strict=True) if b <= wall - o < e]
 
 
@@ -67,9 +67,12 @@ def test_any_wall_time(truth: Truth, at: int) -> None:
     wall = WALL + at
     back = history.to_boot(np.array([wall]))
     instants = truth.boots(wall)
-    assert back.state[0] == (EXACT, AMBIGUOUS)[len(instants) > 1] if instants else SKIPPED
+    before = wall < min(s + o for s, o in zip([0, *truth.starts[1:]], truth.offsets, strict=True))
+    assert back.state[0] == ((EXACT, AMBIGUOUS)[len(instants) > 1] if instants else EXACT if before else SKIPPED)
     if instants:
         assert back.ns[0] == min(instants)
+    elif before:
+        assert (back.ns[0], back.err_ns[0]) == (wall - truth.offsets[0], NULL_I64)
     else:
         step = int(back.ns[0])
         assert step in truth.starts[1:]

@@ -97,6 +97,20 @@ def test_wall_times_that_never_were(boot: Boot) -> None:
             assert min(abs(int(got.ns[0]) - s) for s, _ in boot.steps) <= got.err_ns[0]
 
 
+def test_a_clock_that_was_ahead_at_boot_makes_no_later_time_ambiguous() -> None:
+    """One step back by an hour, half a minute after the boot: what came then comes once, and the hour before is not what the first offset would say."""
+    hour = 3_600 * SECOND
+    boot = Boot([(0, WALL), (30 * SECOND, WALL - hour)], 100 * SECOND,
+                [(20 * SECOND, WALL, 0, 50, False), (30 * SECOND, WALL - hour, 0, 50, True), (31 * SECOND, WALL - hour, 0, 50, False)])  # fmt: skip
+    history, t = boot.history(), np.array([40, 900, 3_000]) * SECOND
+    there, back = history.to_wall(t), history.to_boot(np.array([boot.wall(int(x)) for x in t]))
+    assert there.state.tolist() == back.state.tolist() == [EXACT] * 3
+    assert back.ns.tolist() == t.tolist()
+    assert (back.err_ns == 50).all()
+    before = history.to_boot(np.array([WALL - 2 * hour]))
+    assert (before.ns[0] < 0, before.err_ns[0]) == (True, NULL_I64)
+
+
 @given(st.lists(boots(), min_size=1, max_size=3))
 def test_boots_are_kept_apart(several: list[Boot]) -> None:
     for boot, history in [(b, b.history()) for b in several]:
