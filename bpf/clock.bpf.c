@@ -133,23 +133,32 @@ static __always_inline void *clock_regs(void)
 #define CLOCK_READ_REG(dst, regs, name) \
 	bpf_probe_read_kernel(&(dst), sizeof(dst), (char *)(regs) + __builtin_offsetof(struct pt_regs, name))
 
-/* The number of a 32-bit program's call as a 64-bit one's; 0 where it is none of these. */
-static __always_inline u32 clock_compat(u32 nr)
+static __always_inline bool clock_in_compat(void)
 {
-#if HAS_thread_info__status && defined(__x86_64__)
 	u32 status = 0;
+#if HAS_thread_info__status && defined(__x86_64__)
 	GET(status, (void *)bpf_get_current_task(), thread_info, status);
-	if (!(status & CLOCK_TS_COMPAT))
-		return 0;
-	if (nr == 264 || nr == 404)
-		return CLOCK_SETTIME;
-	if (nr == 343 || nr == 405)
-		return CLOCK_ADJTIME;
-	if (nr == 79 || nr == 25)	/* stime */
-		return CLOCK_SETTIMEOFDAY;
-	if (nr == 124)
-		return CLOCK_ADJTIMEX;
 #endif
+	return status & CLOCK_TS_COMPAT;
+}
+
+/* The number of a 32-bit program's call as a 64-bit one's; 0 where it is none of these. same: its structs are a 64-bit program's too. */
+static __always_inline u32 clock_compat(u32 nr, bool *same)
+{
+	*same = nr == 404 || nr == 405;
+	switch (nr) {
+	case 264:
+	case 404:
+		return CLOCK_SETTIME;
+	case 343:
+	case 405:
+		return CLOCK_ADJTIME;
+	case 25:	/* stime */
+	case 79:
+		return CLOCK_SETTIMEOFDAY;
+	case 124:
+		return CLOCK_ADJTIMEX;
+	}
 	return 0;
 }
 
@@ -212,6 +221,28 @@ static __always_inline bool clock_describe(struct clock_event *e, u32 nr, u64 ar
 	return e->modes && !((e->modes & ADJ_ADJTIME_BIT) && (e->modes & ADJ_READONLY_BIT));
 }
 
+/* As clock_describe, of the call that current is in. */
+static __always_inline bool clock_describe_current(struct clock_event *e)
+{
+	void *regs = clock_regs();
+	u64 number = 0, arg1 = 0, arg2 = 0;
+	bool same;
+	CLOCK_READ_REG(number, regs, CLOCK_NR);
+#if defined(__x86_64__)
+	if (clock_in_compat()) {
+		u32 nr = clock_compat(number, &same);
+		CLOCK_READ_REG(arg1, regs, bx);
+		CLOCK_READ_REG(arg2, regs, cx);
+		bool known = clock_describe(e, same ? nr : 0, (u32)arg1, (u32)arg2);
+		e->nr = nr;
+		return same ? known : nr;
+	}
+#endif
+	CLOCK_READ_REG(arg1, regs, CLOCK_ARG1);
+	CLOCK_READ_REG(arg2, regs, CLOCK_ARG2);
+	return clock_describe(e, number, arg1, arg2);
+}
+
 static __always_inline void clock_emit(struct clock_event *e)
 {
 	if (clock_events.ringbuf_output(e, sizeof(*e), QUIET))
@@ -242,7 +273,7 @@ static __always_inline void clock_tell_watch(struct clock_event *e)
 int clock_woke(struct bpf_raw_tracepoint_args *ctx)
 {
 	struct control *control = get_control();
-	u32 tgid = 0, zero = 0, flags = 0, nr;
+	u32 tgid = 0, zero = 0, flags = 0;
 	GET(tgid, (void *)ctx->args[0], task_struct, tgid);
 	if (!control || !tgid || tgid != control->watch_tid || bpf_get_current_pid_tgid() >> 32 == tgid)
 		return 0;
@@ -252,15 +283,7 @@ int clock_woke(struct bpf_raw_tracepoint_args *ctx)
 	if (!seen)
 		return 0;
 	struct clock_event e = {};
-	void *regs = clock_regs();
-	u64 number = 0, arg1 = 0, arg2 = 0;
-	CLOCK_READ_REG(number, regs, CLOCK_NR);
-	CLOCK_READ_REG(arg1, regs, CLOCK_ARG1);
-	CLOCK_READ_REG(arg2, regs, CLOCK_ARG2);
-	nr = clock_compat(number);
-	bool known = clock_describe(&e, nr ? 0 : number, arg1, arg2) || nr;
-	if (nr)
-		e.nr = nr;	/* its arguments lie in memory otherwise than a 64-bit program's */
+	bool known = clock_describe_current(&e);
 	GET(flags, (void *)bpf_get_current_task(), task_struct, flags);
 	/* A timer of the watch fires in whoever runs then: who steps is still to come. The kernel itself steps in its own threads. */
 	if (!known && !(flags & PF_KTHREAD))
@@ -284,12 +307,7 @@ int clock_ask(struct bpf_raw_tracepoint_args *ctx)
 	if ((u32)ctx->args[CLOCK_ASK_CAP] != CLOCK_CAP_SYS_TIME)
 		return 0;
 	struct clock_event e = {};
-	void *regs = clock_regs();
-	u64 nr = 0, arg1 = 0, arg2 = 0;
-	CLOCK_READ_REG(nr, regs, CLOCK_NR);
-	CLOCK_READ_REG(arg1, regs, CLOCK_ARG1);
-	CLOCK_READ_REG(arg2, regs, CLOCK_ARG2);
-	if (!clock_describe(&e, nr, arg1, arg2))
+	if (!clock_describe_current(&e))
 		return 0;
 	clock_read(&e.tai_boot_before_ns, &e.before_err_ns);
 	u32 zero = 0;

@@ -140,7 +140,8 @@ def test_steps_of_a_32_bit_program_have_their_actor(rig: Rig) -> None:
     rows = rig.of(pid)
     assert kinds(rows) == ["step"] * 23
     assert set(rows["via"].tolist()) == {b"clock_adjtime"}
-    assert (np.abs(rows["size_ns"] - [-7000 if i % 2 else 7000 for i in range(23)]) <= rows["err_ns"]).all()
+    assert rows["requested_ns"].tolist() == [-7000 if i % 2 else 7000 for i in range(23)]
+    assert (np.abs(rows["size_ns"] - rows["requested_ns"]) <= rows["err_ns"]).all()
     assert len(rig.of(pid, NULL_I64)) == 23
     assert [n["actor"]["pid"] for n in rig.notices()] == [pid] * 23  # type: ignore[index]
 
