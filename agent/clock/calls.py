@@ -104,7 +104,7 @@ class Call:
             self.ret = int(record["ret"]) or self.ret or 0
         elif source == WOKE:
             after = _offset(record, "after")
-            if self.woke or (self.before is not None and after is not None and abs(after[0] - self.before[0]) <= NOISE_NS):
+            if self.woke or (self.before is not None and after is not None and abs(after[0] - self.before[0]) <= NOISE_NS + self.before[1] + after[1]):
                 return  # a timer of the watch fired in this call, before or after it stepped; or it steps by nothing
             self.woke = True
         else:
