@@ -110,9 +110,10 @@ def leap(name: str, flag: int, size: int) -> list[Event]:
 
 BURST = "for i in range(20): moved('raw_clock_adjtime', 10**6 * (i + 1) * (-1) ** i); time.sleep(0.1)"
 LOAD = """
-spinning = [os.fork() for _ in range(4)]
-if 0 in spinning:
-    while True: pass
+spinning = []
+for _ in range(4):
+    spinning.append(os.fork())
+    while not spinning[-1]: pass
 time.sleep(1)
 for by in (7_000_000, -7_000_000): moved("clock_adjtime", by)
 for pid in spinning: os.kill(pid, 9); os.waitpid(pid, 0)
