@@ -84,28 +84,24 @@ class Call:
             return not self.libc and int(record["start_ns"]) <= self.t_ns
         if self.libc or t_ns - self.last_ns > _CALL_NS or int(record["nr"]) != self.nr:
             return False
-        if source == WOKE:  # one after another: timers of the watch fired in this call, too; the next would have asked first
-            return self.ret != -1 and (not self.woke or self.asks > 0)
-        if self.woke and not self.asks and self.after is None:  # such a timer, before it asked; where TAI can be read that is no record
-            return True
+        if source == WOKE:
+            return not self.woke and self.ret != -1
         # ADJ_SETOFFSET is checked twice inside one call; had the first been a call of its own, the clock would have moved.
         again = _offset(record, "before")
         still = self.before is None or again is None or abs(again[0] - self.before[0]) <= NOISE_NS + self.before[1] + again[1]
-        unstepped = not self.woke or self.after is None
-        return self.asks == 1 and unstepped and self.ret == 0 and bool(self.modes & timex.SETOFFSET) and still
+        return self.asks == 1 and not self.woke and self.ret == 0 and bool(self.modes & timex.SETOFFSET) and still
 
     def add(self, record: np.void) -> None:
         source = int(record["source"])
         self.last_ns = int(record["t_ns"])
         if source == ASK:
-            self.woke = False
             self.asks += 1
             self.t_ns = self.last_ns
-            self.ret = int(record["ret"]) or self.ret or 0
+            self.ret = int(record["ret"]) or self.ret
         elif source == WOKE:
             after = _offset(record, "after")
-            if self.woke or (self.before is not None and after is not None and abs(after[0] - self.before[0]) <= NOISE_NS + self.before[1] + after[1]):
-                return  # a timer of the watch fired in this call, before or after it stepped; or it steps by nothing
+            if self.before is not None and after is not None and abs(after[0] - self.before[0]) <= NOISE_NS + self.before[1] + after[1]:
+                return  # a timer of the watch fired in this call, before it stepped; or it steps by nothing
             self.woke = True
         else:
             self.libc = True

@@ -98,15 +98,6 @@ def test_without_tai_sizes_come_from_what_was_asked() -> None:
     assert [r.size_ns for r in joined(records, reading(LATER, 10_000))] == [2_000] * 5
 
 
-@pytest.mark.parametrize("pattern", ["AAW", "AAWW", "WAAW", "AWAW", "WAWAWW", "AA"])
-def test_without_tai_timers_that_fire_in_a_call_make_no_more_of_it(pattern: str) -> None:
-    records = []
-    for i in range(1, 4):
-        for j, what in enumerate(pattern):
-            records.append(record(ASK if what == "A" else WOKE, 100_000_000 * i + 10 * j, modes=0x2100, asked_s=0, asked_part=2_000))
-    assert [r.size_ns for r in joined(records, reading(LATER, 6_000))] == [2_000] * 3
-
-
 def test_a_step_without_a_call_has_no_actor_and_the_watch_dates_it() -> None:
     join = Join(reading(0), STILL)
     join.hint(LATER - 7, REAL - 9_000)
