@@ -178,12 +178,12 @@ def test_101_steps_from_1_to_500_us_each_found_with_actor_sign_and_size(rig: Rig
     assert len(truth) == len(rows) == 101
     assert kinds(rows) == ["step"] * 101
     assert len(set(rows["comm"].tolist())) == 1
-    aimed = np.abs(truth[:, 0]) > truth[:, 1] + 300 * COARSE  # where the program itself knows which way it went: setting to a time is not exact
-    assert aimed.sum() > 90
+    aimed = np.abs(truth[:, 0]) > truth[:, 1] + rows["err_ns"] + 300 * COARSE  # setting to a time is not exact: the program itself must know which way
     assert np.sign(rows["size_ns"][aimed]).tolist() == np.sign(truth[aimed, 0]).tolist()
     assert (np.abs(rows["size_ns"] - truth[:, 0]) <= rows["err_ns"] + truth[:, 1]).all()
     assert len(rig.of(pid, NULL_I64)) == 101, "something was reported twice or invented"
     if rig.loaded.words["FUNC_ktime_get_tai_ns"]:
+        assert aimed.sum() > 90
         assert np.percentile(rows["err_ns"], 99) <= 1_000 * (50 if COARSE > 1 else 1)
     told = np.array([(n["size_ns"], n["err_ns"]) for n in rig.notices() if n["actor"] == {"pid": pid, "comm": rows["comm"][0].decode()}])
     moved = rows[np.abs(rows["size_ns"]) > 300]
