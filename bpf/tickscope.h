@@ -30,7 +30,7 @@ static __always_inline u32 pidns_number(void *task, u32 global)
 	void *pid = PTR(task, task_struct, thread_pid), *ns;
 	u32 level = 0, inum, number;
 	READ(level, pid, pid, level);
-#pragma unroll
+#pragma clang loop unroll(disable)	/* four copies of it in each GET are too much for 512 bytes of stack (LLVM 14) */
 	for (int i = 1; i <= PIDNS_DEPTH; i++) {
 		const char *upid = ADDR(pid, pid, numbers) + i * 16;	/* struct upid: an int and a pointer */
 		if (i > level)
