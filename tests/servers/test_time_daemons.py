@@ -71,7 +71,7 @@ def until(done: Callable[[], bool], limit_s: float = 30) -> None:
 
 
 @pytest.fixture
-def wire() -> Iterator[Wire]:
+def wire(own_clock: None) -> Iterator[Wire]:
     with Wire(delay_s=DELAY_S) as made:
         yield made
 

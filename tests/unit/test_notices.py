@@ -195,12 +195,13 @@ def test_a_name_cannot_write_to_a_terminal(server: Server) -> None:
 def test_no_bytes_stop_the_server(tmp_path_factory: pytest.TempPathFactory, said: list[bytes]) -> None:
     server = Server(tmp_path_factory.mktemp("n"))
     try:
-        one, good = server.client(), server.client()
+        good = server.client()
+        server.until(subscribers=1)
+        one = server.client()
         for piece in said:
             with contextlib.suppress(ConnectionError):
                 one.sendall(piece)
         one.close()
-        server.until(subscribers=1)
         server.step()
         ack(good, line(good)["id"])
         server.until(acknowledged=1)
