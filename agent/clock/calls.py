@@ -72,7 +72,8 @@ class Call:
         if self.modes & timex.SETOFFSET:
             return seconds * 1_000_000_000 + part * (1 if self.modes & timex.NANO else 1000)
         if self.modes & timex.OFFSET:
-            return offset * (1 if self.modes & timex.NANO or int(self.record["status"]) & timex.STA_NANO else 1000)
+            status = int(self.record["status"]) if self.status_after is None else self.status_after  # the caller cannot set STA_NANO by it
+            return offset * (1 if self.modes & timex.NANO or status & timex.STA_NANO else 1000)
         if self.modes & timex.TAI:
             return int(self.record["constant"]) * 1_000_000_000
         return None
