@@ -43,7 +43,7 @@ def adjust(**fields):
     assert libc.clock_adjtime(0, timex(**fields)) >= 0, os.strerror(ctypes.get_errno())
 def now():
     t = timex(); libc.clock_adjtime(0, t); return struct.unpack(TIMEX, t.raw)
-STATUS, FREQUENCY, TICK, TAI, MAXERROR, OFFSET = 0x10, 2, 0x4000, 0x80, 4, 1
+STATUS, FREQUENCY, TICK, TAI, MAXERROR, OFFSET, NANO = 0x10, 2, 0x4000, 0x80, 4, 1, 0x2000
 """
 
 
@@ -128,7 +128,7 @@ assert libc.adjtime(struct.pack("<qq", 0, 7), None) == -1
 """
 READS = "for _ in range(23): libc.adjtimex(timex()); libc.clock_adjtime(0, timex()); libc.adjtime(None, ctypes.create_string_buffer(16)); time.time()"
 ADJTIME = "assert libc.adjtime(struct.pack('<qq', 0, {}), None) == 0; time.sleep(0.1); assert libc.adjtime(struct.pack('<qq', 0, 0), None) == 0"
-PHASE = "adjust(modes=OFFSET | STATUS, offset={}, status=0x2041); adjust(modes=OFFSET | STATUS, offset=0, status=0x41); adjust(modes=STATUS, status=0x40)"
+PHASE = "adjust(modes=OFFSET | NANO | STATUS, offset={}, status=0x41); adjust(modes=OFFSET | STATUS, offset=0, status=0x41); adjust(modes=STATUS, status=0x40)"
 CURRENT = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
 
 SMEARED = [p for a, b in zip([0, *range(2, 22, 2), *range(18, -2, -2)], [*range(2, 22, 2), *range(18, -2, -2)], strict=False) for p in [(a * 1000, b * 1000)]]
@@ -140,7 +140,7 @@ EVENTS = [
     Event("under heavy load", LOAD, [Row("step", "clock_adjtime", s) for s in (7 * MS, -7 * MS)]),
     Event("adjtime forward", ADJTIME.format(7000), [Row("slew", "clock_adjtime", requested=7 * MS), Row("slew", "clock_adjtime", requested=0)]),
     Event("adjtime backward", ADJTIME.format(-7000), [Row("slew", "clock_adjtime", requested=-7 * MS), Row("slew", "clock_adjtime", requested=0)]),
-    Event("ADJ_OFFSET", PHASE.format(300_000), [Row("slew", "clock_adjtime", requested=300_000_000), Row("slew", "clock_adjtime", requested=0)]),
+    Event("ADJ_OFFSET", PHASE.format(300_000), [Row("slew", "clock_adjtime", requested=300_000), Row("slew", "clock_adjtime", requested=0)]),
     Event("a smear", SMEAR, [Row("frequency", "clock_adjtime", ppb=p) for p in SMEARED]),
     Event("TAI offset 37 s", "adjust(modes=TAI, constant=37)", [Row("tai", "clock_adjtime", requested=37 * S)]),
     Event("TAI offset 36 s", "adjust(modes=TAI, constant=36)", [Row("tai", "clock_adjtime", requested=36 * S)]),
