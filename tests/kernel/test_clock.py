@@ -295,7 +295,7 @@ def test_any_one_view_may_be_missing(tmp_path: Path, missing: str) -> None:
 def test_without_the_programs_steps_are_found_but_nobody_is_named(tmp_path: Path, probes: bool) -> None:
     rig = Rig(tmp_path, probes=probes, libc=False, detached=("clock_woke", "clock_ask"))
     try:
-        pid, _ = rig.python(STEPS, "clock_settime", str(100_000 * COARSE), "0.15")
+        pid, _ = rig.python(STEPS, "raw_clock_adjtime", str(100_000 * COARSE), "0.15")
         rows = rig.rows()
         assert len(rig.of(pid)) == 0
         assert (rows["pid"] == NULL_I64).all()

@@ -299,7 +299,7 @@ def test_findings_have_limits_of_their_own(tmp_path: Path) -> None:
     with_findings(tmp_path, 8)
     seal_now(tmp_path, max_bytes=0)
     one = sum(file.stat().st_size for file in (tmp_path / segments.sealed_name(8)).iterdir())
-    for more, left in ((("--findings-max-bytes", str(3 * one)), [3, 5, 7]), (("--findings-max-bytes", str(one)), [7]), (("--findings-max-age-s", "0"), [])):
+    for more, left in ((("--findings-max-bytes", str(3 * one + one // 2)), [3, 5, 7]), (("--findings-max-bytes", str(one + one // 2)), [7]), (("--findings-max-age-s", "0"), [])):
         assert seal_now(tmp_path, 10**7, 0, 1e9, *more).returncode == 0
         assert ask(tmp_path, "SELECT t_ns FROM finding ORDER BY 1", "finding") == [(n,) for n in left]
 
