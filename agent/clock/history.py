@@ -5,7 +5,8 @@ MONOTONIC and BOOTTIME as well, and a suspend moves both. So the history is a li
 samples inside a segment only narrow its error: all of them bound the same number, so their intervals are intersected.
 
 A segment starts where a ``clock_offset`` row says ``cut`` (the instant is known), or where a sample contradicts the ones before
-it (a step that nobody saw: the instant lies between two samples, and times between them carry the step in their error).
+it (a step that nobody saw: the instant lies between two samples, and times between them carry the step in their error). One that
+nobody saw and that is smaller than the bounds of the samples around it together may stay hidden; answers are then off by at most its size.
 """
 
 from __future__ import annotations
