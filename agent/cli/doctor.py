@@ -20,9 +20,9 @@ def command(fmt: str, store: str) -> None:
         output.emit_doc({"checks": [c._asdict() for c in checks]})
     elif fmt == "table":
         for c in checks:
-            print(f"{c.state:<5} {c.id:<9} {c.found}")
+            print(f"{c.state:<5} {c.id:<14} {c.found}")
             if c.remedy:
-                print(f"{'':<15} try: {c.remedy}")
+                print(f"{'':<20} try: {c.remedy}")
     else:
         output.emit_rows([c._asdict() for c in checks], fmt)
     if any(c.state == "fail" for c in checks):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ class Rise:
     ratio: float
 
 
-class Watch:
+class Watch(ABC):
     """Watches one kind of subject. Subclasses fill ``series`` and say how an episode is described."""
 
     metrics: tuple[str, ...] = ()
@@ -44,17 +45,17 @@ class Watch:
         self._end(second)
         return opened
 
+    @abstractmethod
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         """Puts the second's values into ``series``; returns the slots that have any."""
-        raise NotImplementedError
 
+    @abstractmethod
     def judge(self, second: int, slots: np.ndarray, rows: Mapping[str, np.ndarray]) -> list[Episode]:
         """Opens and extends episodes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def describe(self, symptom: str, slot: int) -> Episode:
         """An episode of this subject with its names filled in; the numbers follow."""
-        raise NotImplementedError
 
     def rises(self, rise: Rise, second: int, slots: np.ndarray, allowed: np.ndarray) -> list[Episode]:
         """Opens an episode where the rise has lasted, extends the one that is active; ``allowed`` masks slots for opening."""

@@ -64,14 +64,16 @@ def no_loss(agent: Agent) -> None:
 def test_connections_of_both_families(start: Callable[..., Agent]) -> None:
     agent = start().ready()
     for version, host in (("4", "127.0.0.1"), ("6", "[::1]")):
+        before = time.monotonic_ns()
         pid, out = run(CONNECTS, version)
+        took = time.monotonic_ns() - before
         port, nobody = out.split()
         rows = agent.rows("tcp_connect", f"pid = {pid}", 124)
         assert Counter((r["peer"], r["result"], r["errno"]) for r in rows) == {
             (f"{host}:{port}", "ok", None): 101,
             (f"{host}:{nobody}", "failed", 111): 23,
         }
-        assert all(0 < r["duration_ns"] < 1_000_000_000 for r in rows)
+        assert all(0 < r["duration_ns"] < took for r in rows)
         closes = agent.rows("tcp_close", f"pid = {pid} and (sport = {port} or dport = {port})", 202)
         assert Counter((r["role"], r["bytes_in"], r["bytes_out"]) for r in closes) == {("client", 0, 1000): 101, ("server", 1000, 0): 101}
     no_loss(agent)
