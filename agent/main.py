@@ -48,13 +48,15 @@ def _kernel_sources(config: Config, loaded: Loaded, helper: helper_room.Helper, 
     """The kernel source and what the families add to it. A family whose set-up fails is unavailable; the others run."""
     from agent.kernel.source import KernelSource
     from agent.kernel.targets import Targets
+    from agent.kernel.window import Window
 
     kernel = KernelSource(loaded)
     if loaded.shared:
         kernel.control["agent_pid"] = os.getpid()
     targets = Targets(helper, kernel)
-    sources: list[Any] = [kernel, targets]
-    settings = {"syscalls": config.syscalls, "syscalls_window_ns": int(config.syscalls_window_ms * 1e6), **extra}
+    window = Window(helper, int(config.syscalls_window_ms * 1e6))
+    sources: list[Any] = [kernel, targets, window]
+    settings = {"syscalls": config.syscalls, "window": window, **extra}
     for family in loaded.families.values():
         if family.probe.setup is None or family.state == "unavailable":
             continue

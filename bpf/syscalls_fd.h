@@ -9,23 +9,11 @@ BPF_F_TABLE("array", u32, u64, syscalls_class, 1024, BPF_F_MMAPABLE);
 /* What fd is, and of a socket whom it talks to. */
 static __always_inline void syscalls_look_at(struct syscalls_thread *t, void *task, u32 fd)
 {
-	u32 max = 0;
-	u16 mode = 0;
+	void *file = file_of(task, fd);
 	t->inode_type = SYSCALLS_FD_NONE;
-	void *fdt = PTR(PTR(task, task_struct, files), files_struct, fdt);
-	if (!fdt)
-		return;
-	GET(max, fdt, fdtable, max_fds);
-	if (fd >= max)
-		return;
-	void **array = PTR(fdt, fdtable, fd);
-	void *file = 0;
-	bpf_probe_read_kernel(&file, sizeof(file), &array[fd]);
 	if (!file)
 		return;
-	void *inode = PTR(file, file, f_inode);
-	GET(mode, inode, inode, i_mode);
-	switch (mode & 0170000) {
+	switch (mode_of(file) & 0170000) {
 	case 0100000: t->inode_type = SYSCALLS_FD_FILE; return;
 	case 0040000: t->inode_type = SYSCALLS_FD_DIR; return;
 	case 0060000: t->inode_type = SYSCALLS_FD_BLOCK; return;
@@ -36,7 +24,7 @@ static __always_inline void syscalls_look_at(struct syscalls_thread *t, void *ta
 	default: return;
 	}
 	t->inode_type = SYSCALLS_FD_SOCKET;
-	void *sk = PTR(PTR(file, file, private_data), socket, sk);
+	void *sk = sock_of(file);
 	u16 family = 0, port = 0;
 	GET(family, sk, sock_common, skc_family);
 	GET(port, sk, sock_common, skc_dport);
@@ -91,10 +79,7 @@ static __always_inline void syscalls_fill(struct syscalls_event *e, void *task, 
 	e->peer_port = t->peer_port;
 	e->kind = t->kind;
 	if (t->inode_type == SYSCALLS_FD_ANON) {
-		void **array = PTR(PTR(PTR(task, task_struct, files), files_struct, fdt), fdtable, fd);
-		void *file = 0;
-		bpf_probe_read_kernel(&file, sizeof(file), &array[t->fd & 0xfffff]);
-		void *dentry = PTR(file, file, dentry);
+		void *dentry = PTR(file_of(task, t->fd), file, dentry);
 		void *name = PTR(dentry, dentry, name);
 		bpf_probe_read_kernel_str(e->fd_name, sizeof(e->fd_name), name);
 	}

@@ -1,7 +1,8 @@
 /* Timed calls, on demand: sys_enter and sys_exit, for sampling windows or full timing. sched_switch (bpf/syscalls.bpf.c) has a
  * thread's open call follow it from processor to processor. */
 
-#define SYSCALLS_PLACES 64	/* a power of two */
+#define SYSCALLS_SETS_LOG2 6
+#define SYSCALLS_PLACES (2 << SYSCALLS_SETS_LOG2)	/* two a set */
 #ifndef SYSCALLS_CPUS
 #define SYSCALLS_CPUS 1
 #endif
@@ -15,8 +16,8 @@ struct syscalls_open {
 };
 BPF_TABLE("array", u32, struct syscalls_open, syscalls_open, SYSCALLS_CPUS);
 
-/* What timed calls add up to, by processor, slot and place: written by that processor alone, hence no atomics. A place that two keys
- * want goes to syscalls_a or _b and is taken over. The agent reads them with these. */
+/* What timed calls add up to, by processor, slot and place: written by that processor alone, hence no atomics. A key has a choice of two
+ * places; where others hold both, what the lesser one has goes to syscalls_a or _b. The agent reads them with these. */
 struct syscalls_sum {
 	struct syscalls_key key;
 	struct syscalls_value value;
@@ -102,6 +103,25 @@ static __always_inline void syscalls_claim(struct syscalls_sum *s, u32 slot)
 	s->value.proc.tid = UNKNOWN32;
 }
 
+/* The place of this key. */
+static __always_inline struct syscalls_sum *syscalls_sum_of(struct syscalls_key *key, u32 cpu, u32 slot)
+{
+	u32 set = (key->pid * 0x9e3779b1u + key->nr * 0x85ebca6bu) >> (32 - SYSCALLS_SETS_LOG2);
+	u32 one = (cpu * 2 + slot) * SYSCALLS_PLACES + 2 * set, other = one + 1;
+	u64 wanted = *(u64 *)key;	/* the rest of a timed call's key is zero */
+	struct syscalls_sum *a = syscalls_sums.lookup(&one);
+	if (!a || (*(u64 *)&a->key == wanted && a->value.count))
+		return a;
+	struct syscalls_sum *b = syscalls_sums.lookup(&other);
+	if (!b || (*(u64 *)&b->key == wanted && b->value.count))
+		return b;
+	if (b->value.count < a->value.count)
+		a = b;
+	syscalls_claim(a, slot);
+	a->key = *key;
+	return a;
+}
+
 /* A slow call in full mode: an event. */
 static __always_inline void syscalls_slow(struct bpf_raw_tracepoint_args *ctx, u32 nr, u64 enter_ns, u64 now)
 {
@@ -150,14 +170,9 @@ int syscalls_on_sys_exit(struct bpf_raw_tracepoint_args *ctx)
 	if (enter_ns < c->sample_from_ns)
 		return 0;	/* left over from an earlier window */
 	struct syscalls_key key = {.pid = tgid, .nr = nr, .basis = full ? SYSCALLS_ALL : SYSCALLS_SAMPLED, .kind = UNKNOWN8};
-	u32 place = (cpu * 2 + slot) * SYSCALLS_PLACES + ((tgid * 0x9e3779b1u + nr * 0x85ebca6bu) >> 26);
-	struct syscalls_sum *s = syscalls_sums.lookup(&place);
+	struct syscalls_sum *s = syscalls_sum_of(&key, cpu, slot);
 	if (!s)
 		return 0;
-	if (*(u64 *)&s->key != *(u64 *)&key || !s->value.count) {
-		syscalls_claim(s, slot);
-		s->key = key;
-	}
 	s->value.count++;
 	s->value.sum_ns += ns;
 	if (ns > s->value.max_ns)

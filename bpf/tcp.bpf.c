@@ -196,19 +196,19 @@ int on_tcp_destroy(struct bpf_raw_tracepoint_args *ctx)
 	return 0;
 }
 
-/* Where sends have no tracepoint: each segment that comes in. */
+/* Each segment that comes in, in windows: so that a socket has samples too which only sends, or is blocked in one long send. */
 int on_tcp_probe(struct bpf_raw_tracepoint_args *ctx)
 {
 	void *sk = (void *)ctx->args[0];
 	u64 key = (u64)sk, now = tcp_gate(key);
 	struct tcp_hot *h = tcp_hot_of(key);
-	if (!h || h->gate[0] == now)
+	if (!h || h->seen == now)
 		return 0;
 	struct tcp_socket *s = tcp_sockets.lookup(&key);
 	if (!s)
 		s = tcp_adopt(sk, bpf_ktime_get_boot_ns());
 	if (s && tcp_sample(sk, s))
-		h->gate[0] = now;
+		h->seen = now;
 	return 0;
 }
 
@@ -228,28 +228,22 @@ static __always_inline struct tcp_socket *tcp_new_user(void *sk, struct tcp_sock
 	return s;
 }
 
-/* Current sends, or receives (kernel TLS and the like in softirqs too). What a send brought to light of the RTT shows at the next receive
- * or send, so a sample at a send must not keep the fresher one of a receive from being taken. */
-static __always_inline void tcp_moves(u64 sk, u32 receives)
+/* Current uses this socket (kernel TLS and the like in softirqs too). */
+static __always_inline void tcp_moves(u64 sk, bool receives)
 {
-	u64 user = bpf_get_current_pid_tgid(), tag = sk + user * TCP_MIX;
-#if TP_sock_send_length
-	u64 now = tcp_gate(sk);
-#else
-	u64 now = 0;
-#endif
+	u64 user = bpf_get_current_pid_tgid(), tag = sk + user * TCP_MIX, now = tcp_gate(sk);
 	u32 tid = user;
 	struct tcp_hot *h = tcp_hot_of(sk);
 	struct control *c = get_control();
-	if (!h || !c || (h->user == tag && (!now || h->gate[receives] == now) && !c->tls_depth))
+	if (!h || !c || (h->user == tag && (!receives || h->received == now) && !c->tls_depth))
 		return;
 	struct tcp_socket *s = tcp_sockets.lookup(&sk);
 	if (!s || s->user != user)
 		s = !receives || tcp_owned((void *)sk) ? tcp_new_user((void *)sk, s, user) : s;
 	if (!s)
 		return;
-	if (now && h->gate[receives] != now && tcp_sample((void *)sk, s))
-		h->gate[receives] = now;
+	if (receives && h->received != now && tcp_sample((void *)sk, s))
+		h->received = now;
 	if (s->user != user)
 		return;
 	h->user = tag;
@@ -263,7 +257,7 @@ int on_tcp_receive(struct bpf_raw_tracepoint_args *ctx)
 	return 0;
 }
 
-/* sock_send_length, since 6.3 (6e6eda44b939); before, the return of tcp_sendmsg, whose first argument is the socket too. */
+/* In windows. sock_send_length, since 6.3 (6e6eda44b939); before, the return of tcp_sendmsg, whose first argument is the socket too. */
 int on_tcp_send(struct bpf_raw_tracepoint_args *ctx)
 {
 #if TP_sock_send_length

@@ -1,4 +1,4 @@
-/* A socket's smoothed RTT, as the kernel keeps it, sampled: once with the handshake's, then whenever the socket is used, behind a gate.
+/* A socket's smoothed RTT, as the kernel keeps it, sampled: once with the handshake's, then whenever the socket receives, behind a gate.
  * Part of the tcp family, after tcp_socket.h. */
 
 static __always_inline struct tcp_rtt_value *tcp_rtt_new(bool slot, struct tcp_rtt_key *key)

@@ -51,7 +51,8 @@ BPF_TABLE("lru_hash", u32, struct sock_ref, tcp_last_sock, 4096);
  * share a place only cost each other the look-up. */
 struct tcp_hot {
 	u64 user;		/* the socket, mixed with the thread that last used it */
-	u64 gate[2];		/* the socket, mixed with the time of its last RTT sample at a send, at a receive */
+	u64 received;		/* the socket, mixed with the time of its last RTT sample at a receive */
+	u64 seen;		/* ... at a segment that came in */
 	u64 pad;
 };
 #define TCP_PLACES_LOG2 12
@@ -69,7 +70,7 @@ static __always_inline void tcp_forget(u64 sk)
 {
 	struct tcp_hot *h = tcp_hot_of(sk);
 	if (h)
-		h->user = h->gate[0] = h->gate[1] = 0;
+		h->user = h->received = h->seen = 0;
 }
 
 static __always_inline u32 tcp_netns(void *net)

@@ -144,6 +144,34 @@ static __always_inline void no_proc(struct proc *p)
 	p->proc_start_ns = p->cgroup_id = UNKNOWN64;
 }
 
+/* The struct file behind a task's descriptor, or 0. */
+static __always_inline void *file_of(void *task, u32 fd)
+{
+	u32 max = 0;
+	void *file = 0, *fdt = PTR(PTR(task, task_struct, files), files_struct, fdt);
+	if (!fdt)
+		return 0;
+	GET(max, fdt, fdtable, max_fds);
+	if (fd >= max)
+		return 0;
+	void **array = PTR(fdt, fdtable, fd);
+	bpf_probe_read_kernel(&file, sizeof(file), &array[fd]);
+	return file;
+}
+
+static __always_inline u16 mode_of(void *file)
+{
+	u16 mode = 0;
+	GET(mode, PTR(file, file, f_inode), inode, i_mode);
+	return mode;
+}
+
+/* The struct sock behind a file that is a socket. */
+static __always_inline void *sock_of(void *file)
+{
+	return PTR(PTR(file, file, private_data), socket, sk);
+}
+
 static __always_inline u32 log2_bucket(u64 v)
 {
 	u32 i = 0;

@@ -81,6 +81,8 @@ enum { TLS_FLOW_UNINITED, TLS_FLOW_ERROR };
 enum { TLS_WANT_NOTHING = 1, TLS_WANT_WRITE, TLS_WANT_READ };
 #define TLS_BIO_SHOULD_RETRY 0x8
 #define TLS_BIO_IN_EOF 0x800
+#define TLS_BIO_SOCKET 0x505
+#define TLS_BIO_CONNECT 0x50c
 
 static __always_inline void tls_count(u32 pid, u64 by)
 {
@@ -221,6 +223,49 @@ static __always_inline u32 tls_bio_flags(u64 ssl, struct tls_layout *l, u32 next
 	return flags == UNKNOWN32 ? TLS_BIO_SHOULD_RETRY : flags;
 }
 
+#ifdef TCP_LAST_SOCK
+static __always_inline void tls_uses(struct tls_open *o, struct sock_ref *sock)
+{
+	u8 role = o->sock.role;
+	__builtin_memcpy(&o->sock, sock, sizeof(o->sock));
+	o->sock.role = role;
+}
+
+/* The sock behind the read BIO where that is one of OpenSSL's own for sockets. */
+static __always_inline void *tls_bio_sock(u64 ssl, struct tls_layout *l)
+{
+	u64 bio = 0, method = 0;
+	if (l->rbio < 0 || l->bio_flags < 40)
+		return 0;
+	bpf_probe_read_user(&bio, sizeof(bio), (void *)(ssl + l->rbio));
+	/* struct bio_st: method, three callback fields, init, shutdown, flags, retry_reason, num */
+	bpf_probe_read_user(&method, sizeof(method), (void *)(bio + l->bio_flags - 40));
+	u32 type = tls_read(method, 0);
+	if (type != TLS_BIO_SOCKET && type != TLS_BIO_CONNECT)
+		return 0;
+	void *file = file_of((void *)bpf_get_current_task(), tls_read(bio, l->bio_flags + 8));
+	return file && (mode_of(file) & 0170000) == 0140000 ? sock_of(file) : 0;
+}
+
+/* The socket that the call received on; else, since a peer may answer nothing, that of the BIO. */
+static __always_inline void tls_socket(struct tls_open *o, u64 ssl, struct tls_layout *l, u32 tid)
+{
+	struct sock_ref *known = tcp_last_sock.lookup(&tid);
+	if (known) {
+		tls_uses(o, known);
+		return;
+	}
+	u64 sk = l && o->sock.sock_id == UNKNOWN64 ? (u64)tls_bio_sock(ssl, l) : 0;
+	if (!sk)
+		return;
+	struct tcp_socket *s = tcp_sockets.lookup(&sk);
+	if (!s)
+		s = tcp_adopt((void *)sk, bpf_ktime_get_boot_ns());
+	if (s)
+		tls_uses(o, &s->sock);
+}
+#endif
+
 static __always_inline u8 tls_verdict(u64 ssl, struct tls_layout *l, s32 ret, u8 *cause)
 {
 	*cause = TLS_NO_CAUSE;
@@ -266,16 +311,11 @@ int tls_return(struct pt_regs *ctx)
 	o->in_call_ns += spent;
 	o->calls++;
 	o->tid = tid;
-#ifdef TCP_LAST_SOCK
-	struct sock_ref *sock = tcp_last_sock.lookup(&tid);
-	if (sock) {
-		u8 role = o->sock.role;
-		__builtin_memcpy(&o->sock, sock, sizeof(o->sock));
-		o->sock.role = role;
-	}
-#endif
 	u8 cause;
 	struct tls_layout *l = tls_layouts.lookup(&o->layout);
+#ifdef TCP_LAST_SOCK
+	tls_socket(o, key.ssl, l, tid);
+#endif
 	u8 result = tls_verdict(key.ssl, l, PT_REGS_RC(ctx), &cause);
 	if (result == TLS_GOING_ON)
 		return 0;

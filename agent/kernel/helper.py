@@ -25,7 +25,8 @@ MAX_OFFSETS = 64
 _REQUEST = struct.Struct(f"<4I256s{MAX_OFFSETS}Q")
 _REPLY = struct.Struct("<i")
 RETURN_PROBE = 1
-_RAW_TRACEPOINTS = (b"sys_enter", b"sys_exit")
+#: What may be asked for; with no name, a program attaches to the kernel function that it was loaded for.
+_RAW_TRACEPOINTS = (b"sys_enter", b"sys_exit", b"tcp_probe", b"sock_send_length", b"")
 _PERF_EVENT_OPEN, _BPF, _OPENAT2 = (298, 321, 437) if os.uname().machine == "x86_64" else (241, 280, 437)
 _IOC_ENABLE, _IOC_SET_BPF = 0x2400, 0x40042408
 _RESOLVE_IN_ROOT = 0x10
@@ -138,11 +139,11 @@ def _perf_events(program: int, path: ct.Array[ct.c_char], offsets: list[int], re
 
 
 def attach_raw_tracepoint(program: int, name: bytes) -> int:
-    """Attaches to sys_enter or sys_exit, the two that are wanted only at times; closing detaches. Raises OSError."""
+    """Attaches to one of the tracepoints that are wanted only at times; closing detaches. Raises OSError."""
     if name not in _RAW_TRACEPOINTS:
         raise OSError(errno.EPERM, "not a tracepoint that may be asked for")
     text = ct.create_string_buffer(name)
-    attr = struct.pack("<QI", ct.addressof(text), program).ljust(128, b"\0")
+    attr = struct.pack("<QI", ct.addressof(text) if name else 0, program).ljust(128, b"\0")
     return _call(_BPF, ct.c_int(_BPF_RAW_TRACEPOINT_OPEN), ct.c_char_p(attr), ct.c_uint(len(attr)))
 
 
@@ -257,7 +258,7 @@ class Helper:
         return links
 
     def attach_raw_tracepoint(self, program_fd: int, name: str) -> int:
-        """Attaches a program to sys_enter or sys_exit; closing the returned descriptor detaches it."""
+        """Attaches a program to a tracepoint that may be asked for; closing the returned descriptor detaches it."""
         return self._ask(ATTACH_RAW_TP, name=name.encode(), fds=[program_fd])[0]
 
     def restrict(self) -> None:

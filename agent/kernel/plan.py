@@ -15,7 +15,6 @@ class ProgramPlan:
     loses: str
     on_demand: bool
     fallback: str = ""
-    unless: str = ""
     optional: bool = False
     attach: bool = True
     reason: str = ""
@@ -53,7 +52,7 @@ def plan(families: list[dict[str, object]], words: dict[str, int]) -> list[Famil
     """
     plans = []
     for family in families:
-        programs = [ProgramPlan(**p) for p in family["programs"] if not words.get(f"TP_{p['unless']}")]  # type: ignore[attr-defined]
+        programs = [ProgramPlan(**p) for p in family["programs"]]  # type: ignore[attr-defined]
         for p in programs:
             if p.kind != "raw_tp" or words.get(f"TP_{p.target}"):
                 continue

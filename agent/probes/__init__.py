@@ -25,7 +25,6 @@ class Program:
     target: the tracepoint's name for ``raw_tp``.
     loses: what is not seen without it; a family without one of its programs is ``degraded`` and says this.
     fallback: for ``raw_tp``, a kernel function whose return (fexit) does instead where there is no such tracepoint.
-    unless: for ``raw_tp``, a tracepoint by which other programs see the same: it is left out where the kernel has that one.
     optional: another program sees the same on kernels without this one, only later or at more cost; then it is no degradation.
     """
 
@@ -35,7 +34,6 @@ class Program:
     loses: str = ""
     on_demand: bool = False
     fallback: str = ""
-    unless: str = ""
     optional: bool = False
 
 

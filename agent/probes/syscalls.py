@@ -17,6 +17,7 @@ from agent.batch import Batch
 from agent.columns import NULL_I64
 from agent.kernel import bpf
 from agent.kernel.ring import SharedArray
+from agent.kernel.window import attach
 from agent.kernel.wire import decode, make_peer
 from agent.probes import Aggregate, Probe, Program, Ring
 from agent.tables import TABLES
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from agent.kernel.helper import Helper
     from agent.kernel.load import Family
     from agent.kernel.source import KernelSource
+    from agent.kernel.window import Window
 
 _SLOW, _WAITING, _BY_FD, _WRITES_FD, _POLLS = range(1, 6)
 _FD_TYPES = np.array([b"", b"file", b"directory", b"block device", b"char device", b"pipe", b"socket", b"anon"], "S16")
@@ -42,6 +44,8 @@ _WRITE = """write writev pwrite64 pwritev pwritev2 sendto sendmsg sendmmsg conne
 _COMPAT = 512
 #: No window is open: calls begun before now are none of the next one's. 0 stands for ``full``.
 _NEVER = 2**64 - 1
+#: In this order: a call is timed once both its ends are seen.
+_TIMED = ("syscalls_on_sys_exit", "syscalls_on_sys_enter")
 
 
 def processors() -> int:
@@ -160,59 +164,37 @@ class PendingCalls:
     def close(self) -> None: ...
 
 
-class Timing:
-    """Attaches sys_enter and sys_exit: for ``window_ns`` of each second (``sampled``), or for good (``full``)."""
+class Sampling:
+    """Timing of all calls in the window that opens each second."""
 
-    name = "syscalls.timing"
-    PERIOD_NS = 1_000_000_000
+    def __init__(self, kernel: KernelSource, family: Family, window: Window) -> None:
+        self._kernel, self._observed_ns = kernel, 0
+        kernel.adjust["syscall_latency"] = self._mark
+        window.add(family, _TIMED, self._opens, self._closed)
 
-    def __init__(self, kernel: KernelSource, family: Family, helper: Helper, mode: str, window_ns: int) -> None:
-        self._kernel, self._family, self._helper = kernel, family, helper
-        self._mode, self._window_ns = mode, window_ns
-        self._links: list[int] = []
-        self._next_ns = self._observed_ns = 0
-        self.error = ""
-        if mode == "sampled":
-            kernel.adjust["syscall_latency"] = self._mark
-        if mode == "full":
-            tune = _tune(kernel, family)
-            self._attach(0)
-            tune["full"] = 1
+    def _opens(self, start_ns: int) -> None:
+        self._kernel.control["sample_from_ns"] = start_ns
 
-    def _attach(self, now_ns: int) -> None:
-        self._kernel.control["sample_from_ns"] = now_ns
-        try:
-            for function, target in (("syscalls_on_sys_exit", "sys_exit"), ("syscalls_on_sys_enter", "sys_enter")):
-                self._links.append(self._helper.attach_raw_tracepoint(self._family.programs[function], target))
-        except OSError as error:
-            self.error = f"attach to {target}: {error}"
-
-    def _detach(self) -> None:
-        for fd in self._links:
-            os.close(fd)
-        self._links.clear()
+    def _closed(self, took_ns: int) -> None:
         self._kernel.control["sample_from_ns"] = _NEVER
-
-    def fds(self) -> list[int]:
-        return []
-
-    def drain(self, now_ns: int) -> Iterable[Batch]:
-        if self._mode == "sampled" and not self.error and now_ns >= self._next_ns:
-            self._next_ns = now_ns + self.PERIOD_NS
-            start = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-            self._attach(start)
-            time.sleep(self._window_ns / 1e9)
-            self._detach()
-            self._observed_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - start
-        return ()
+        self._observed_ns = took_ns
 
     def _mark(self, rows: np.ndarray) -> None:
         """The share of the interval that the window was."""
         sampled = rows["basis"] == TABLES["syscall_latency"].code("basis", "sampled")
         rows["sample_rate"][sampled] = self._observed_ns / rows["interval_ns"][sampled]
 
-    def close(self) -> None:
-        self._detach()
+
+def _time_all(kernel: KernelSource, family: Family, helper: Helper, tune: np.ndarray) -> None:
+    """Timing of all calls until the programs are released with the family's others."""
+    kernel.control["sample_from_ns"] = 0
+    for function in _TIMED:
+        try:
+            family.links[function] = attach(helper, family, function)
+        except OSError as error:
+            family.state, family.reason = "degraded", f"{function}: attach: {error.strerror}"
+            return
+    tune["full"] = 1
 
 
 def _tune(kernel: KernelSource, family: Family) -> np.ndarray:
@@ -265,7 +247,7 @@ def _block_both_ways(tune: np.ndarray) -> None:
 
 
 def setup(family: Family, kernel: KernelSource, helper: Helper, targets: Any, config: dict[str, Any]) -> Iterable[object]:
-    """config: ``syscalls`` (blocked, sampled, full), ``syscalls_window_ns``."""
+    """config: ``syscalls`` (blocked, sampled, full), ``window``."""
     SharedArray(family.maps["syscalls_class"], "<u8").values[:] = classes()
     tune = _tune(kernel, family)
     tune["flag_mask"] = measure_flag(tune)
@@ -273,8 +255,10 @@ def setup(family: Family, kernel: KernelSource, helper: Helper, targets: Any, co
         family.state, family.reason = "degraded", "cannot tell where one call ends and the next begins: each block counts as a call"
     yield PendingCalls(kernel, family)
     mode = config.get("syscalls", "sampled")
-    if mode in ("sampled", "full"):
-        yield Timing(kernel, family, helper, mode, config.get("syscalls_window_ns", 20_000_000))
+    if mode == "sampled":
+        Sampling(kernel, family, config["window"])
+    elif mode == "full":
+        _time_all(kernel, family, helper, tune)
 
 
 PROBE = Probe(
@@ -289,7 +273,7 @@ PROBE = Probe(
     ),
     rings=(Ring("syscalls_events", "syscalls_event", decode_events),),
     aggregates=(
-        Aggregate(("syscalls_a", "syscalls_b"), "syscalls_key", "syscalls_value", decode_latency, sums="syscalls_sums", places=64),
+        Aggregate(("syscalls_a", "syscalls_b"), "syscalls_key", "syscalls_value", decode_latency, sums="syscalls_sums", places=128),
     ),
     options={"SYSCALLS_CPUS": processors(), "SYSCALLS_SLOW_NS": 10_000_000, "SYSCALLS_WAIT_NS": 1_000_000, "SYSCALLS_THREADS": 32768},
     maps=("syscalls_tune", "syscalls_class", "syscalls_watched", "syscalls_pending"),

@@ -1,20 +1,25 @@
 """TCP: RTT, connects, retransmits, resets and connection ends; see bpf/tcp.bpf.c.
 
-Rows name the socket's user: who connected, or last sent, received or closed; before an accepted socket's first use, the only
-process that listens on its port. A failure that sends no SYN and opens no socket state (no route) is not a connect here.
+Rows name the socket's user: who connected, or last received or closed; before an accepted socket's first use, the only process
+that listens on its port. Sends are looked at in the window that opens each second, so that a socket which only sends has its user
+and its round-trip times from there. A failure that sends no SYN and opens no socket state (no route) is not a connect here.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from agent.batch import Batch
 from agent.kernel.wire import decode
 from agent.probes import Aggregate, Probe, Program, Ring
+
+if TYPE_CHECKING:
+    from agent.kernel.load import Family
 
 #: Names of the kernel's TCP states by number (include/net/tcp_states.h) as in OpenTelemetry's network.connection.state.
 STATES = np.array(
@@ -53,6 +58,12 @@ def _rtt(_: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> Iter
     yield batch
 
 
+def setup(family: Family, kernel: Any, helper: Any, targets: Any, config: dict[str, Any]) -> Iterable[object]:
+    """config: ``window``. Sockets that receive are seen whenever they do; what only sends, and each answer to it, in the window."""
+    config["window"].add(family, ("on_tcp_probe", "on_tcp_send"))
+    return ()
+
+
 PROBE = Probe(
     name="tcp",
     parts=("tcp_socket.h", "tcp_rtt.h"),
@@ -60,9 +71,9 @@ PROBE = Probe(
         Program("on_tcp_state", target="inet_sock_set_state", loses="connects, connection ends, owners"),
         Program("on_tcp_state_softirq", target="inet_sock_set_state", loses="connects, connection ends, accepted sockets"),
         Program("on_tcp_destroy", target="tcp_destroy_sock", loses="room: closed sockets stay in the table"),
-        Program("on_tcp_probe", target="tcp_probe", unless="sock_send_length", loses="round-trip times"),
-        Program("on_tcp_receive", target="tcp_rcv_space_adjust", loses="owners and round-trip times of sockets that only receive"),
-        Program("on_tcp_send", target="sock_send_length", fallback="tcp_sendmsg", loses="owners and round-trip times of accepted sockets that only send"),
+        Program("on_tcp_receive", target="tcp_rcv_space_adjust", loses="owners and round-trip times of sockets that receive"),
+        Program("on_tcp_probe", target="tcp_probe", on_demand=True, loses="round-trip times of sockets that only send"),
+        Program("on_tcp_send", target="sock_send_length", fallback="tcp_sendmsg", on_demand=True, loses="owners of accepted sockets that only send"),
         Program("on_tcp_retransmit", target="tcp_retransmit_skb", loses="retransmitted data and SYNs"),
         Program("on_tcp_retransmit_synack", target="tcp_retransmit_synack", loses="retransmitted SYN-ACKs"),
         Program("on_tcp_send_reset", target="tcp_send_reset", loses="resets sent"),
@@ -75,5 +86,6 @@ PROBE = Probe(
         _plain("tcp_close"),
     ),
     aggregates=(Aggregate(("tcp_rtt_a", "tcp_rtt_b"), "tcp_rtt_key", "tcp_rtt_value", _rtt),),
+    setup=setup,
     options={"TCP_RTT_GATE_SHIFT": _gate_shift(), "TCP_SOCKETS": 32768, "TCP_RTT_SOCKETS": 16384},
 )

@@ -11,8 +11,11 @@ import pytest
 from agent.batch import Source
 from agent.kernel.load import Loaded, load, release
 from agent.kernel.source import KernelSource
+from agent.kernel.window import Window
 from agent.probes import discover
+from agent.probes.tcp import setup as set_up_tcp
 from agent.tables import TABLES
+from tests.kernel.local_attach import LocalAttacher
 from tests.patience import PATIENCE
 
 
@@ -25,7 +28,10 @@ class Attached:
         for family in self.loaded.families.values():
             assert family.state == "attached", family.reason
         self.source = KernelSource(self.loaded, interval_ns=200_000_000)
-        self.extra: list[Source] = []
+        self.window = Window(LocalAttacher(), 20_000_000)  # type: ignore[arg-type]
+        self.extra: list[Source] = [self.window]
+        if tcp := self.loaded.families.get("tcp"):
+            set_up_tcp(tcp, self.source, None, None, {"window": self.window})
         self._rows: dict[str, list[np.ndarray]] = {}
 
     def pump(self) -> None:

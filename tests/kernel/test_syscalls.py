@@ -146,7 +146,8 @@ class Family:
     def __init__(self, attach: Callable[..., object], mode: str = "blocked", **more: object) -> None:
         self.attached = attach("syscalls", **more)
         self.family = self.attached.loaded.families["syscalls"]  # type: ignore[attr-defined]
-        self.attached.extra = list(syscalls.setup(self.family, self.attached.source, LocalAttacher(), None, {"syscalls": mode}))  # type: ignore[attr-defined]
+        config = {"syscalls": mode, "window": self.attached.window}  # type: ignore[attr-defined]
+        self.attached.extra += syscalls.setup(self.family, self.attached.source, LocalAttacher(), None, config)  # type: ignore[attr-defined]
         assert self.family.state == "attached", self.family.reason
 
     def slow(self, pid: int, n: int, *calls: bytes) -> np.ndarray:

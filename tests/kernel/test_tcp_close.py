@@ -162,23 +162,24 @@ def test_a_listener_shared_by_processes_names_none_of_them(attach: Attach) -> No
     assert set(rtt["pid"]) == {NULL_I64}
 
 
-def test_the_thread_that_used_it_last(attach: Attach) -> None:
+def test_the_thread_that_received_last(attach: Attach) -> None:
     tcp = attach("tcp")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        done = swallow(listener, 1)
         s = socket.create_connection(("127.0.0.1", port))
+        accepted, _peer = listener.accept()
+        accepted.sendall(b"x")
         tids: list[int] = []
 
         def use() -> None:
             tids.append(threading.get_native_id())
-            s.sendall(b"x")
+            s.recv(1)
 
         thread = threading.Thread(target=use)
         thread.start()
         thread.join()
         s.close()
-        done.join()
+        accepted.close()
         rows = rows_of(tcp, "tcp_close", port, 2)
     client = rows[rows["role"] == CLIENT]
     assert list(client["tid"]) == tids

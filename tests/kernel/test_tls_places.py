@@ -38,6 +38,24 @@ for i in range(31):
     assert rig.lost() == 0
 
 
+@pytest.mark.parametrize("rig", [("tcp",)], indirect=True)
+def test_the_socket_of_a_peer_that_says_nothing(rig: Rig, certs: Path) -> None:
+    """It closes at once: the thread sent, and never received."""
+    pid, out = rig.run("/usr/bin/python3", "-c", PROLOGUE + """
+listener = socket.create_server(("127.0.0.1", 0))
+for i in range(13):
+    a = socket.create_connection(listener.getsockname())
+    print(a.getsockname()[1])
+    listener.accept()[0].close()
+    try: cc.wrap_socket(a, server_hostname="localhost")
+    except OSError: pass
+""", str(certs))  # fmt: skip
+    rows = rig.of(pid)
+    assert names(rows, "result") == ["failed"] * 13
+    assert sorted(rows["sport"].tolist()) == sorted(map(int, out.split()))
+    assert (rows["sock_id"] > 0).all()
+
+
 def test_many_threads(rig: Rig, certs: Path) -> None:
     rows = rig.python(PROLOGUE + """
 def many():
