@@ -22,6 +22,13 @@ def attach(helper: Helper, family: Family, function: str) -> int:
     return helper.attach_raw_tracepoint(family.programs[function], target)
 
 
+def degrade(family: Family, function: str, error: OSError) -> None:
+    """Says in the family's state that the program could not be attached, and what is not seen now."""
+    planned = next(p for p in family.plan if p["function"] == function)
+    said = f"{function}: attach: {error.strerror or error} (not seen: {planned['loses']})"
+    family.state, family.reason = "degraded", "; ".join(filter(None, (family.reason, said)))
+
+
 class Window:
     """The window, a source of the agent's loop: opens once a second, and waits ``length_ns`` with it open.
 
@@ -63,7 +70,7 @@ class Window:
                 links.append(attach(self._helper, family, function))
             except OSError as error:
                 self._programs.remove((family, function))
-                family.state, family.reason = "degraded", f"{function}: attach: {error.strerror}"
+                degrade(family, function, error)
         time.sleep(self._length_ns / 1e9)
         for fd in links:
             os.close(fd)

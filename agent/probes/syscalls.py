@@ -17,7 +17,7 @@ from agent.batch import Batch
 from agent.columns import NULL_I64
 from agent.kernel import bpf
 from agent.kernel.ring import SharedArray
-from agent.kernel.window import attach
+from agent.kernel.window import attach, degrade
 from agent.kernel.wire import decode, make_peer
 from agent.probes import Aggregate, Probe, Program, Ring
 from agent.tables import TABLES
@@ -192,7 +192,7 @@ def _time_all(kernel: KernelSource, family: Family, helper: Helper, tune: np.nda
         try:
             family.links[function] = attach(helper, family, function)
         except OSError as error:
-            family.state, family.reason = "degraded", f"{function}: attach: {error.strerror}"
+            degrade(family, function, error)
             return
     tune["full"] = 1
 

@@ -16,7 +16,7 @@ import pytest
 from agent.columns import NULL_I64
 from agent.tables import TABLES
 from tests.kernel.conftest import Attached
-from tests.lab.tcp import Pick, ask, echo_server, reset, swallow
+from tests.lab.tcp import Pick, ask, echo_server, reset
 
 Attach = Callable[..., Attached]
 CLIENT, SERVER = (TABLES["tcp_close"].code("role", r) for r in ("client", "server"))

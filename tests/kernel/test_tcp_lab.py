@@ -45,6 +45,45 @@ def echo(server: socket.socket) -> None:
             server.sendall(data)
 
 
+def test_rtt_while_one_long_send_blocks(attach: Attach) -> None:
+    """The sender makes one call and receives nothing."""
+    tcp = attach("tcp")
+    with Wire(delay_s=0.01) as wire:
+        client, server = connection(wire)
+        whole = 8_000_000
+
+        def sip() -> None:
+            with server:
+                for _ in range(60):
+                    server.recv(1000)
+                    time.sleep(0.05)
+                while server.recv(65536):
+                    pass
+
+        spans: list[int] = []
+
+        def send() -> None:
+            spans.append(time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+            client.sendall(b"x" * whole)
+            spans.append(time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+            client.close()
+
+        threads = [threading.Thread(target=sip), threading.Thread(target=send)]
+        for thread in threads:
+            thread.start()
+        closed = tcp.wait("tcp_close", within(wire), lambda r: len(r) >= 2, 30)
+        for thread in threads:
+            thread.join()
+        rows = within(wire)(tcp.rows("tcp_rtt"))
+    began, ended = spans
+    assert list(closed["bytes_out"][closed["role"] == CLIENT]) == [whole]
+    during = rows[(rows["role"] == CLIENT) & (rows["t_ns"] - rows["interval_ns"] > began) & (rows["t_ns"] < ended)]
+    assert ended - began > 2_500_000_000
+    assert len(during) >= 2
+    assert during["rtt_min_us"].min() >= 20_000
+    assert tcp.lost() == 0
+
+
 @pytest.mark.parametrize("ipv6", [False, True])
 def test_rtt_of_a_long_connection(attach: Attach, ipv6: bool) -> None:
     """20 ms each way is a smoothed RTT of 40 ms, and what the forwarder adds: less than either program waited for the other."""

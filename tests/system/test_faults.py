@@ -66,6 +66,12 @@ def test_a_killed_helper_is_reported_and_the_rest_goes_on(start: Callable[..., A
     time.sleep(3)
     status = agent.status()
     assert "gone" in status["helper"]
+    probes = {p["probe"]: p for p in status["probes"]}
+    for family, program in (("syscalls", "syscalls_on_sys_exit"), ("tcp", "on_tcp_send")):
+        assert probes[family]["state"] == "degraded"
+        assert f"{program}: attach: " in probes[family]["reason"]
+        assert "not seen: " in probes[family]["reason"]
+    assert probes["clock"]["state"] == "attached"
     assert [p["role"] for p in status["processes"]] == ["agent", "clock watch"]
     assert agent.json("query", "tcp_rtt", "--since", "1h") is not None
     assert agent.stop() == 130
