@@ -300,9 +300,9 @@ def _error(s: Segments, jump: np.ndarray, i: int, t: int) -> int:
         return NULL_I64
     bounds = [int(s.err_ns[i])]
     if i + 1 < len(jump) and t >= s.known_ns[i]:
-        bounds.append(int(jump[i] + s.err_ns[i + 1]))
+        bounds.append(int(jump[i]) + int(s.err_ns[i + 1]))
     if i > 0 and t < s.start_ns[i]:
-        bounds.append(int(jump[i - 1] + s.err_ns[i - 1]))
+        bounds.append(int(jump[i - 1]) + int(s.err_ns[i - 1]))
     return max(bounds)
 
 
