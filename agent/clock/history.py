@@ -294,6 +294,10 @@ def _holders(edges: np.ndarray, wall_from: np.ndarray, wall_to: np.ndarray) -> l
     return holders
 
 
+#: A bound that does not fit stays the largest that does: rows may hold anything.
+_MOST = 2**63 - 1
+
+
 def _error(s: Segments, jump: np.ndarray, i: int, t: int) -> int:
     """Error bound in segment i from t on: unknown before the first sample, with the step in it where the other offset may have held."""
     if i == 0 and t < s.start_ns[0]:
@@ -303,7 +307,7 @@ def _error(s: Segments, jump: np.ndarray, i: int, t: int) -> int:
         bounds.append(int(jump[i]) + int(s.err_ns[i + 1]))
     if i > 0 and t < s.start_ns[i]:
         bounds.append(int(jump[i - 1]) + int(s.err_ns[i - 1]))
-    return max(bounds)
+    return min(max(bounds), _MOST)
 
 
 def _as_pieces(rows: list[tuple[int, int, int, int, int]]) -> _Pieces:
