@@ -1,0 +1,125 @@
+"""A healthy, busy host: Redis under its own benchmark, a stream whose consumer keeps up, nginx asked by many clients, also by TLS. No finding."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.system.agent import Agent
+
+#: Seconds of it; a shorter time than an operator would wait, so that the suite ends.
+SILENCE_S = float(os.environ.get("TICKSCOPE_TEST_SILENCE_S", "40"))
+
+NGINX = """daemon off; worker_processes 1; pid {directory}/nginx.pid; error_log {directory}/nginx.log;
+events {{ worker_connections 512; }}
+http {{
+  access_log off; client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy; fastcgi_temp_path {directory}/fastcgi;
+  uwsgi_temp_path {directory}/uwsgi; scgi_temp_path {directory}/scgi;
+  server {{
+    listen 127.0.0.1:{plain}; listen 127.0.0.1:{tls} ssl; root {directory}; keepalive_requests 100000;
+    ssl_certificate {directory}/cert; ssl_certificate_key {directory}/key;
+  }}
+}}
+"""
+#: argv: plain port, TLS port. Sixteen clients; each keeps its connection for fifty requests.
+BROWSERS = """
+import http.client, ssl, sys, threading, time
+context = ssl.create_default_context(); context.check_hostname = False; context.verify_mode = ssl.CERT_NONE
+def browse(connect):
+    while True:
+        connection = connect()
+        for _ in range(50):
+            connection.request("GET", "/page"); assert len(connection.getresponse().read()) == 20_000
+            time.sleep(0.02)
+        connection.close()
+plain, tls = map(int, sys.argv[1:])
+for i in range(16):
+    connect = (lambda: http.client.HTTPSConnection("127.0.0.1", tls, context=context)) if i % 2 else (lambda: http.client.HTTPConnection("127.0.0.1", plain))
+    threading.Thread(target=browse, args=(connect,)).start()
+"""
+#: argv: the Redis port. Two hundred entries a second, read and acknowledged by a group of one.
+STREAM = """
+import sys, threading, time
+from agent.queues.resp import RedisUrl, RespClient
+url = RedisUrl.parse(f"redis://127.0.0.1:{sys.argv[1]}/0")
+def client(): return RespClient(url, timeout_s=20)
+client().pipeline([("XGROUP", "CREATE", "orders", "billing", "0", "MKSTREAM")])
+def produce():
+    to = client()
+    while True:
+        to.pipeline([("XADD", "orders", "MAXLEN", "~", "10000", "*", "order", "1")]); time.sleep(0.005)
+threading.Thread(target=produce).start()
+of = client()
+while True:
+    (reply,) = of.pipeline([("XREADGROUP", "GROUP", "billing", "one", "COUNT", "100", "BLOCK", "1000", "STREAMS", "orders", ">")])
+    if reply:
+        of.pipeline([("XACK", "orders", "billing", *(entry[0] for entry in reply[0][1]))])
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def listening(port: int) -> None:
+    end = time.monotonic() + 20
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except ConnectionRefusedError:
+            assert time.monotonic() < end, f"nobody listens on {port}"
+            time.sleep(0.05)
+
+
+@contextmanager
+def running(*command: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd="/")
+    try:
+        yield process
+        assert process.poll() is None, command
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+
+
+def test_a_healthy_busy_host_has_no_finding(start: Callable[..., Agent], tmp_path: Path) -> None:
+    redis, plain, tls = free_port(), free_port(), free_port()
+    tmp_path.parent.parent.chmod(0o755), tmp_path.parent.chmod(0o755), tmp_path.chmod(0o755)  # for nginx's worker
+    (tmp_path / "page").write_bytes(b"x" * 20_000)
+    (tmp_path / "nginx.conf").write_text(NGINX.format(directory=tmp_path, plain=plain, tls=tls))
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=localhost",
+         "-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "cert")], check=True, capture_output=True,
+    )  # fmt: skip
+    with (
+        running("redis-server", "--port", str(redis), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)),
+        running("nginx", "-e", str(tmp_path / "nginx.log"), "-c", str(tmp_path / "nginx.conf")),
+    ):
+        for port in (redis, plain, tls):
+            listening(port)
+        agent = start(config=f"prometheus: ''\nredis: redis://127.0.0.1:{redis}/0\n").ready()
+        with (
+            running("redis-benchmark", "-p", str(redis), "-c", "50", "-t", "set,get", "-n", "1000000000", "-q"),
+            running(sys.executable, "-c", BROWSERS, str(plain), str(tls)),
+            running(sys.executable, "-c", STREAM, str(redis)),
+        ):
+            time.sleep(SILENCE_S)
+            status = agent.status()
+            findings = agent.json("findings")["rows"]
+    assert [f["sentence"] for f in findings] == []
+    assert status["loss"] == []
+    seen = status["rows"]
+    assert seen["tls_handshake"] >= SILENCE_S * 2
+    assert seen["tcp_rtt"] >= SILENCE_S * 50
+    lag = agent.json("query", "queue_lag", "--where", "destination = 'orders'")["rows"]
+    assert len(lag) >= SILENCE_S / 2
