@@ -96,6 +96,8 @@ install_for() {
 	if [ "$1" != run ] && ! command -v go >/dev/null; then packages+=(golang-go golang-golang-x-time-dev ca-certificates); fi
 	if [ "$1" = test ]; then
 		packages+=(netbase iproute2 procps util-linux mount gcc libc6-dev binutils nginx-light qemu-system-x86 xz-utils)
+		command -v node >/dev/null || packages+=(nodejs)
+		command -v java >/dev/null || packages+=(default-jdk-headless)
 		extra='test'
 	fi
 	install_packages "${packages[@]}"
