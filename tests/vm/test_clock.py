@@ -12,6 +12,7 @@ from tests.vm.test_kernels import NAMES
 
 #: Which of the table's events: pytest's -k. Empty for all of them.
 CHOSEN = os.environ.get("TICKSCOPE_TEST_CLOCK_EVENTS", "")
+LIMIT_S = 1800 + float(os.environ.get("TICKSCOPE_TEST_QUIET_S", "20"))
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,7 @@ def booted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[suite.R
     """All at once, as many as there are processors."""
     pool = ThreadPoolExecutor(suite.jobs())
     tests = ["tests/vm/guest_clock.py", *(["-k", CHOSEN] if CHOSEN else [])]
-    return {name: pool.submit(suite.run, name, tests, tmp_path_factory.mktemp(name), limit_s=1800) for name in NAMES}
+    return {name: pool.submit(suite.run, name, tests, tmp_path_factory.mktemp(name), limit_s=LIMIT_S) for name in NAMES}
 
 
 @pytest.mark.parametrize("kernel", NAMES)
