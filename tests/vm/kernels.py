@@ -18,7 +18,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tick
 #: The harness's name of a kernel -> the suite whose linux-image-amd64 it is.
 SUITES = {"5.10": "bullseye", "6.1": "bookworm", "6.12": "trixie", "newest": "sid"}
 #: With what they depend on. Loaded in this order by tests/vm/init; those that a kernel has built in, or does not have, are left out.
-MODULES = ["virtio_pci", "virtio_rng", "9pnet_virtio", "9p", "overlay", "tun", "veth", "dummy", "sch_netem", "nf_tables", "tcp_diag", "udp_diag", "unix_diag"]
+MODULES = ["virtio_pci", "virtio_rng", "9pnet_virtio", "9p", "overlay", "tun", "veth", "dummy", "sch_netem", "crc32c_generic", "nf_tables", "tcp_diag", "udp_diag", "unix_diag"]
 
 
 class Unavailable(Exception):
