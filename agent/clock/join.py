@@ -203,7 +203,7 @@ class Join:
         size, err = after[0] - self._real_boot, after[1] + self._err
         moved = abs(size) > err + NOISE_NS
         failed = call.ret is not None and call.ret < 0
-        stepped = moved or (call.steps and not failed)
+        stepped = moved or (call.steps and not failed and call.asked_ns != 0)  # chronyd asks for a step by nothing, to see whether it may
         change = Change(
             call.t_ns, self._kind(call, moved), call.record, call.via, timex.mode_names(call.modes), call.asked_ns, size, err,
             self._real_boot + self._boot_mono, after[0] + self._boot_mono, self._ppb(), ret=call.ret, cut_err_ns=after[1],

@@ -22,10 +22,12 @@ def ntp(ns: int) -> int:
 
 
 class NtpServer:
-    """Answers on ``address`` until closed. ahead_ns: how much its time is ahead of this host's. lie: see above. asked: requests so far."""
+    """Answers on ``address`` until closed. ahead_ns: how much its time is ahead of ``clock``'s, which is in Unix ns: this host's, or another where
+    that one is being set. lie: see above. asked: requests so far."""
 
-    def __init__(self, address: tuple[str, int] = ("127.0.0.1", 0), *, ahead_ns: int = 0, stratum: int = 2, leap: int = 0, lie: Lie | None = None) -> None:
-        self.ahead_ns, self.stratum, self.leap, self.lie = ahead_ns, stratum, leap, lie
+    def __init__(self, address: tuple[str, int] = ("127.0.0.1", 0), *, ahead_ns: int = 0, stratum: int = 2, leap: int = 0, lie: Lie | None = None,
+                 clock: Callable[[], int] = time.time_ns) -> None:  # fmt: skip
+        self.ahead_ns, self.stratum, self.leap, self.lie, self.clock = ahead_ns, stratum, leap, lie, clock
         self.asked: list[bytes] = []
         self.sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -42,7 +44,7 @@ class NtpServer:
                 request, client = self.sock.recvfrom(2048)
             except TimeoutError:
                 continue
-            received = time.time_ns() + self.ahead_ns
+            received = self.clock() + self.ahead_ns
             self.asked.append(request)
             answer = self.answer(request, received)
             for datagram in self.lie(answer, request) if self.lie else [answer]:
@@ -50,7 +52,7 @@ class NtpServer:
 
     def answer(self, request: bytes, received: int) -> bytes:
         origin = struct.unpack_from(">Q", request, 40)[0]
-        sent = ntp(time.time_ns() + self.ahead_ns)
+        sent = ntp(self.clock() + self.ahead_ns)
         return PACKET.pack(self.leap << 6 | (request[0] >> 3 & 7) << 3 | 4, self.stratum, 3, -20, 1 << 4, 1 << 5, b"\x0a\0\0\x01",
                            ntp(received - 10**9), origin, ntp(received), sent)  # fmt: skip
 

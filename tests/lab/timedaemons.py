@@ -35,8 +35,8 @@ def _unpacked(*packages: str) -> Path:
     return root
 
 
-def _chrony(program: str) -> str:
-    """This host's, else Debian's."""
+def chrony(program: str) -> str:
+    """The path of chronyd or chronyc: this host's, else Debian's. Skips where there is neither."""
     return shutil.which(program) or next(str(p) for p in _unpacked("chrony").glob(f"usr/*bin/{program}"))
 
 
@@ -66,12 +66,12 @@ def chronyd(space: Namespace, home: Path, name: str, settings: str) -> Daemon:
     config = home / f"{name}.conf"
     port = "" if "cmdport" in settings else "cmdport 323\n"
     config.write_text(f"{settings}\n{port}bindcmdaddress 127.0.0.1\nbindcmdaddress /\npidfile {home}/{name}.pid\nuser root\n")
-    return Daemon(space, [_chrony("chronyd"), "-x", "-d", "-f", str(config)], home / f"{name}.log")
+    return Daemon(space, [chrony("chronyd"), "-x", "-d", "-f", str(config)], home / f"{name}.log")
 
 
 def chronyc(space: Namespace, report: str) -> list[list[str]]:
     """The comma-separated lines of a report."""
-    return [line.split(",") for line in space.run(_chrony("chronyc"), "-n", "-c", "-h", "127.0.0.1", "-p", "323", report).splitlines()]
+    return [line.split(",") for line in space.run(chrony("chronyc"), "-n", "-c", "-h", "127.0.0.1", "-p", "323", report).splitlines()]
 
 
 def ntpd(space: Namespace, home: Path, settings: str) -> Daemon:

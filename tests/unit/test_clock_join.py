@@ -93,6 +93,11 @@ def test_steps_whose_wakes_were_missed_are_still_told_apart(sizes: list[int], da
     assert [r.requested_ns for r in rows] == sizes
 
 
+def test_a_step_by_nothing_moved_nothing() -> None:
+    call = record(LIBC, 30, start_ns=10, modes=0x2100, asked_s=0, asked_part=0, before=0, after=35, freq_after=0, tick_after=10_000, status_after=0x40)
+    assert [(r.kind, r.size_ns, r.requested_ns, r.ret) for r in joined([call], reading(LATER, 40))] == [("step", 0, 0, 0)]
+
+
 def test_without_tai_sizes_come_from_what_was_asked() -> None:
     records = [record(WOKE, 1_000 * i, modes=0x2100, asked_s=0, asked_part=2_000) for i in range(1, 6)]
     assert [r.size_ns for r in joined(records, reading(LATER, 10_000))] == [2_000] * 5

@@ -6,6 +6,8 @@ Runs inside a VM only (tests/vm/test_clock.py starts it); it moves the clock by 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,9 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent.clock import sample, timex
 from agent.columns import NULL_I64
 from agent.tables import TABLES
 from tests.kernel.clock_rig import PROLOGUE, Rig
+from tests.vm import chrony
 
 if "lowerdir=/lower,upperdir=/rw/upper" not in Path("/proc/self/mounts").read_text():
     pytest.skip("moves the clock by hours: only in a VM of tests/vm", allow_module_level=True)
@@ -232,11 +236,14 @@ def play(rig: Rig, event: Event) -> tuple[int, np.ndarray, list[list[int]]]:
 
 
 def check(rig: Rig, event: Event) -> None:
-    pid, rows, printed = play(rig, event)
+    compare(rig, *play(rig, event), event.rows)
+
+
+def compare(rig: Rig, pid: int, rows: np.ndarray, printed: list[list[int]], wanted_rows: list[Row]) -> None:
     seen = [(KIND.names[r["kind"]], r["via"].decode(), int(r["pid"]) == pid) for r in rows]
-    assert seen == [(w.kind, w.via, w.by) for w in event.rows], rows
+    assert seen == [(w.kind, w.via, w.by) for w in wanted_rows], rows
     measured = iter(printed)
-    for row, wanted in zip(rows, event.rows, strict=True):
+    for row, wanted in zip(rows, wanted_rows, strict=True):
         ERRORS.append(int(row["err_ns"]))
         truth, slack = (wanted.size, 0) if wanted.size is not None else next(measured)
         assert abs(int(row["size_ns"]) - truth) <= row["err_ns"] + slack, (row, truth, slack)
@@ -252,6 +259,55 @@ def check(rig: Rig, event: Event) -> None:
 @pytest.mark.parametrize("event", EVENTS, ids=str)
 def test_event(make: Callable[[bool], Rig], event: Event) -> None:
     check(make(True), event)
+
+
+def follow(rig: Rig, home: Path, ahead_ns: int, settings: str, near_ns: int) -> tuple[np.ndarray, str]:
+    """A chronyd follows a server until it is that near, and ends; what it did is told, call by call, once. Its rows and its log."""
+    program = shutil.which("chronyd")
+    assert program
+    before, state = len(rig.rows()), timex.read()
+    with chrony.Server(ahead_ns) as server, chrony.Calls() as calls:
+        daemon, log = chrony.start(program, home, server.port, settings)
+        try:
+            end = time.monotonic() + 120
+            while abs(server.time_ns() - time.time_ns()) > near_ns:
+                assert daemon.poll() is None, log.read_text()
+                assert time.monotonic() < end, log.read_text()
+                rig.settle(0.1)
+            rig.settle(2)
+        finally:
+            daemon.terminate()
+            daemon.wait()
+        rig.settle(1)
+        made = calls.of(daemon.pid)
+    rows = rig.rows()[before:]
+    rows = rows[rows["kind"] != KIND.names.index("pause")]
+    play(rig, Event("as it was", "adjust(modes=TICK | FREQUENCY, tick=10_000, freq=0); adjust(modes=STATUS, status=0x40)"))
+    wanted = [Row(kind, "clock_adjtime", size=asked or 0 if kind == "step" else 0, ppb=ppb, requested=asked) for kind, asked, ppb in chrony.changes(made, state)]
+    compare(rig, daemon.pid, rows, [], wanted)
+    assert set(rows["comm"]) == {b"chronyd"}
+    return rows, log.read_text()
+
+
+def test_chronyd_steps(make: Callable[[bool], Rig], tmp_path: Path) -> None:
+    before = sample.read()
+    rows, log = follow(make(True), tmp_path, 2_345_678_901, "makestep 0.1 3", 100 * MS)
+    after = sample.read()
+    steps = rows[(rows["kind"] == KIND.names.index("step")) & (rows["size_ns"] != 0)]
+    (said,) = re.findall(r"clock was stepped by (-?[\d.]+) seconds", log)
+    assert len(steps) == 1
+    assert abs(int(steps["size_ns"][0]) - float(said) * S) <= steps["err_ns"][0] + 500
+    assert abs(after.real_mono_ns - before.real_mono_ns - int(steps["size_ns"][0])) <= steps["err_ns"][0] + before.err_ns + after.err_ns
+
+
+def test_chronyd_slews(make: Callable[[bool], Rig], tmp_path: Path) -> None:
+    before = sample.read()
+    rows, _ = follow(make(True), tmp_path, 80 * MS, "", 10 * MS)
+    after = sample.read()
+    assert "slew" in {KIND.names[r["kind"]] for r in rows if r["requested_ns"] == NULL_I64}  # by tick and frequency, faster than 500 ppm
+    assert not rows["size_ns"].any()
+    assert abs(after.real_mono_ns - before.real_mono_ns) <= before.err_ns + after.err_ns
+    assert after.mono_raw_ns - before.mono_raw_ns > 50 * MS
 
 
 def test_enough_events() -> None:

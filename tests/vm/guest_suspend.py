@@ -1,0 +1,56 @@
+"""Suspends the VM to RAM for some seconds, prints as one line of JSON what was told of it, and ends the machine with the status that it is given.
+
+The last thing that a machine does: its files do not survive, since Linux's 9p driver does not restore its device. Whatever is needed
+afterwards is in memory by then: it ran once before, and is locked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from agent.clock import sample
+from agent.tables import TABLES
+from tests.kernel.clock_rig import Rig
+
+SLEEP_S = 5
+COLUMNS = ("size_ns", "err_ns", "real_mono_before_ns", "real_mono_after_ns", "pid")
+
+
+def told(rig: Rig, since: int) -> list[dict[str, object]]:
+    """The rows since then."""
+    kinds = TABLES["clock_change"].by_name["kind"].names
+    return [{"kind": kinds[r["kind"]], **{name: int(r[name]) for name in COLUMNS}} for r in rig.rows()[since:]]
+
+
+def look() -> dict[str, int]:
+    """All clocks, and how far BOOTTIME is ahead of MONOTONIC."""
+    return {**sample.read()._asdict(), "rtc_s": int(Path("/sys/class/rtc/rtc0/since_epoch").read_text())}
+
+
+def main() -> None:
+    rig = Rig(Path(tempfile.mkdtemp()))
+    with ExitStack() as opened:
+        alarm, state, status, end = (opened.enter_context(open(path, "w", buffering=1)) for path in (
+            "/sys/class/rtc/rtc0/wakealarm", "/sys/power/state", "/dev/ttyS2", "/proc/sysrq-trigger"))  # fmt: skip
+        time.clock_settime_ns(time.CLOCK_REALTIME, time.time_ns() + 100_000_000)
+        rig.settle(2)
+        json.dumps([look(), told(rig, 0), rig.notices()])
+        assert ctypes.CDLL(None, use_errno=True).mlockall(1) == 0
+        rows, before = len(rig.rows()), look()
+        alarm.write(f"+{SLEEP_S}\n")
+        state.write("mem\n")
+        rig.settle(5)
+        print(json.dumps({"before": before, "after": look(), "rows": told(rig, rows), "notices": rig.notices()}), flush=True)
+        status.write(f"status {sys.argv[1]}\n")
+        status.flush()
+        end.write("b\n")
+
+
+if __name__ == "__main__":
+    main()
