@@ -13,6 +13,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from tests.lab.timedaemons import chrony
 from tests.vm import machine
 
 CHECKOUT = Path(__file__).parents[2]
@@ -73,16 +74,25 @@ def prepare(builds: tuple[str, ...] = GO_BUILDS) -> None:
             Tree(release)
 
 
-def run(kernel: str, tests: list[str], out: Path, *, limit_s: float, first: str = "", echo: bool = False) -> Run:
+def with_chronyd() -> str:
+    """PATH with the folder of a chronyd, which a machine without a network cannot fetch: the test that needs one fails where there is none."""
+    path = os.environ["PATH"]
+    with contextlib.suppress(pytest.skip.Exception):
+        path += f":{Path(chrony('chronyd')).parent}"
+    return path
+
+
+def run(kernel: str, tests: list[str], out: Path, *, limit_s: float, first: str = "", last: str = "", env: dict[str, str] | None = None,
+        echo: bool = False) -> Run:  # fmt: skip
     """Runs pytest on a kernel. Leaves junit.xml, log and console in ``out``, which must exist.
 
-    tests: pytest's arguments. first: a shell command to run before. Raises what ``machine.run`` raises.
+    tests: pytest's arguments. first, last: shell commands to run before, and after, when $status is pytest's. Raises what ``machine.run`` raises.
     """
-    script = f'{first}\nexec "$@" --junitxml=/run/out/junit.xml -o junit_family=xunit1'
+    script = f'{first}\n"$@" --junitxml=/run/out/junit.xml -o junit_family=xunit1\nstatus=$?\n{last}\nexit $status'
     command = ["sh", "-c", script, "sh", sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", "--color=no", "--tb=short", *tests]
     (out / "junit.xml").unlink(missing_ok=True)
     try:
-        done = machine.run(kernel, command, limit_s=limit_s, cwd=CHECKOUT, out=out, echo=echo)
+        done = machine.run(kernel, command, limit_s=limit_s, cwd=CHECKOUT, out=out, env=env, echo=echo)
     except TimeoutError as error:
         (out / "log").write_text(str(error))
         raise

@@ -1,12 +1,18 @@
-"""The table of clock events (guest_clock.py) on the kernels of TICKSCOPE_TEST_KERNELS: real steps, slews and leap seconds, and a machine that is stopped."""
+"""The table of clock events (guest_clock.py) on the kernels of TICKSCOPE_TEST_KERNELS: real steps, slews and leap seconds, a real chronyd, a machine that is
+stopped; last, one that is suspended to RAM (guest_suspend.py)."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shlex
+import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+from agent.columns import NULL_I64
 from tests.vm import suite
 from tests.vm.test_kernels import NAMES
 
@@ -20,7 +26,8 @@ def booted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[suite.R
     """All at once, as many as there are processors."""
     pool = ThreadPoolExecutor(suite.jobs())
     tests = ["tests/vm/guest_clock.py", *(["-k", CHOSEN] if CHOSEN else [])]
-    return {name: pool.submit(suite.run, name, tests, tmp_path_factory.mktemp(name), limit_s=LIMIT_S) for name in NAMES}
+    last, env = f'{shlex.join([sys.executable, "-m", "tests.vm.guest_suspend"])} "$status"', {"PATH": suite.with_chronyd()}
+    return {name: pool.submit(suite.run, name, tests, tmp_path_factory.mktemp(name), limit_s=LIMIT_S, last=last, env=env) for name in NAMES}
 
 
 @pytest.mark.parametrize("kernel", NAMES)
@@ -30,3 +37,21 @@ def test_every_event_is_found_once_with_actor_and_size(booted: dict[str, Future[
     assert failed == [], "\n".join(failed)
     assert done.outcome.status == 0, done.outcome.output[-4000:] + done.outcome.console
     assert done.results
+
+
+@pytest.mark.parametrize("kernel", NAMES)
+def test_a_suspend_is_told_once_with_its_length(booted: dict[str, Future[suite.Run]], kernel: str) -> None:
+    outcome = booted[kernel].result().outcome
+    found = re.search(r'^\{"before": .*', outcome.output, re.MULTILINE)
+    assert found, outcome.output[-4000:] + outcome.console
+    seen = json.loads(found[0])
+    before, after = seen["before"], seen["after"]
+    slept_ns = after["boot_mono_ns"] - before["boot_mono_ns"]
+    ran_ns = after["t_ns"] - before["t_ns"] - slept_ns
+    assert abs(slept_ns + ran_ns - (after["rtc_s"] - before["rtc_s"]) * 10**9) < 3 * 10**9  # the clock that went on, in whole seconds
+    assert slept_ns > 2 * 10**9
+    assert [(r["kind"], r["pid"]) for r in seen["rows"]] == [("suspend", NULL_I64)]
+    (row,) = seen["rows"]
+    assert abs(row["size_ns"] - slept_ns) <= row["err_ns"] + before["err_ns"] + after["err_ns"]
+    assert row["real_mono_after_ns"] - row["real_mono_before_ns"] == row["size_ns"]
+    assert seen["notices"] == []  # the wall clock did not jump
