@@ -152,15 +152,15 @@ class Join:
         return None if tai_boot is None else (tai_boot[0] - self._tai_real, tai_boot[1])
 
     def _expected(self, call: Call) -> tuple[int, int] | None:
-        """Where another call follows and the kernel cannot read TAI (before 6.1): what was asked."""
+        """Where another call follows and the kernel cannot read TAI (before 6.1): what was asked. None for a 32-bit program's call, whose modes are unknown."""
         asked = call.asked_ns
-        if asked is None or (call.ret is not None and call.ret < 0):
+        if (call.modes and not call.steps) or (call.ret is not None and call.ret < 0):
+            return self._real_boot, self._err
+        if asked is None:
             return None
         if call.sets_time:
             return asked - call.t_ns, call.last_ns - call.t_ns + _REACH_NS
-        if call.steps:
-            return self._real_boot + asked, self._err
-        return None
+        return self._real_boot + asked, self._err
 
     def _row(self, t_ns: int, kind: str, before: tuple[int, int], err_ns: int | None) -> Change:
         """A row without an actor. before: REALTIME - BOOTTIME and BOOTTIME - MONOTONIC, both as they were; now they are the state's."""

@@ -95,12 +95,21 @@ def test_steps_whose_wakes_were_missed_are_still_told_apart(sizes: list[int], da
 
 def test_a_step_by_nothing_moved_nothing() -> None:
     call = record(LIBC, 30, start_ns=10, modes=0x2100, asked_s=0, asked_part=0, before=0, after=35, freq_after=0, tick_after=10_000, status_after=0x40)
-    assert [(r.kind, r.size_ns, r.requested_ns, r.ret) for r in joined([call], reading(LATER, 40))] == [("step", 0, 0, 0)]
+    assert [(r.kind, r.size_ns, r.requested_ns, r.ret) for r in joined([call], reading(LATER, 40), STILL._replace(status=0x40))] == [("step", 0, 0, 0)]
 
 
 def test_without_tai_sizes_come_from_what_was_asked() -> None:
     records = [record(WOKE, 1_000 * i, modes=0x2100, asked_s=0, asked_part=2_000) for i in range(1, 6)]
     assert [r.size_ns for r in joined(records, reading(LATER, 10_000))] == [2_000] * 5
+
+
+def test_without_tai_a_step_is_not_also_that_of_the_calls_before_it() -> None:
+    rates = [record(ASK, 1_000 * i, modes=0x4002, freq=0, tick=10_000) for i in (1, 2)]
+    refused = record(ASK, 3_000, modes=0x2100, asked_s=0, asked_part=7, tid=8, ret=-1)
+    step = [record(source, t, modes=0x2100, asked_s=0, asked_part=2_000) for source, t in ((ASK, 4_000), (ASK, 4_001), (WOKE, 4_002))]
+    after = record(ASK, 5_000, modes=0x4002, freq=0, tick=10_000)
+    rows = joined([*rates, refused, *step, after], reading(LATER, 2_000))
+    assert [(r.kind, r.size_ns) for r in rows] == [("frequency", 0), ("frequency", 0), ("step", 0), ("step", 2_000), ("frequency", 0)]
 
 
 def test_a_step_without_a_call_has_no_actor_and_the_watch_dates_it() -> None:

@@ -33,11 +33,14 @@ class Calls:
     def __exit__(self, *_: object) -> None:
         self._enable("0")
         self._instance.rmdir()
-        self._define(f"-:{_PROBE.split()[0]}")
+        self._define(f"-:{_PROBE.split(maxsplit=1)[0]}")
 
     def _define(self, line: str) -> None:
-        with (_TRACING / "kprobe_events").open("a") as events:
-            events.write(line + "\n")
+        fd = os.open(_TRACING / "kprobe_events", os.O_WRONLY | os.O_APPEND)  # an open() to append also seeks, which it refuses
+        try:
+            os.write(fd, line.encode())
+        finally:
+            os.close(fd)
 
     def _enable(self, value: str) -> None:
         (self._instance / "events/tickscope_test/adjtimex/enable").write_text(value)
