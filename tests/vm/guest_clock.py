@@ -290,22 +290,27 @@ def follow(rig: Rig, home: Path, ahead_ns: int, settings: str, near_ns: int) -> 
 
 
 def test_chronyd_steps(make: Callable[[bool], Rig], tmp_path: Path) -> None:
-    before = sample.read()
-    rows, log = follow(make(True), tmp_path, 2_345_678_901, "makestep 0.1 3", 100 * MS)
+    rig, before = make(True), sample.read()
+    rig.notices()
+    rows, log = follow(rig, tmp_path, 2_345_678_901, "makestep 0.1 3", 100 * MS)
     after = sample.read()
     steps = rows[(rows["kind"] == KIND.names.index("step")) & (rows["size_ns"] != 0)]
     (said,) = re.findall(r"clock was stepped by (-?[\d.]+) seconds", log)
     assert len(steps) == 1
+    (notice,) = rig.notices()
+    assert notice["actor"] == {"pid": steps["pid"][0], "comm": "chronyd"}
     assert abs(int(steps["size_ns"][0]) - float(said) * S) <= steps["err_ns"][0] + 500
     assert abs(after.real_mono_ns - before.real_mono_ns - int(steps["size_ns"][0])) <= steps["err_ns"][0] + before.err_ns + after.err_ns
 
 
 def test_chronyd_slews(make: Callable[[bool], Rig], tmp_path: Path) -> None:
-    before = sample.read()
-    rows, _ = follow(make(True), tmp_path, 80 * MS, "", 10 * MS)
+    rig, before = make(True), sample.read()
+    rig.notices()
+    rows, _ = follow(rig, tmp_path, 80 * MS, "", 10 * MS)
     after = sample.read()
     assert "slew" in {KIND.names[r["kind"]] for r in rows if r["requested_ns"] == NULL_I64}  # by tick and frequency, faster than 500 ppm
     assert not rows["size_ns"].any()
+    assert rig.notices() == []
     assert abs(after.real_mono_ns - before.real_mono_ns) <= before.err_ns + after.err_ns
     assert after.mono_raw_ns - before.mono_raw_ns > 50 * MS
 
