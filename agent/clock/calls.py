@@ -21,7 +21,8 @@ NAMES = {227: "clock_settime", 112: "clock_settime", 164: "settimeofday", 170: "
          305: "clock_adjtime", 266: "clock_adjtime", LIBC_ADJTIME: "adjtimex"}  # fmt: skip
 NOISE_NS = 300
 _UNKNOWN64, _UNKNOWN32 = -1, 0xFFFFFFFF
-_CALL_NS = 1_000_000_000
+#: None of these calls sleeps: records further apart than this are of different ones.
+CALL_NS = 1_000_000_000
 
 
 @dataclass
@@ -45,6 +46,10 @@ class Call:
     asks: int = 0
     woke: bool = False
     libc: bool = False
+
+    @property
+    def tid(self) -> int:
+        return int(self.record["proc"]["tid"])
 
     @property
     def via(self) -> str:
@@ -83,7 +88,7 @@ class Call:
         source, t_ns = int(record["source"]), int(record["t_ns"])
         if source == LIBC:
             return not self.libc and int(record["start_ns"]) <= self.t_ns
-        if self.libc or t_ns - self.last_ns > _CALL_NS or int(record["nr"]) != self.nr:
+        if self.libc or t_ns - self.last_ns > CALL_NS or int(record["nr"]) != self.nr:
             return False
         if source == WOKE:
             return not self.woke and self.ret != -1

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from agent.clock import timex
-from agent.clock.calls import NOISE_NS, Call, group
+from agent.clock.calls import CALL_NS, NOISE_NS, Call, group
 from agent.clock.sample import Reading
 from agent.clock.timex import Timex
 
@@ -68,7 +68,7 @@ class Join:
         self._freq, self._tick, self._status, self._tai_s = self._discipline(self.timex)
         self._left = self.timex.offset_ns, self.timex.adjust_ns
         self._tai_real = self._tai_of(self.reading)
-        self._reported: dict[int, int] = {}
+        self._reported: dict[int, tuple[int, bool]] = {}
         self._odd_since: int | None = None
         self._hint: tuple[int, int] | None = None
 
@@ -102,9 +102,9 @@ class Join:
             records = np.concatenate(self.waiting)
             calls = group(records)
             done = 0
-            while done < len(calls) and calls[done].last_ns <= reading.t_ns - SETTLE_NS:
+            while done < len(calls) and calls[done].last_ns <= reading.t_ns - SETTLE_NS and not self._under_way(calls[done], calls, reading):
                 done += 1
-            held = {int(c.record["proc"]["tid"]): c.t_ns for c in reversed(calls[done:])}
+            held = {c.tid: c.t_ns for c in reversed(calls[done:])}
             keep = [i for i, r in enumerate(records) if held.get(int(r["proc"]["tid"]), 1 << 62) <= int(r["t_ns"])]
             self.waiting = [records[keep]] if keep else []
             calls, following = calls[:done], calls[done:]
@@ -124,13 +124,24 @@ class Join:
         self.reading, self.timex = reading, state
         return out
 
+    def _under_way(self, call: Call, calls: list[Call], reading: Reading) -> bool:
+        """Whether its thread seems to have lost the processor between the check of its privilege and the step."""
+        asked_only = call.steps and call.asks and call.ret == 0 and not call.woke and not call.libc and call.asked_ns != 0
+        if not asked_only or reading.t_ns - call.last_ns > CALL_NS or abs(reading.real_boot_ns - self._real_boot) > self._err + reading.err_ns + NOISE_NS:
+            return False
+        return not any(c.tid == call.tid and c.t_ns > call.t_ns for c in calls)
+
+    def _is_late(self, call: Call) -> bool:
+        """Whether it is the rest of a call that has its row: by its time, or since a call of its own would have begun with the check of its privilege."""
+        last_ns, asked_only = self._reported.get(call.tid, (-1, False))
+        return last_ns >= call.t_ns or (asked_only and not call.asks and call.t_ns - last_ns < CALL_NS)
+
     def _explain(self, call: Call, later: Call | None, reading: Reading, state: Timex) -> list[Change]:
-        tid = int(call.record["proc"]["tid"])
-        if self._reported.get(tid, -1) >= call.t_ns:  # its thread lost the processor before it returned
+        if self._is_late(call):  # its thread lost the processor before it returned
             self.late += 1
             return []
-        self._reported = {k: t for k, t in self._reported.items() if call.t_ns - t < _REMEMBER_NS}
-        self._reported[tid] = call.last_ns
+        self._reported = {k: r for k, r in self._reported.items() if call.t_ns - r[0] < _REMEMBER_NS}
+        self._reported[call.tid] = call.last_ns, bool(call.asks) and not call.woke and not call.libc
         out = []
         before = self._real(call.before)
         if before is not None and abs(before[0] - self._real_boot) > self._err + before[1] + NOISE_NS:

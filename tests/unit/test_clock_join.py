@@ -148,6 +148,28 @@ def test_a_return_that_comes_after_its_row_adds_none() -> None:
     assert join.late == 1
 
 
+@pytest.mark.parametrize("moved", [0, 5_000])
+def test_a_thread_that_loses_the_processor_inside_a_step_makes_one_row(moved: int) -> None:
+    """For longer than records take to settle: between the check and the step, or between the step and the wake of the watch."""
+    fields = {"modes": 0x2100, "asked_s": 0, "asked_part": 5_000}
+    join, told = Join(reading(0), STILL), []
+    for t in (10, 11):
+        join.feed(record(ASK, t, **fields))
+    told += join.settle(reading(2 * SETTLE_NS, moved), STILL)
+    join.feed(record(WOKE, 2 * SETTLE_NS + 1, **fields))
+    for t in (3, 4, 5):
+        told += join.settle(reading(t * SETTLE_NS, 5_000), STILL)
+    assert [(r.kind, r.size_ns) for r in told] == [("step", 5_000)]
+    assert not join.pending
+
+
+def test_a_step_that_the_kernel_refuses_after_its_check_is_told_in_a_second() -> None:
+    join = Join(reading(0), STILL)
+    join.feed(record(ASK, 10, before=0, modes=0x2100, asked_s=0, asked_part=-1))
+    assert join.settle(reading(LATER // 20), STILL) == []
+    assert [(r.kind, r.size_ns) for r in join.settle(reading(LATER // 5), STILL)] == [("step", 0)]
+
+
 def test_status_written_as_it_was_is_no_row_but_a_flag_is() -> None:
     assert joined([record(ASK, 10, before=0, modes=0x10, status=0)], reading(LATER)) == []
     lost = STILL._replace(status=0x40)
