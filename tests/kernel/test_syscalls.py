@@ -150,11 +150,13 @@ class Family:
         self.attached.extra += syscalls.setup(self.family, self.attached.source, LocalAttacher(), None, config)  # type: ignore[attr-defined]
         assert self.family.state == "attached", self.family.reason
 
-    def slow(self, pid: int, n: int, *calls: bytes) -> np.ndarray:
-        """calls: only these; a program's start has slow ones too on a slow machine."""
+    def slow(self, pid: int, n: int, *calls: bytes, waited_ns: int = 0) -> np.ndarray:
+        """calls: only these; a program's start has slow ones too on a slow machine. waited_ns: at least that long asleep; on an emulated machine others
+        take long too."""
 
         def mine(rows: np.ndarray) -> np.ndarray:
-            return rows[(rows["pid"] == pid) & (rows["kind"] == SLOW) & (np.isin(rows["syscall"], calls) | (not calls))]
+            enough = (rows["blocked_ns"] >= waited_ns) | (not waited_ns)
+            return rows[(rows["pid"] == pid) & (rows["kind"] == SLOW) & enough & (np.isin(rows["syscall"], calls) | (not calls))]
 
         return self.attached.wait("slow_syscall", mine, lambda r: len(r) >= n)  # type: ignore[attr-defined,no-any-return]
 
@@ -341,7 +343,7 @@ def test_full_counts_every_call(attach: Callable[..., object]) -> None:
     assert rows["hist"].sum() == 10007
     assert family.attached.lost() == 0  # type: ignore[attr-defined]
     pid, _ = run(LOCKS)
-    slow = family.slow(pid, 13, b"flock")
+    slow = family.slow(pid, 13, b"flock", waited_ns=1)
     assert len(slow) == 13
     assert set(slow["basis"]) == {ALL}
     assert set(slow["ret"]) == {0}
