@@ -125,9 +125,12 @@ class Join:
         return out
 
     def _under_way(self, call: Call, calls: list[Call], reading: Reading) -> bool:
-        """Whether its thread seems to have lost the processor between the check of its privilege and the step."""
-        asked_only = call.steps and call.asks and call.ret == 0 and not call.woke and not call.libc and call.asked_ns != 0
-        if not asked_only or reading.t_ns - call.last_ns > CALL_NS or abs(reading.real_boot_ns - self._real_boot) > self._err + reading.err_ns + NOISE_NS:
+        """Whether its thread seems to have lost the processor between the check of its privilege and a step that would be seen."""
+        asked, bound = call.asked_ns, self._err + reading.err_ns + NOISE_NS
+        if not call.steps or not call.asks or call.ret or call.woke or call.libc or asked is None or reading.t_ns - call.last_ns > CALL_NS:
+            return False
+        by = asked - call.t_ns - self._real_boot if call.sets_time else asked
+        if abs(by) <= bound or abs(reading.real_boot_ns - self._real_boot) > bound:
             return False
         return not any(c.tid == call.tid and c.t_ns > call.t_ns for c in calls)
 
