@@ -165,7 +165,7 @@ def test_a_thread_that_loses_the_processor_inside_a_step_makes_one_row(moved: in
 
 def test_a_step_that_the_kernel_refuses_after_its_check_is_told_in_a_second() -> None:
     join = Join(reading(0), STILL)
-    join.feed(record(ASK, 10, before=0, modes=0x2100, asked_s=0, asked_part=-1))
+    join.feed(record(ASK, 10, before=0, modes=0x2100, asked_s=0, asked_part=2_000_000_000))
     assert join.settle(reading(LATER // 20), STILL) == []
     assert [(r.kind, r.size_ns) for r in join.settle(reading(LATER // 5), STILL)] == [("step", 0)]
 
