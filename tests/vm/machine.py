@@ -23,7 +23,8 @@ QEMU = "qemu-system-x86_64"
 KEPT = ("PATH", "HOME", "XDG_CACHE_HOME", "TICKSCOPE_TEST_CACHE", "TICKSCOPE_TEST_QUIET_S")
 #: A command that writes this to /dev/ttyS0 has the emulator stopped for STOP_S, in which nobody runs and the clocks go on.
 STOP_WORD, STOP_S = b"tickscope test: stop me", 3.0
-BOOT_ARGUMENTS = "console=ttyS0 panic=-1 quiet random.trust_cpu=on clocksource=tsc tsc=reliable"
+#: A processor that is stuck in the kernel ends the machine, and its console says where.
+BOOT_ARGUMENTS = "console=ttyS0 panic=-1 softlockup_panic=1 quiet random.trust_cpu=on clocksource=tsc tsc=reliable"
 
 
 @dataclass(frozen=True)
