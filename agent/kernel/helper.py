@@ -25,8 +25,7 @@ MAX_OFFSETS = 64
 _REQUEST = struct.Struct(f"<4I256s{MAX_OFFSETS}Q")
 _REPLY = struct.Struct("<i")
 RETURN_PROBE = 1
-#: What may be asked for; with no name, a program attaches to the kernel function that it was loaded for.
-_RAW_TRACEPOINTS = (b"sys_enter", b"sys_exit", b"tcp_probe", b"sock_send_length", b"")
+_RAW_TRACEPOINTS = (b"sys_enter", b"sys_exit", b"tcp_probe", b"sock_send_length")
 _PERF_EVENT_OPEN, _BPF, _OPENAT2 = (298, 321, 437) if os.uname().machine == "x86_64" else (241, 280, 437)
 _IOC_ENABLE, _IOC_SET_BPF = 0x2400, 0x40042408
 _RESOLVE_IN_ROOT = 0x10
@@ -143,7 +142,7 @@ def attach_raw_tracepoint(program: int, name: bytes) -> int:
     if name not in _RAW_TRACEPOINTS:
         raise OSError(errno.EPERM, "not a tracepoint that may be asked for")
     text = ct.create_string_buffer(name)
-    attr = struct.pack("<QI", ct.addressof(text) if name else 0, program).ljust(128, b"\0")
+    attr = struct.pack("<QI", ct.addressof(text), program).ljust(128, b"\0")
     return _call(_BPF, ct.c_int(_BPF_RAW_TRACEPOINT_OPEN), ct.c_char_p(attr), ct.c_uint(len(attr)))
 
 

@@ -156,7 +156,7 @@ class Loader:
             program.attach, program.reason = False, "the kernel refused it: " + _why(error, captured.text)
             program.remedy = "see `tickscope doctor`"
             return
-        if program.kind.startswith("u") or program.on_demand:
+        if program.kind.startswith("u") or (program.on_demand and program.kind != "fexit"):  # patching a function's text each second is not worth its risk
             self.share("program", family.name, program.function, fd)
             return
         try:

@@ -16,16 +16,15 @@ PERIOD_NS = 1_000_000_000
 
 
 def attach(helper: Helper, family: Family, function: str) -> int:
-    """Attaches an on-demand program where the plan has it; closing the result detaches it. Raises OSError."""
-    planned = next(p for p in family.plan if p["function"] == function)
-    target = "" if planned["kind"] == "fexit" else str(planned["target"])
+    """Attaches an on-demand program; closing the result detaches it. Raises OSError."""
+    target = next(p.target for p in family.probe.programs if p.function == function)
     return helper.attach_raw_tracepoint(family.programs[function], target)
 
 
 def degrade(family: Family, function: str, error: OSError) -> None:
     """Says in the family's state that the program could not be attached, and what is not seen now."""
-    planned = next(p for p in family.plan if p["function"] == function)
-    said = f"{function}: attach: {error.strerror or error} (not seen: {planned['loses']})"
+    loses = next(p.loses for p in family.probe.programs if p.function == function)
+    said = f"{function}: attach: {error.strerror or error} (not seen: {loses})"
     family.state, family.reason = "degraded", "; ".join(filter(None, (family.reason, said)))
 
 
@@ -46,8 +45,8 @@ class Window:
 
     def add(self, family: Family, functions: Iterable[str], opens: Callable[[int], None] | None = None,
             closed: Callable[[int], None] | None = None) -> None:  # fmt: skip
-        """Of these programs those that the kernel took. opens: called before with the start, CLOCK_BOOTTIME ns; closed: after, with how long it was open, ns."""
-        self._programs += [(family, f) for f in functions if f in family.programs]
+        """Of these programs those that the kernel took and that are not attached already (to a function, for want of a tracepoint). opens: called before with the start, CLOCK_BOOTTIME ns; closed: after, with how long it was open, ns."""
+        self._programs += [(family, f) for f in functions if f in family.programs and f not in family.links]
         self._opens += [opens] if opens else []
         self._closed += [closed] if closed else []
 
