@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import tempfile
+import termios
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -38,8 +39,10 @@ def look() -> dict[str, int]:
 
 
 def end(status: TextIO, trigger: TextIO, code: str) -> None:
-    """Ends the machine, as tests/vm/init does."""
+    """Ends the machine, as tests/vm/init does, once what was written has left the serial lines."""
     status.write(f"status {code}\n")
+    for line in (sys.stdout, status):
+        termios.tcdrain(line.fileno())
     trigger.write("b\n")
 
 
@@ -51,6 +54,7 @@ def main() -> None:
         time.clock_settime_ns(time.CLOCK_REALTIME, time.time_ns() + 100_000_000)
         rig.settle(2)
         json.dumps([look(), told(rig, 0), rig.notices()])
+        termios.tcdrain(sys.stdout.fileno())
         if not os.fork():
             time.sleep(PATIENCE_S)
             end(*ends, "4")
