@@ -125,7 +125,7 @@ setTimeout(() => {
   s.listen(0, '127.0.0.1', () => {
     let left = 17;
     const one = () => {
-      const c = tls.connect({port: s.address().port, ca: cert, servername: 'localhost'}, () => c.write('x'));
+      const c = tls.connect({host: '127.0.0.1', port: s.address().port, ca: cert, servername: 'localhost'}, () => c.write('x'));
       c.on('data', () => {}).on('close', () => { if (--left) one(); else s.close(); });
     };
     one();
