@@ -257,7 +257,7 @@ int on_tcp_receive(struct bpf_raw_tracepoint_args *ctx)
 	return 0;
 }
 
-/* In windows. sock_send_length, since 6.3 (6e6eda44b939); before, the return of tcp_sendmsg, whose first argument is the socket too. */
+/* sock_send_length, since 6.3 (6e6eda44b939), in windows; before, the return of tcp_sendmsg, always, whose first argument is the socket too. */
 int on_tcp_send(struct bpf_raw_tracepoint_args *ctx)
 {
 #if TP_sock_send_length

@@ -24,7 +24,7 @@ class Program:
       (loaded, then attached by the helper to files that the agent finds).
     target: the tracepoint's name for ``raw_tp``.
     loses: what is not seen without it; a family without one of its programs is ``degraded`` and says this.
-    fallback: for ``raw_tp``, a kernel function whose return (fexit) does instead where there is no such tracepoint.
+    fallback: for ``raw_tp``, a kernel function whose return (fexit) does instead where there is no such tracepoint; then it is attached by the loader even if ``on_demand``.
     optional: another program sees the same on kernels without this one, only later or at more cost; then it is no degradation.
     """
 
