@@ -7,8 +7,8 @@ nobody ran in it. It is told from a busy machine and from a stopped agent by rul
 * the processors were not busy meanwhile, so that was not for want of a processor (/proc/stat; stolen time is not busy time);
 * the machine switched between tasks no more often than if nothing had run in that time: else it was only we who stood still.
 
-What stays unseen: a machine that is stopped together with its clocks (a virtual machine monitor's ``stop``, a snapshot) and has no
-VMClock sees nothing, and its wall clock is late from then on; only another machine's clock tells.
+What stays unseen: a machine that is stopped together with its clocks (a virtual machine monitor's ``stop``, a snapshot) and has neither
+VMClock nor its host's clock sees nothing, and its wall clock is late from then on; only another machine's clock tells.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from __future__ import annotations
 import os
 import struct
 from typing import NamedTuple
+
+from agent.clock.host_clock import HostClock, clock_of
 
 CLOCKSOURCE = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
 STAT = "/proc/stat"
@@ -102,11 +104,21 @@ def vm_life(page: bytes) -> tuple[int, int] | None:
     return marker, generation if flags & _HAS_GENERATION else 0
 
 
-class Watcher:
-    """Reads what is watched about once a second. vmclock: a descriptor of /dev/vmclock0, which takes privilege to open, or None."""
+class Restored(NamedTuple):
+    """What shows that the machine was restored or moved. size_ns: how far the host's clock moved against ours, 0 where it cannot be read."""
 
-    def __init__(self, t_ns: int, vmclock: int | None) -> None:
+    how: str
+    size_ns: int = 0
+    err_ns: int = 0
+
+
+class Watcher:
+    """Reads what is watched about once a second. vmclock, host: descriptors of /dev/vmclock0 and of the host's clock, which take
+    privilege to open, or None."""
+
+    def __init__(self, t_ns: int, vmclock: int | None, host: int | None = None) -> None:
         self._stat, self._source, self._vmclock = open_kept(STAT), open_kept(CLOCKSOURCE), vmclock
+        self._host_fd, self._host = host, None if host is None else HostClock(clock_of(host))
         self.clocksource, self.life = self._current(), self._life()
         self._work_before = self._work = self._worked(t_ns)
 
@@ -126,11 +138,15 @@ class Watcher:
         before, self.clocksource = self.clocksource, self._current()
         return None if before == self.clocksource else (before, self.clocksource)
 
-    def restored(self) -> tuple[tuple[int, int], tuple[int, int]] | None:
-        """VMClock's markers before and after, where they changed since the last call."""
+    def restored(self) -> Restored | None:
+        """VMClock's markers before and after, and the host's clock, where one of them changed since the last call."""
         before, now = self.life, self._life()
         self.life = now or before
-        return None if now is None or before is None or now == before else (before, now)
+        moved = self._host.moved() if self._host else None
+        how = f"marker {before[0]} > {now[0]} generation {before[1]} > {now[1]}" if before and now and before != now else ""
+        if not how and moved is None:
+            return None
+        return Restored(" ".join([how] * bool(how) + ["host clock"] * bool(moved)), *(moved or ()))
 
     def _worked(self, t_ns: int) -> Work | None:
         return None if self._stat is None else work(t_ns, os.pread(self._stat, 1 << 20, 0))
@@ -148,6 +164,6 @@ class Watcher:
         return None
 
     def close(self) -> None:
-        for fd in (self._stat, self._source, self._vmclock):
+        for fd in (self._stat, self._source, self._vmclock, self._host_fd):
             if fd is not None:
                 os.close(fd)

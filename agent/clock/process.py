@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent import privilege
+from agent.clock.host_clock import open_host_clock
 from agent.clock.machine import VMCLOCK, open_kept
 from agent.clock.watch import LATE, MESSAGE, listen, run_watch
 
@@ -29,12 +30,13 @@ class Told(NamedTuple):
 class WatchProcess:
     """The agent's side. ``pid``; ``sock`` is readable when the watch has told something; ``alive`` until it is seen to be gone.
 
-    vmclock: a descriptor of VMClock's page where the machine has one, opened while there was the privilege to.
+    vmclock, host_clock: descriptors of VMClock's page and of the host's clock where the machine has them, opened while there was the
+    privilege to.
     reports: the state of the notice socket comes there, see agent/clock/notices.py.
     """
 
     def __init__(self, pid: int, sock: socket.socket, reports: socket.socket) -> None:
-        self.vmclock = open_kept(VMCLOCK)
+        self.vmclock, self.host_clock = open_kept(VMCLOCK), open_host_clock()
         self.pid, self.sock, self.reports, self.alive, self.dropped = pid, sock, reports, True, 0
         self._late: list[tuple[int, int]] = []
 

@@ -48,7 +48,7 @@ class ClockSource:
         self._samples = 0
         self._said: object = None
         self._slope = Slope()
-        self._machine = Watcher(reading.t_ns, watch.vmclock)
+        self._machine = Watcher(reading.t_ns, watch.vmclock, watch.host_clock)
         self._ran_ns = reading.t_ns
         self._gap: tuple[int, int] | None = None
         self._first = [sample.row(reading, state, cut=False)]
@@ -121,8 +121,9 @@ class ClockSource:
             self._machine.look(t_ns)
         if (sources := self._machine.switched()) is not None:
             found.append(self._still(t_ns, "clocksource", " > ".join(sources), reading, state))
-        if (lives := self._machine.restored()) is not None:
-            found.append(self._still(t_ns, "restore", "marker {0[0]} > {1[0]} generation {0[1]} > {1[1]}".format(*lives), reading, state))
+        if (restored := self._machine.restored()) is not None:
+            found.append(self._still(t_ns, "restore", restored.how, reading, state))
+            found[-1].size_ns, found[-1].err_ns = restored.size_ns, restored.err_ns or reading.err_ns
         if found:
             self._slope.skip()
         explained = None if state.offset_ns or state.adjust_ns else state.freq_ppb

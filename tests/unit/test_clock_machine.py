@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.clock.machine import Watcher, Work, paused, vm_life, work
+from agent.clock.machine import Restored, Watcher, Work, paused, vm_life, work
 
 SECOND = 1_000_000_000
 CPUS = os.cpu_count() or 1
@@ -72,7 +72,7 @@ def test_a_restored_machine_is_told_once(tmp_path: Path) -> None:
     path.write_bytes(page(8, sequence=3))
     assert watcher.restored() is None  # still being written
     path.write_bytes(page(8, sequence=4))
-    assert watcher.restored() == ((7, 0), (8, 0))
+    assert watcher.restored() == Restored("marker 7 > 8 generation 0 > 0")
     assert watcher.restored() is None
     watcher.close()
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -23,8 +25,9 @@ QEMU = "qemu-system-x86_64"
 KEPT = ("PATH", "HOME", "XDG_CACHE_HOME", "TICKSCOPE_TEST_CACHE", "TICKSCOPE_TEST_QUIET_S")
 #: A command that writes this to /dev/ttyS0 has the emulator stopped for STOP_S, in which nobody runs and the clocks go on.
 STOP_WORD, STOP_S = b"tickscope test: stop me", 3.0
-#: A processor that is stuck in the kernel ends the machine, and its console says where.
-BOOT_ARGUMENTS = "console=ttyS0 panic=-1 softlockup_panic=1 quiet random.trust_cpu=on clocksource=tsc tsc=reliable"
+#: A processor that is stuck in the kernel ends the machine, and its console says where; so does one whose time is over (an NMI).
+BOOT_ARGUMENTS = "console=ttyS0 panic=-1 softlockup_panic=1 unknown_nmi_panic=1 sysrq_always_enabled log_buf_len=4M quiet random.trust_cpu=on clocksource=tsc tsc=reliable"
+LAST_WORDS_S = 20
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ def _script(command: list[str], cwd: Path, env: dict[str, str]) -> bytes:
 
 
 def _qemu(kernel: Kernel, initramfs: Path, scratch: Path, out: Path) -> list[str]:
-    return ["setpriv", "--pdeathsig", "KILL", "nice", "-n", "10", QEMU, "-nodefaults", "-no-reboot", "-display", "none", "-monitor", "none", "-m", "1G", "-smp", "2",
+    return ["setpriv", "--pdeathsig", "KILL", "nice", "-n", "10", QEMU, "-nodefaults", "-no-reboot", "-display", "none", "-monitor", f"unix:{scratch}/monitor,server,nowait", "-m", "1G", "-smp", "2",
             "-accel", "tcg,thread=multi", "-cpu", "max", "-nic", "none", "-object", "rng-random,id=rng,filename=/dev/urandom",
             "-device", "virtio-rng-pci,rng=rng",
             "-virtfs", "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap",
@@ -76,7 +79,7 @@ def run(name: str, command: list[str], *, limit_s: float = 600, env: dict[str, s
         stdin = None if interactive else subprocess.DEVNULL
         with (scratch / "stderr").open("wb") as errors:
             machine = subprocess.Popen(arguments, stdin=stdin, stdout=None if interactive else subprocess.PIPE, stderr=errors, start_new_session=not interactive)
-        output = b"" if interactive else _follow(machine, limit_s, echo, Stopper(machine.pid, scratch / "console"))
+        output = b"" if interactive else _follow(machine, limit_s, echo, Stopper(machine.pid, scratch / "console"), scratch)
         machine.wait()
         if machine.returncode:
             raise Unavailable(f"{QEMU} ended with {machine.returncode}: {(scratch / 'stderr').read_text()[-400:]}")
@@ -101,7 +104,19 @@ class Stopper:
         os.kill(self._pid, signal.SIGCONT)
 
 
-def _follow(machine: subprocess.Popen[bytes], limit_s: float, echo: bool, stopper: Stopper) -> bytes:
+def _last_words(machine: subprocess.Popen[bytes], scratch: Path) -> str:
+    """Asks the kernel for each processor and each task, then has it panic."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as monitor:
+        monitor.connect(str(scratch / "monitor"))
+        for ask in ("sendkey alt-sysrq-9", "sendkey alt-sysrq-l", "sendkey alt-sysrq-t", "nmi"):
+            monitor.sendall(ask.encode() + b"\n")
+            time.sleep(LAST_WORDS_S / 4)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        machine.wait(LAST_WORDS_S)
+    return (scratch / "console").read_text(errors="replace")
+
+
+def _follow(machine: subprocess.Popen[bytes], limit_s: float, echo: bool, stopper: Stopper, scratch: Path) -> bytes:
     """Collects what the command writes until the machine ends; kills the machine, and raises TimeoutError, after limit_s."""
     assert machine.stdout is not None
     output, end = bytearray(), time.monotonic() + limit_s
@@ -110,7 +125,8 @@ def _follow(machine: subprocess.Popen[bytes], limit_s: float, echo: bool, stoppe
             ready, _, _ = select.select([machine.stdout], [], [], 0.2)
             stopper.look()
             if time.monotonic() > end:
-                raise TimeoutError(f"still running after {limit_s:g} s; it wrote:\n{output[-4000:].decode(errors='replace')}")
+                wrote = output[-4000:].decode(errors="replace")
+                raise TimeoutError(f"still running after {limit_s:g} s; it wrote:\n{wrote}\nits kernel, on an NMI:\n{_last_words(machine, scratch)}")
             if not ready:
                 continue
             part = os.read(machine.stdout.fileno(), 1 << 16)
