@@ -14,6 +14,7 @@ import signal
 import socket
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,10 +54,11 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> Figure:
 
 
 def interleaved(sides: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """Runs each side once a round, in turns forwards and backwards (A B B A A B ...)."""
+    """Runs each side once a round, in turns forwards and backwards (A B B A A B ...), and says on stderr where it is."""
     out: dict[str, list[T]] = {name: [] for name in sides}
     for i in range(rounds):
         for name in list(sides)[:: -1 if i % 2 else 1]:
+            print(f"round {i + 1} of {rounds}: {name}", file=sys.stderr, flush=True)
             out[name].append(sides[name]())
     return out
 
