@@ -89,7 +89,8 @@ def run(kernel: str, tests: list[str], out: Path, *, limit_s: float, first: str 
     tests: pytest's arguments. first, last: shell commands to run before, and after, when $status is pytest's. Raises what ``machine.run`` raises.
     """
     script = f'{first}\n"$@" --junitxml=/run/out/junit.xml -o junit_family=xunit1\nstatus=$?\n{last}\nexit $status'
-    command = ["sh", "-c", script, "sh", sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", "--color=no", "--tb=short", *tests]
+    command = ["sh", "-c", script, "sh", sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", "--color=no", "--tb=short",
+               "-o", f"faulthandler_timeout={limit_s / 3:.0f}", *tests]  # fmt: skip
     (out / "junit.xml").unlink(missing_ok=True)
     try:
         done = machine.run(kernel, command, limit_s=limit_s, cwd=CHECKOUT, out=out, env=env, echo=echo)
