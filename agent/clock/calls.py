@@ -21,6 +21,7 @@ NAMES = {227: "clock_settime", 112: "clock_settime", 164: "settimeofday", 170: "
          305: "clock_adjtime", 266: "clock_adjtime", LIBC_ADJTIME: "adjtimex"}  # fmt: skip
 NOISE_NS = 300
 _UNKNOWN64, _UNKNOWN32 = -1, 0xFFFFFFFF
+EINVAL = 22
 #: None of these calls sleeps: records further apart than this are of different ones.
 CALL_NS = 1_000_000_000
 
@@ -83,6 +84,12 @@ class Call:
             return int(self.record["constant"]) * 1_000_000_000
         return None
 
+    def conclude(self) -> None:
+        """Whose return was not seen, and had the privilege, was refused where its arguments are not valid."""
+        r = self.record
+        if self.ret == 0 and not self.libc and not self.woke and not timex.valid(self.modes, int(r["asked_part"]), int(r["freq"]), int(r["tick"])):
+            self.ret = -EINVAL
+
     def takes(self, record: np.void) -> bool:
         """Whether a later record of the same thread belongs to this call."""
         source, t_ns = int(record["source"]), int(record["t_ns"])
@@ -143,4 +150,6 @@ def group(records: np.ndarray) -> list[Call]:
             call = latest[tid] = Call(record, start, start, int(record["nr"]), int(record["modes"]), ret=ret)
             calls.append(call)
         call.add(record)
+    for call in calls:
+        call.conclude()
     return sorted(calls, key=lambda c: c.t_ns)

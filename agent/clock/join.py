@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from agent.clock import timex
-from agent.clock.calls import CALL_NS, NOISE_NS, Call, group
+from agent.clock.calls import CALL_NS, EINVAL, NOISE_NS, Call, group
 from agent.clock.sample import Reading
 from agent.clock.timex import Timex
 
@@ -126,13 +126,19 @@ class Join:
 
     def _under_way(self, call: Call, calls: list[Call], reading: Reading) -> bool:
         """Whether its thread seems to have lost the processor between the check of its privilege and a step that would be seen."""
-        asked, bound = call.asked_ns, self._err + reading.err_ns + NOISE_NS
-        if not call.steps or not call.asks or call.ret or call.woke or call.libc or asked is None or reading.t_ns - call.last_ns > CALL_NS:
+        by, bound = self._asked_by(call), self._err + reading.err_ns + NOISE_NS
+        if by is None or reading.t_ns - call.last_ns > CALL_NS:
             return False
-        by = asked - call.t_ns - self._real_boot if call.sets_time else asked
         if abs(by) <= bound or abs(reading.real_boot_ns - self._real_boot) > bound:
             return False
         return not any(c.tid == call.tid and c.t_ns > call.t_ns for c in calls)
+
+    def _asked_by(self, call: Call) -> int | None:
+        """By how much a call that may, and of which no more than that was seen, is to step; None for others."""
+        asked = call.asked_ns
+        if not call.steps or not call.asks or call.ret or call.woke or call.libc or asked is None:
+            return None
+        return asked - call.t_ns - self._real_boot if call.sets_time else asked
 
     def _is_late(self, call: Call) -> bool:
         """Whether it is the rest of a call that has its row: by its time, or since a call of its own would have begun with the check of its privilege."""
@@ -216,13 +222,16 @@ class Join:
     def _change(self, call: Call, after: tuple[int, int]) -> Change:
         size, err = after[0] - self._real_boot, after[1] + self._err
         moved = abs(size) > err + NOISE_NS
-        failed = call.ret is not None and call.ret < 0
+        ret, by = call.ret, self._asked_by(call)
+        if by is not None and not moved and abs(by) > max(err + NOISE_NS, SETTLE_NS if call.sets_time else 0):
+            ret = -EINVAL  # the privilege was there, the step never came: of all that can follow, only this fails
+        failed = ret is not None and ret < 0
         stepped = moved or (call.steps and not failed and call.asked_ns != 0)  # chronyd asks for a step by nothing, to see whether it may
         change = Change(
             call.t_ns, self._kind(call, moved), call.record, call.via, timex.mode_names(call.modes), call.asked_ns, size, err,
-            self._real_boot + self._boot_mono, after[0] + self._boot_mono, self._ppb(), ret=call.ret, cut_err_ns=after[1],
+            self._real_boot + self._boot_mono, after[0] + self._boot_mono, self._ppb(), ret=ret, cut_err_ns=after[1],
         )  # fmt: skip
-        if moved and call.ret is None:
+        if moved and ret is None:
             change.ret = 0
         if stepped and call.sets_time and change.requested_ns is not None:
             instant = change.requested_ns - after[0]

@@ -24,6 +24,8 @@ _FLAGS = {STA_INS: "INS", STA_DEL: "DEL", STA_UNSYNC: "UNSYNC"}
 LEAP_FLAGS = STA_INS | STA_DEL
 FLAGS = LEAP_FLAGS | STA_UNSYNC
 NOMINAL_TICK_US = 10_000
+#: The kernel refuses more: a tick 10 % off (USER_HZ is 100), a frequency whose ns would not fit (PPM_SCALE).
+_TICK_OFF_US, _FREQ_MOST = 1_000, (2**63 - 1) // 65_536_000
 
 
 class Timex(NamedTuple):
@@ -81,6 +83,18 @@ def _call(modes: int) -> tuple[int, tuple[int, ...]]:
 @cache
 def _libc() -> ct.CDLL:
     return ct.CDLL(None, use_errno=True)
+
+
+def valid(modes: int, part: int, freq: int, tick: int) -> bool:
+    """Whether the kernel carries out what a caller with the privilege asks for: timekeeping_validate_timex(), whose checks of the
+    arguments come after that of the privilege. part: what ADJ_SETOFFSET steps by, beyond whole seconds, in ns or us."""
+    if modes & ADJTIME:
+        return True
+    if modes & TICK and abs(tick - NOMINAL_TICK_US) > _TICK_OFF_US:
+        return False
+    if modes & SETOFFSET and not 0 <= part < (1_000_000_000 if modes & NANO else 1_000_000):
+        return False
+    return not modes & FREQUENCY or abs(freq) <= _FREQ_MOST
 
 
 def flag_names(before: int, after: int) -> str:

@@ -279,6 +279,23 @@ def test_invalid_arguments_are_failed_attempts(rig: Rig) -> None:
     assert rows["ret"].tolist() == [-22, -22]
 
 
+INVALID_RAW = """
+assert raw(227, 0, struct.pack('<qq', 5, 0)) == -1  # before the boot: no wall time may be less than CLOCK_MONOTONIC
+assert raw(305, 0, timex(0x2100, seconds=0, part=-5)) == -1
+assert raw(159, timex(0x4000, tick=1)) == -1
+assert raw(159, timex(0x2, freq=1 << 60)) == -1
+"""
+
+
+def test_invalid_arguments_are_failed_attempts_also_where_no_return_is_seen(rig: Rig) -> None:
+    pid, _ = rig.python(INVALID_RAW)
+    rows = rig.of(pid)
+    assert kinds(rows) == ["step", "step", "frequency", "frequency"]
+    assert rows["ret"].tolist() == [-22] * 4
+    assert rows["size_ns"].tolist() == [0] * 4
+    assert (rows["freq_after_ppb"] == rows["freq_before_ppb"]).all()
+
+
 @pytest.mark.parametrize("missing", ["clock_woke", "clock_ask", "libc"])
 def test_any_one_view_may_be_missing(tmp_path: Path, missing: str) -> None:
     rig = Rig(tmp_path, libc=missing != "libc", detached=() if missing == "libc" else (missing,))

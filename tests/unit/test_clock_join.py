@@ -132,6 +132,22 @@ def test_two_equal_steps_in_one_breath_are_two() -> None:
     assert [r.size_ns for r in joined(records, reading(LATER, 10_000))] == [5_000, 5_000]
 
 
+@pytest.mark.parametrize(("fields", "kind"), [
+    ({"modes": 0x2100, "asked_s": 0, "asked_part": -5}, "step"), ({"modes": 0x100, "asked_s": 0, "asked_part": 1_000_000}, "step"),
+    ({"modes": 0x100, "asked_s": 3600, "asked_part": 0}, "step"), ({"nr": 227, "asked_s": 5, "asked_part": 0}, "step"),
+    ({"modes": 0x4000, "tick": 5}, "frequency"), ({"modes": 2, "freq": 1 << 60, "tick": 0}, "frequency"),
+])  # fmt: skip
+def test_what_the_kernel_does_not_do_for_the_privileged_failed_though_no_return_was_seen(fields: dict[str, int], kind: str) -> None:
+    asks = [record(ASK, t, before=0, **fields) for t in ((10, 12) if fields.get("modes", 0) & 0x100 else (10,))]
+    rows = joined(asks, reading(LATER, 15))
+    assert [(r.kind, r.ret, r.size_ns, r.freq_after_ppb) for r in rows] == [(kind, -22, 0, 0)]
+
+
+def test_a_clock_set_to_what_it_is_was_set() -> None:
+    rows = joined([record(ASK, 10, before=0, nr=227, asked_s=REAL // 10**9, asked_part=5_000)], reading(LATER, 15))
+    assert [(r.kind, r.ret) for r in rows] == [("step", 0)]
+
+
 def test_a_refused_call_is_a_row_that_moved_nothing() -> None:
     refused = record(ASK, 10, before=0, nr=227, asked_s=1, asked_part=2, ret=-1)
     assert [(r.kind, r.via, r.ret, r.size_ns, r.requested_ns) for r in joined([refused], reading(LATER))] == [
@@ -165,9 +181,9 @@ def test_a_thread_that_loses_the_processor_inside_a_step_makes_one_row(moved: in
 
 def test_a_step_that_the_kernel_refuses_after_its_check_is_told_in_a_second() -> None:
     join = Join(reading(0), STILL)
-    join.feed(record(ASK, 10, before=0, modes=0x2100, asked_s=0, asked_part=2_000_000_000))
+    join.feed(record(ASK, 10, before=0, modes=0x2100, asked_s=2, asked_part=0))
     assert join.settle(reading(LATER // 20), STILL) == []
-    assert [(r.kind, r.size_ns) for r in join.settle(reading(LATER // 5), STILL)] == [("step", 0)]
+    assert [(r.kind, r.size_ns, r.ret) for r in join.settle(reading(LATER // 5), STILL)] == [("step", 0, -22)]
 
 
 def test_status_written_as_it_was_is_no_row_but_a_flag_is() -> None:
