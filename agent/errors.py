@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 
 FAILURE, USAGE, NO_ROWS, UNREACHABLE, PRIVILEGE, INTERRUPTED = 1, 2, 3, 4, 5, 130
@@ -28,9 +27,16 @@ class AgentError(Exception):
         return "\n".join(lines)
 
 
-def printable(path: str) -> str:
-    """A file name for people: bytes that are not UTF-8 as ``\\xff``, since nothing can encode them as text."""
-    return os.fsencode(path).decode(errors="backslashreplace")
+def printable(name: str | bytes) -> str:
+    """A name that others chose, for people: bytes that are not UTF-8 as ``\\xff``, and so whatever would act on a terminal (``\\x1b``, ``\\n``)."""
+    text = name.decode(errors="surrogateescape") if isinstance(name, bytes) else name
+    return text if text.isprintable() else "".join(c if c.isprintable() else _code(c) for c in text)
+
+
+def _code(character: str) -> str:
+    if "\udc80" <= character <= "\udcff":
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode()
 
 
 def say(text: str) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from agent.batch import Batch
 from agent.columns import NULL_I64
+from agent.errors import printable
 from agent.tables import TABLES
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def _changed(row: np.void) -> str:
         kind += f" set to {row['freq_after_ppb'] / 1e3:+.3f} ppm"
     elif row["size_ns"] not in (NULL_I64, 0):
         kind += f" of {duration(row['size_ns'])}"
-    who = row["comm"].decode() or "by whom was not seen"
+    who = printable(row["comm"]) or "by whom was not seen"
     return f"{kind}, {who} pid {row['pid']}" if row["pid"] != NULL_I64 else f"{kind}, {who}"
 
 
@@ -154,7 +155,7 @@ class Live:
         for row in sorted(self._findings.values(), key=_weight)[::-1]:
             state = TABLES["finding"].by_name["state"].names[row["state"]]
             width = max(shutil.get_terminal_size((100, 40)).columns - 1, 40)
-            yield from textwrap.wrap(f"{state}: {row['sentence'].decode()}", width, initial_indent="  ", subsequent_indent="    ")
+            yield from textwrap.wrap(f"{state}: {printable(row['sentence'])}", width, initial_indent="  ", subsequent_indent="    ")
 
     def _rates(self) -> Iterable[str]:
         for table, total in sorted(self._loop.totals.items()):
@@ -186,8 +187,8 @@ class Live:
         yield self._bold("syscalls") + "  " + "   ".join(parts)
         slow = self._rows("slow_syscall")
         for row in slow[np.argsort(slow["duration_ns"])[::-1][:3]]:
-            what = f"{row['syscall'].decode()} on {row['fd_type'].decode() or '-'}"
-            yield f"  slow: {row['comm'].decode()} pid {row['pid']}: {what} {duration(row['duration_ns'])}"
+            what = f"{printable(row['syscall'])} on {printable(row['fd_type']) or '-'}"
+            yield f"  slow: {printable(row['comm'])} pid {row['pid']}: {what} {duration(row['duration_ns'])}"
 
     def _clock(self) -> Iterable[str]:
         state = self._status.clock()
@@ -212,7 +213,7 @@ class Live:
             counts = " ".join(f"{names[code]} {n}" for code, n in zip(*np.unique(mine["result"], return_counts=True), strict=True))
             timed = mine["duration_ns"][mine["duration_ns"] != NULL_I64].astype(float)
             p99 = duration(float(np.percentile(timed, 99))) if len(timed) else "-"
-            yield self._bold("limiter ") + f"{limiter.decode()} ({mine['comm'][-1].decode()} pid {mine['pid'][-1]}): {counts}  p99 {p99}"
+            yield self._bold("limiter ") + f"{printable(limiter)} ({printable(mine['comm'][-1])} pid {mine['pid'][-1]}): {counts}  p99 {p99}"
 
     def _queues(self) -> Iterable[str]:
         rows = self._rows("queue_lag")
@@ -221,7 +222,7 @@ class Live:
             lag = "?" if row["lag_messages"] == NULL_I64 else row["lag_messages"]
             age = row["oldest_undelivered_s"]
             old = f", oldest {age:.1f} s" if not math.isnan(age) else ""
-            yield self._bold("queue   ") + f"{row['destination'].decode()}/{row['consumer_group'].decode()}: lag {lag}{old} {row['status'].decode()}"
+            yield self._bold("queue   ") + f"{printable(row['destination'])}/{printable(row['consumer_group'])}: lag {lag}{old} {printable(row['status'])}"
         sockets = self._rows("socket_queue")
         accept = sockets[sockets["kind"] == 0]
         if len(accept):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from agent.errors import printable
 from agent.tables import DERIVED, TABLES
 
 _BOOT_TIMES = {"t_ns", "proc_start_ns", "from_ns", "to_ns", "start_ns", "end_ns", "last_update_ns"}
@@ -38,7 +39,7 @@ def cell(name: str, value: Any, unit: str | None = None) -> str:
         if unit in ("ns", "us") and name not in _OFFSETS:
             return duration(value * (1000 if unit == "us" else 1))
         return f"{value:.6g}" if isinstance(value, float) else str(value)
-    return " ".join(str(value).split())
+    return printable(" ".join(str(value).split()))
 
 
 def duration(ns: float) -> str:

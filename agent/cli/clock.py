@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from agent.cli import clock_convert, clock_daemons, clock_history, clock_watch, options
-from agent.errors import AgentError
+from agent.errors import AgentError, printable
 
 _CHANGES = ("t_ns", "wall_ns", "kind", "size_ns", "err_ns", "freq_after_ppb", "via", "pid", "comm", "ret")
 _TOLD = ("drift_ppb", "segments", "watch")
@@ -70,7 +70,7 @@ def _now(fmt: str, store: str) -> None:
         return
     with quiet_pipe():
         for name, words in _words(row, notices, daemons, changes):
-            click.echo(f"{name:16}{words}")
+            click.echo(printable(f"{name:16}{words}"))
     if changes:
         click.echo("\nlast changes")
         emit_rows(changes, fmt, _CHANGES)

@@ -14,7 +14,7 @@ _RECENT_NS = 600_000_000_000
 
 
 def rows(store: str) -> list[dict[str, Any]]:
-    """The last row of each daemon, of each of its sources, and of each comparison, in the newest boot. Raises AgentError."""
+    """The last row of each daemon (whatever source it has now), of each of its sources, and of each comparison, in the newest boot. Raises AgentError."""
     from agent.store.query import Session
 
     with Session(store, ["clock_daemon"]) as session:
@@ -22,7 +22,7 @@ def rows(store: str) -> list[dict[str, Any]]:
             return []
         mine = f"boot_id = '{session.boots[-1]}'"
         recent = f"{mine} AND t_ns >= (SELECT max(t_ns) - {_RECENT_NS} FROM clock_daemon WHERE {mine})"
-        last = "row_number() OVER (PARTITION BY daemon, kind, source ORDER BY t_ns DESC) = 1"
+        last = "row_number() OVER (PARTITION BY daemon, kind, if(kind = 'system', NULL, source) ORDER BY t_ns DESC) = 1"
         order = "list_position(['system', 'source', 'check'], kind)"
         return session.run(f"SELECT {', '.join(_COLUMNS)} FROM clock_daemon WHERE {recent} QUALIFY {last} ORDER BY daemon, {order}, source").dicts()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agent.cli import options
-from agent.errors import NO_ROWS, USAGE, AgentError
+from agent.errors import NO_ROWS, USAGE, AgentError, printable
 
 if TYPE_CHECKING:
     from agent.cli.clock_plot import Course
@@ -118,7 +118,7 @@ def _course(session: Session, history: History, rows: list[dict[str, Any]]) -> C
 def _who(row: dict[str, Any]) -> str:
     if not row["pid"]:
         return "by whom was not seen"
-    return f"{row['comm']} {row['pid']}" + (f" ({row['via']})" if row["via"] not in (None, "none") else "")
+    return f"{printable(row['comm'] or '')} {row['pid']}" + (f" ({row['via']})" if row["via"] not in (None, "none") else "")
 
 
 def _segments(boot: str, history: History, actors: dict[tuple[Any, ...], tuple[Any, ...]], *, ended: bool) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from agent.cli import options
-from agent.errors import NO_ROWS, USAGE, AgentError
+from agent.errors import NO_ROWS, USAGE, AgentError, printable
 
 _WIDTH = 100
 _TOLD = ("table", "what", "value", "unit", "baseline", "t_ns", "end_ns", "subject")
@@ -42,7 +42,7 @@ def command(finding: str, fmt: str, store: str) -> None:
         raise AgentError(f"{len(rows)} findings have an id that starts with {finding}", why=", ".join(row["finding_id"] for row in rows[:5]),
                          remedy="give more of the id", exit_code=USAGE)
     row = rows[-1]
-    emit({"finding": row}, fmt, lambda: click.echo("\n".join(told(row, ended))))
+    emit({"finding": row}, fmt, lambda: click.echo("\n".join(map(printable, told(row, ended)))))
 
 
 def told(row: dict[str, Any], left_open: bool = False) -> list[str]:

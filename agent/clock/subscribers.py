@@ -208,7 +208,7 @@ class Subscribers:
         except (ValueError, RecursionError):
             said = None
         ack, limiter = (said.get("ack"), said.get("limiter", "")) if isinstance(said, dict) else (None, "")
-        if not isinstance(ack, int) or not isinstance(limiter, str):
+        if type(ack) is not int or not isinstance(limiter, str):
             self._counts["malformed"] += 1
             return
         number = ack if ack in one.waiting else next((n for n, t in one.waiting.items() if t == ack), None)

@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ET
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,9 +44,9 @@ def store(tmp_path: Path) -> Path:
                     make("clock_change", 1, t_ns=t0 + at * S, kind=change.code("kind", "step"), via=b"adjtimex", size_ns=size, err_ns=110, pid=812,
                          comm=b"chronyd", ret=0)]  # fmt: skip
     daemon = TABLES["clock_daemon"]
-    for age, state in ((700, "unsynchronised"), (5, "synchronised")):
+    for age, state, source in ((700, "unsynchronised", b"10.1.2.3"), (60, "synchronised", b"10.9.9.9"), (5, "synchronised", b"10.1.2.3")):
         batches.append(make("clock_daemon", 1, t_ns=end - age * S, daemon=b"chrony", kind=daemon.code("kind", "system"), state=daemon.code("state", state),
-                            source=b"10.1.2.3", offset_ns=-12_000, distance_ns=3 * MS, root_delay_ns=MS, root_dispersion_ns=2 * MS, stratum=3, leap=1,
+                            source=source, offset_ns=-12_000, distance_ns=3 * MS, root_delay_ns=MS, root_dispersion_ns=2 * MS, stratum=3, leap=1,
                             ref_id=b"10.1.2.3", last_update_ns=end - 40 * S, update_interval_ns=64 * S, freq_ppb=-12_345, skew_ppb=21))  # fmt: skip
     batches.append(make("clock_daemon", 1, t_ns=end - 4 * S, daemon=b"sntp", kind=daemon.code("kind", "source"), state=daemon.code("state", "synchronised"),
                         source=b"time.example.org", offset_ns=9 * MS, distance_ns=MS, stratum=2))  # fmt: skip
@@ -111,6 +112,7 @@ def test_the_state_says_what_the_daemons_believe_and_who_disagrees(store: Path) 
     assert "sntp            synchronised to time.example.org, stratum 2; our clock is 9ms slow, within 1ms" in shown
     assert "ntpd" not in shown  # it has not been heard of for long
     assert "unsynchronised" not in shown.partition("chrony")[2]
+    assert shown.count("\nchrony ") == 1  # what it believed of its source before is over
     told = json.loads(clock(store, "-o", "json").stdout)["daemons"]
     assert [(d["daemon"], d["kind"], d["offset_ns"]) for d in told] == [("chrony", "system", -12_000), ("chrony", "check", 9 * MS), ("sntp", "source", 9 * MS)]
 
@@ -118,6 +120,20 @@ def test_the_state_says_what_the_daemons_believe_and_who_disagrees(store: Path) 
 def test_history_rows_say_who_stepped(store: Path) -> None:
     rows = json.loads(clock(store, "history", "-o", "json").stdout)["rows"]
     assert [(r["step_ns"], r["comm"], r["via"]) for r in rows] == [(None, None, None), (-2 * S, "chronyd", "adjtimex"), (3 * S, "chronyd", "adjtimex")]
+
+
+def test_a_name_of_a_process_does_not_act_on_the_terminal(tmp_path: Path) -> None:
+    now, change = time.clock_gettime_ns(time.CLOCK_BOOTTIME), TABLES["clock_change"]
+    hot = HotStore(tmp_path / "store", this_boot(), "host-a", seal_command=())
+    sample = {"boot_mono_ns": 0, "err_ns": 50, "mono_raw_ns": 0, "freq_ppb": 0}
+    hot.append([*(make("clock_offset", 1, t_ns=now - age * S, real_mono_ns=BASE + at, cut=cut, **sample) for age, at, cut in ((20, 0, 0), (10, MS, 1), (1, MS, 0))),
+                make("clock_change", 1, t_ns=now - 10 * S, kind=change.code("kind", "step"), via=b"adjtimex", size_ns=MS, err_ns=99, pid=812,
+                     comm=b"\xff\x1b[2J\n", ret=0)], now)  # fmt: skip
+    hot.close()
+    for shown in (clock(tmp_path / "store").stdout, clock(tmp_path / "store", "history").stdout, on_terminal(tmp_path / "store", "history", NO_COLOR="1")):
+        assert "\\x1b[2J" in shown and "\x1b" not in shown
+    clock(tmp_path / "store", "history", "--plot", str(tmp_path / "clock.svg"))
+    assert any("x1b[2J" in str(t.text) for t in ET.fromstring((tmp_path / "clock.svg").read_text()).iter("{http://www.w3.org/2000/svg}text"))
 
 
 def test_a_pipe_gets_rows_only_and_a_terminal_a_plot_too(store: Path) -> None:

@@ -84,6 +84,14 @@ def test_explain_last_tells_the_newest_with_what_was_ruled_out(filled: Path) -> 
         assert part in out
 
 
+def test_names_in_a_finding_do_not_act_on_the_terminal(tmp_path: Path) -> None:
+    host = refusing()
+    host.step(29.5, -30 * S, comm=b"\xff\x1b[2J")
+    path = store(tmp_path / "store", run(host, 47))
+    for shown in (tickscope(verb, "--store", path).stdout for verb in ("explain", "findings")):
+        assert "\\x1b[2J" in shown and "\x1b" not in shown
+
+
 def test_explain_by_the_start_of_an_id(filled: Path) -> None:
     found = latest(run(broker_slow(), 60))[0]
     doc = json.loads(tickscope("explain", str(found["finding_id"])[:6], "--store", filled, "-o", "json").stdout)

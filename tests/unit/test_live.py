@@ -48,6 +48,7 @@ def test_clock_changes_in_words(live: Live) -> None:
         ("step", {"size_ns": 5_000}, "  step of 5 us, by whom was not seen"),
         ("frequency", {"size_ns": 0, "freq_after_ppb": 1500, "comm": b"chronyd", "pid": 3}, "  frequency set to +1.500 ppm, chronyd pid 3"),
         ("slew", {"size_ns": 0, "ret": -1, "comm": b"ntpd", "pid": 4}, "  slew refused by the kernel, ntpd pid 4"),
+        ("step", {"size_ns": 0, "ret": -1, "comm": b"\xff\x1b[2J\n", "pid": 5}, r"  step refused by the kernel, \xff\x1b[2J\n pid 5"),
     ):
         live.offer(make("clock_change", 1, kind=kinds.code("kind", kind), **columns))
         assert said in shown(live)
