@@ -16,8 +16,8 @@ _OFFSETS = {"real_mono_ns", "boot_mono_ns", "mono_raw_ns", "tai_mono_ns", "real_
 _UNITS = {c.name: c.unit for t in TABLES.values() for c in (*DERIVED, *t.columns) if c.unit}
 _BARS = "▁▂▃▄▅▆▇█"
 #: Columns a narrow terminal does without, the least important first.
-_EXPENDABLE = ("wall_alt_ns", "host", "boot_id", "wall_err_ns", "wall_state", "proc_start_ns", "container_id", "cgroup_id", "netns",
-               "sock_id", "goroutine", "nr", "library_version", "interval_ns", "sample_rate", "saddr", "sport", "daddr", "dport",
+_EXPENDABLE = ("wall_alt_ns", "host", "boot_id", "real_boot_ns", "wall_err_ns", "wall_state", "proc_start_ns", "container_id", "cgroup_id",
+               "netns", "sock_id", "goroutine", "nr", "library_version", "interval_ns", "sample_rate", "saddr", "sport", "daddr", "dport",
                "family", "tid", "t_ns", "rtt_sum_us", "sum_ns", "poll_ns", "trace_id", "span_id", "ruled_out", "evidence", "causes")
 
 

@@ -61,7 +61,7 @@ def command(since: str | None, until: str | None, plot: str | None, fmt: str, st
     if plot and plot != "-" and Path(plot).suffix.lower() not in FORMATS:
         raise AgentError(f"cannot draw {plot}", why=f"its name ends in none of {', '.join(FORMATS)}", exit_code=USAGE)
     course = None
-    with Session(store, ["clock_offset", "clock_change"], since, until) as session:
+    with Session(store, ["clock_offset", "clock_change"], since, until, whole=True) as session:
         actors = {(r[0], r[1]): r[2:] for r in session.run("SELECT boot_id, t_ns, via, pid, comm FROM clock_change").rows}
         known = histories(session)
         rows = [row for boot, one in known.items() for row in _segments(boot, one, actors, ended=boot != session.boots[-1])]

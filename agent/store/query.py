@@ -46,11 +46,12 @@ class Session:
     """A store at one moment, open for SQL. A context manager.
 
     tables: those that get a view. since, until: bounds (see window.py) that let whole sealed files be left out; the caller
-    still puts ``window.rows()`` into its conditions. Raises AgentError: exit 4 without a store, 2 for a bad time.
+    still puts ``window.rows()`` into its conditions. whole: leave none out, for rows that tell of what holds beyond them.
+    Raises AgentError: exit 4 without a store, 2 for a bad time.
     """
 
-    def __init__(self, path: str | Path, tables: Iterable[str], since: str | None = None, until: str | None = None) -> None:
-        self.path = Path(path).absolute()
+    def __init__(self, path: str | Path, tables: Iterable[str], since: str | None = None, until: str | None = None, *, whole: bool = False) -> None:
+        self.path, self._whole = Path(path).absolute(), whole
         self._tables = list(dict.fromkeys(tables))
         self._taken = self._snapshot()
         self.window = Window(*(parse(t, self._taken.boots) if t else None for t in (since, until)))
@@ -178,7 +179,7 @@ class Session:
                              f"(SELECT *, {WALL}(boot_id, t_ns) AS w FROM ({source}))")
 
     def _files(self, table: str) -> list[str]:
-        window = self.window if table != "loss" else Window()
+        window = Window() if self._whole or table == "loss" else self.window
         files = [f"{self.path}/{s.name}/{table}.parquet" for s in self._taken.sealed if (span := s.tables.get(table))
                  and not window.misses(s.head.boot_id, span["min_t_ns"], span["max_t_ns"])]
         return [file for file in files if file not in self._damaged]

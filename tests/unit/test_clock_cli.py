@@ -122,6 +122,17 @@ def test_history_rows_say_who_stepped(store: Path) -> None:
     assert [(r["step_ns"], r["comm"], r["via"]) for r in rows] == [(None, None, None), (-2 * S, "chronyd", "adjtimex"), (3 * S, "chronyd", "adjtimex")]
 
 
+def test_history_since_then_still_says_what_began_before(store: Path) -> None:
+    argv = [sys.executable, "-m", "agent.store.seal", "--below", "99999999", "--max-bytes", str(1 << 30), "--max-age-s", "1e9"]
+    subprocess.run(argv, cwd=store, env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}, check=True)
+    end = t0(store) + 900 * S
+    hot = HotStore(store, this_boot(), "host-a", seal_command=())
+    hot.append([make("clock_offset", 1, t_ns=end + S // 2, real_mono_ns=BASE + S, boot_mono_ns=0, err_ns=50, freq_ppb=10_000, cut=0)], end + S // 2)
+    hot.close()
+    rows = json.loads(clock(store, "history", "--since", f"boot+{(end + 1) / S:.9f}", "-o", "json").stdout)["rows"]
+    assert [(r["t_ns"], r["step_ns"], r["comm"], r["via"]) for r in rows] == [(t0(store) + 600 * S, 3 * S, "chronyd", "adjtimex")]
+
+
 def test_a_name_of_a_process_does_not_act_on_the_terminal(tmp_path: Path) -> None:
     now, change = time.clock_gettime_ns(time.CLOCK_BOOTTIME), TABLES["clock_change"]
     hot = HotStore(tmp_path / "store", this_boot(), "host-a", seal_command=())
@@ -142,6 +153,7 @@ def test_a_pipe_gets_rows_only_and_a_terminal_a_plot_too(store: Path) -> None:
     for part in ("2 jumps of the wall clock", "▲", "▼", "⡇", "-2s  chronyd 812 (adjtimex)", "+3s", "\x1b[36m", "step_ns"):
         assert part in shown, shown
     assert "\x1b[" not in on_terminal(store, "history", NO_COLOR="1")
+    assert "comm" in on_terminal(store, "history", COLUMNS="80").split()  # before it, the offset itself is left out
     assert max(len(line) for line in on_terminal(store, "history", NO_COLOR="1", COLUMNS="60").splitlines()[:14]) <= 60
 
 

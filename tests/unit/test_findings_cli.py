@@ -89,7 +89,7 @@ def test_names_in_a_finding_do_not_act_on_the_terminal(tmp_path: Path) -> None:
     host.step(29.5, -30 * S, comm=b"\xff\x1b[2J")
     path = store(tmp_path / "store", run(host, 47))
     for shown in (tickscope(verb, "--store", path).stdout for verb in ("explain", "findings")):
-        assert "\\x1b[2J" in shown and "\x1b" not in shown
+        assert b"\\x1b[2J" in shown and b"\x1b" not in shown
 
 
 def test_explain_by_the_start_of_an_id(filled: Path) -> None:
