@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _CONVERTED = ("boot_id", "t_ns", "wall_ns", "err_ns", "state", "alt_ns")
 _OF_PROCESS = ("pid", "process_boottime_ns", "process_monotonic_ns")
+_FAR_NS = 2**62  # 146 years
 _MONO = re.compile(r"mono\+(\d+(?:\.\d+)?)s?")
 
 
@@ -26,8 +27,8 @@ _MONO = re.compile(r"mono\+(\d+(?:\.\d+)?)s?")
 @click.option("--boot", metavar="BOOT", help="The boot that boot+ and mono+ count from: the first characters of its id, or -1 for the one before this.")
 @options.common
 def command(time: str, pid: int | None, boot: str | None, fmt: str, store: str) -> None:
-    """TIME through the offset history: boot+SECONDS or mono+SECONDS (CLOCK_MONOTONIC) to wall time; an ISO time, or 5m ago and alike, to
-    CLOCK_BOOTTIME, in every boot of the store that had that time.
+    """TIME through the offset history: boot+SECONDS or mono+SECONDS (CLOCK_MONOTONIC) to wall time; an ISO time, @SECONDS since 1970, or 5m
+    ago and alike, to CLOCK_BOOTTIME, in every boot of the store that had that time.
 
     `state` is ambiguous where that wall time occurred twice, around a backward step (then `alt_ns` is the other answer), and skipped where a
     forward step left it out (then t_ns is the step).
@@ -48,6 +49,8 @@ def command(time: str, pid: int | None, boot: str | None, fmt: str, store: str) 
         chosen = _chosen(boot, session.boots)
         mono = _MONO.fullmatch(time.strip())
         bound = parse("boot+" + mono[1] if mono else time, session.boots)
+        if not all(abs(ns) < _FAR_NS for ns in (bound.t_ns, bound.wall_ns or 0)):
+            raise AgentError(f"cannot convert {time}", why="no clock is that far from the boot or from 1970", exit_code=USAGE)
         counts = bound.boot_id is not None and bound.wall_ns is None
         rows = []
         for name, one in known.items():

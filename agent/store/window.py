@@ -1,4 +1,4 @@
-"""Time bounds of a query: ``90s 5m 2h 1d``, ISO 8601, ``boot+SECONDS``."""
+"""Time bounds of a query: ``90s 5m 2h 1d``, ISO 8601, ``@SECONDS`` since 1970, ``boot+SECONDS``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from agent.errors import USAGE, AgentError
 WALL = "tickscope_wall"
 _RELATIVE = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _BOOT = re.compile(r"boot\+(\d+(?:\.\d+)?)s?")
+_UNIX = re.compile(r"@(\d+(?:\.\d+)?)")
+_BELOW_US = re.compile(r"[.,](\d{7,9})\d*")  # which datetime leaves out
 _UNIT_NS = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}
 
 
@@ -51,13 +53,16 @@ def parse(text: str, boots: list[str]) -> Bound:
     if match := _BOOT.fullmatch(text):
         newest = boot if boot in boots or not boots else boots[-1]
         return Bound(newest, int(Decimal(match[1]) * 10**9), None)
+    if match := _UNIX.fullmatch(text):
+        return Bound(None, 0, int(Decimal(match[1]) * 10**9))
     try:
         moment = datetime.fromisoformat(text).astimezone()
     except ValueError as error:
-        raise AgentError(f"cannot read the time {text!r}", remedy="use 90s, 5m, 2h, 1d, 2025-01-31T12:00:00, or boot+SECONDS",
+        raise AgentError(f"cannot read the time {text!r}", remedy="use 90s, 5m, 2h, 1d, 2025-01-31T12:00:00, @SECONDS, or boot+SECONDS",
                          exit_code=USAGE) from error
     seconds = int(moment.replace(microsecond=0).timestamp())
-    return Bound(None, 0, seconds * 10**9 + moment.microsecond * 1000)
+    digits = _BELOW_US.search(text)
+    return Bound(None, 0, seconds * 10**9 + (int(digits[1].ljust(9, "0")) if digits else moment.microsecond * 1000))
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ def test_a_pipe_gets_rows_only_and_a_terminal_a_plot_too(store: Path) -> None:
     for part in ("2 jumps of the wall clock", "▲", "▼", "⡇", "-2s  chronyd 812 (adjtimex)", "+3s", "\x1b[36m", "step_ns"):
         assert part in shown, shown
     assert "\x1b[" not in on_terminal(store, "history", NO_COLOR="1")
-    assert "comm" in on_terminal(store, "history", COLUMNS="80").split()  # before it, the offset itself is left out
+    assert "comm" in on_terminal(store, "history", NO_COLOR="1", COLUMNS="80").split()  # before it, the offset itself is left out
     assert max(len(line) for line in on_terminal(store, "history", NO_COLOR="1", COLUMNS="60").splitlines()[:14]) <= 60
 
 
@@ -196,6 +196,7 @@ def test_png_is_a_picture_and_says_what_is_missing_without_pillow(store: Path, t
     (["history", "--plot", "-", "--until", "boot+0.5"], 3, "no offset history"),
     (["convert", "yesterday"], 2, "boot+SECONDS"),
     (["convert", "1999-01-01"], 3, "does not reach"),
+    *((["convert", far], 2, "cannot convert") for far in ("9999-12-31", "boot+99999999999999999999", "mono+99999999999", "@9999999999999", "99999999999d")),
 ])  # fmt: skip
 def test_what_cannot_be_done_says_why(store: Path, argv: list[str], status: int, words: str) -> None:
     done = clock(store, *argv)
@@ -207,6 +208,14 @@ def convert(store: Path, wall_ns: int) -> dict[str, object]:
     moment = f"{datetime.fromtimestamp(wall_ns // S, UTC):%Y-%m-%dT%H:%M:%S}.{wall_ns % S // 1000:06d}+00:00"
     (row,) = json.loads(clock(store, "convert", moment, "-o", "json").stdout)["rows"]
     return dict(row)
+
+
+def test_nanoseconds_count_and_what_json_says_can_be_asked_again(store: Path) -> None:
+    wall_ns = BASE + t0(store) + 123_456_789
+    moment = f"{datetime.fromtimestamp(wall_ns // S, UTC):%Y-%m-%dT%H:%M:%S}.{wall_ns % S:09d}Z"
+    for text in (moment, f"@{wall_ns // S}.{wall_ns % S:09d}"):
+        (row,) = json.loads(clock(store, "convert", text, "-o", "json").stdout)["rows"]
+        assert (row["wall_ns"], row["t_ns"]) == (wall_ns, wall_ns - BASE)
 
 
 def test_a_time_that_occurred_twice_gives_both_answers(store: Path) -> None:
