@@ -117,6 +117,14 @@ def test_the_state_says_what_the_daemons_believe_and_who_disagrees(store: Path) 
     assert [(d["daemon"], d["kind"], d["offset_ns"]) for d in told] == [("chrony", "system", -12_000), ("chrony", "check", 9 * MS), ("sntp", "source", 9 * MS)]
 
 
+def test_daemons_not_heard_of_for_long_are_gone_though_nobody_is_heard_of_since(store: Path) -> None:
+    later = t0(store) + 1600 * S
+    hot = HotStore(store, this_boot(), "host-a", seal_command=())
+    hot.append([make("clock_offset", 1, t_ns=later, real_mono_ns=BASE + S, boot_mono_ns=0, err_ns=50, cut=0)], later)
+    hot.close()
+    assert "chrony " not in clock(store).stdout.partition("last jump")[0]
+
+
 def test_history_rows_say_who_stepped(store: Path) -> None:
     rows = json.loads(clock(store, "history", "-o", "json").stdout)["rows"]
     assert [(r["step_ns"], r["comm"], r["via"]) for r in rows] == [(None, None, None), (-2 * S, "chronyd", "adjtimex"), (3 * S, "chronyd", "adjtimex")]
