@@ -207,6 +207,14 @@ def test_sntp_over_ipv6_and_by_name(wire: Wire, chrony: Daemon) -> None:
     assert {(r["state"], r["reason"]) for r in rows if r["source"] == "localhost:9"} == {("refused", "nobody listens there")}
 
 
+def test_a_server_that_has_no_address_is_told(wire: Wire) -> None:
+    node = Node(wire, NtpConfig(servers=("nosuch.invalid",), interval_s=0.2))
+    (row,) = node.rows("sntp", "source")[:1]
+    assert (row["state"], row["source"], row["offset_ns"]) == ("error", "nosuch.invalid", None)
+    assert row["reason"].startswith("cannot be found: ")
+    assert list(node.source.failures()) == ["sntp nosuch.invalid"]
+
+
 def test_nothing_is_sent_to_servers_unless_they_are_configured(wire: Wire, chrony: Daemon) -> None:
     with wire.right.entered():
         server = NtpServer((Wire.RIGHT, 1123))

@@ -100,24 +100,26 @@ class TimeDaemons:
             beliefs.append(self._timesyncd)
         for target in self._targets:
             if target.exchange is None and not target.stopped and now_ns >= target.due_ns:
-                self._begin(target, now_ns)
-                beliefs += self._finish(target, now_ns) if target.exchange is not None else []
+                beliefs += self._begin(target, now_ns)
         waits = [t.due_ns for t in self._targets if not t.stopped] + [self._look_ns + _LOOK_NS]
         self._next_ns = min([*waits, self._stamp_ns + self._daemon_ns] if "timesyncd" in self._pids else waits)
         beliefs += [check for belief in beliefs for check in self._consistency.feed(belief)]
         return [Batch("clock_daemon", to_rows(beliefs, self._to_boot))] if beliefs else ()
 
-    def _begin(self, target: Target, now_ns: int) -> None:
+    def _begin(self, target: Target, now_ns: int) -> list[Belief]:
+        """Asks; what it came to already, or why there is nobody to ask."""
         target.due_ns = now_ns + target.interval_ns
         if target.where is None or (target.resolved_ns and now_ns - target.resolved_ns >= _RESOLVE_NS):
             self._resolve(target, now_ns)
         if target.where is None:
-            return
+            why = self._trouble.get(target.name)
+            return [] if why is None else self._failure(target, Failed("error", f"cannot be found: {why}"), now_ns)
         family, where = target.where
         target.exchange = Exchange(target.talk(), family, where, TIMEOUT_NS)
         fd = target.exchange.sock.fileno()
         self._by_fd[fd] = target
         self._epoll.register(fd, select.EPOLLIN)
+        return self._finish(target, now_ns)
 
     def _resolve(self, target: Target, now_ns: int) -> None:
         """Numbers at once; names on a thread, since asking for them may block for many seconds."""
