@@ -44,12 +44,12 @@ def _forget_stdout() -> None:
 
 
 def emit_rows(rows: Sequence[Row], fmt: str, columns: Sequence[str] | None = None, extra: Mapping[str, Any] | None = None, *,
-              units: Mapping[str, str] | None = None, chosen: bool = False) -> None:
+              units: Mapping[str, str] | None = None, chosen: bool | None = None) -> None:
     """Print rows.
 
     columns: their order; by default that of the first row. extra: members of the JSON document beside ``rows`` (before it).
     units: unit of a column whose name does not end in it (``{"p50": "ns"}``), for the table format.
-    chosen: the user named the columns, so the table format hides none.
+    chosen: whether the user named the columns, so that the table format hides none; None where the verb has no ``--columns``.
     """
     names = list(columns if columns is not None else rows[0] if rows else ())
     with quiet_pipe():
@@ -119,7 +119,7 @@ def _csv_cell(value: Any) -> Any:
     return dumps(value) if isinstance(value, (list, tuple, Mapping)) else value
 
 
-def _table(rows: Sequence[Row], names: list[str], units: Mapping[str, str], chosen: bool) -> None:
+def _table(rows: Sequence[Row], names: list[str], units: Mapping[str, str], chosen: bool | None) -> None:
     if not rows:
         return
     terminal = sys.stdout.isatty()
@@ -135,4 +135,4 @@ def _table(rows: Sequence[Row], names: list[str], units: Mapping[str, str], chos
     for i in range(len(rows)):
         print("  ".join(text[n][i].rjust(widths[n]) if n in right else text[n][i].ljust(widths[n]) for n in shown).rstrip())
     if hidden := len(names) - len(shown):
-        note(f"{hidden} empty or less important columns hidden: -o json shows all, --columns chooses")
+        note(f"{hidden} empty or less important columns hidden: -o json shows all" + ("" if chosen is None else ", --columns chooses"))
