@@ -69,6 +69,8 @@ class Call:
     def asked_ns(self) -> int | None:
         """What was asked: a target time for the set calls, else an offset; None where nothing of the kind."""
         seconds, part, offset = int(self.record["asked_s"]), int(self.record["asked_part"]), int(self.record["offset"])
+        if seconds == part == _UNKNOWN64 and self.nr != LIBC_ADJTIME and (self.sets_time or self.modes & timex.SETOFFSET):
+            return None  # its memory could not be read
         if self.via == "clock_settime":
             return seconds * 1_000_000_000 + part
         if self.via == "settimeofday" or self.nr == LIBC_ADJTIME:

@@ -172,7 +172,7 @@ class Join:
         return None if tai_boot is None else (tai_boot[0] - self._tai_real, tai_boot[1])
 
     def _expected(self, call: Call) -> tuple[int, int] | None:
-        """Where another call follows and the kernel cannot read TAI (before 6.1): what was asked. None for a 32-bit program's call, whose modes are unknown."""
+        """Where another call follows and the kernel cannot read TAI (before 6.1): what was asked. None where that is unknown."""
         asked = call.asked_ns
         if (call.modes and not call.steps) or (call.ret is not None and call.ret < 0):
             return self._real_boot, self._err

@@ -42,5 +42,6 @@ PROBE = Probe(
     ),
     rings=(Ring("clock_events", "clock_event", decode=lambda records: ()),),
     maps=("clock_last",),
+    parts=("clock_call.h",),
     setup=setup,
 )

@@ -146,6 +146,50 @@ def test_steps_of_a_32_bit_program_have_their_actor(rig: Rig) -> None:
     assert [n["actor"]["pid"] for n in rig.notices()] == [pid] * 23  # type: ignore[index]
 
 
+#: A 32-bit program's calls with its own structs. push rbx; mov eax, edi; mov ebx, esi; mov ecx, edx; int 0x80; pop rbx; ret
+COMPAT_STRUCTS = """
+import mmap
+code = mmap.mmap(-1, 4096, prot=7)
+code.write(bytes.fromhex("53 89f8 89f3 89d1 cd80 5b c3"))
+call = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(ctypes.addressof(ctypes.c_char.from_buffer(code)))
+libc.mmap.restype = ctypes.c_void_p
+low = libc.mmap(None, ctypes.c_size_t(4096), 3, 0x62, -1, ctypes.c_long(0))  # MAP_32BIT
+def put(form, *values):
+    ctypes.memset(low, 0, 256)
+    ctypes.memmove(low, struct.pack(form, *values), struct.calcsize(form))
+def timex32(modes, freq=0, seconds=0, part=0):
+    put("<Iiiiiiiiiii", modes, 0, freq, 0, 0, 0, 0, 0, 0, seconds, part)
+def later(per):  # not at once: it must be ahead of the clock by no more than a little
+    now = time.time_ns() + 50_000
+    put("<ii", now // 10**9, now % 10**9 // per)
+timex32(0x2100, part=7000); assert call(124, low, 0) >= 0
+timex32(0x2100, seconds=-1, part=10**9 - 7000); assert call(343, 0, low) >= 0
+timex32(2, freq=1 << 16); assert call(124, low, 0) >= 0
+timex32(2); assert call(343, 0, low) >= 0
+timex32(0x2100, part=-7000); assert call(124, low, 0) == -22
+timex32(0); assert call(124, low, 0) >= 0
+later(1000); assert call(79, low, 0) == 0
+later(1); assert call(264, 0, low) == 0
+put("<ii", 5, 7); assert call(264, 0, low) == -22
+put("<ii", 5, 7); assert call(25, low, 0) == 0  # stime: seconds only; the kernel forgets to say that it refused them
+"""
+
+
+def test_what_a_32_bit_program_asks_for_in_its_own_structs(rig: Rig) -> None:
+    pid, _ = rig.python(COMPAT_STRUCTS)
+    rows = rig.of(pid)
+    assert kinds(rows) == ["step", "step", "frequency", "frequency", *["step"] * 5]
+    assert rows["via"].tolist() == [b"adjtimex", b"clock_adjtime", b"adjtimex", b"clock_adjtime", b"adjtimex", b"settimeofday", b"clock_settime", b"clock_settime",
+                                    b"settimeofday"]  # fmt: skip
+    assert rows["ret"].tolist() == [0, 0, 0, 0, -22, 0, 0, -22, -22]
+    assert rows["requested_ns"][[0, 1, 2, 3, 4, 7, 8]].tolist() == [7000, -7000, NULL_I64, NULL_I64, -7000, 5 * 10**9 + 7, 5 * 10**9]
+    assert rows["freq_after_ppb"][2:4].tolist() == [1000, 0]
+    assert (np.abs(rows["size_ns"][:2] - [7000, -7000]) <= rows["err_ns"][:2]).all()
+    set_to = rows[[5, 6]]
+    assert (np.abs(set_to["requested_ns"] - set_to["real_mono_after_ns"] - set_to["t_ns"]) < 1_000_000 * COARSE).all()
+    assert len(rig.of(pid, NULL_I64)) == 9
+
+
 HUNDRED_AND_ONE = """
 shifts = ["adjtimex", "clock_adjtime", "raw_adjtimex", "raw_clock_adjtime"]
 calls = shifts + ["clock_settime", "settimeofday", "raw_clock_settime", "raw_settimeofday"]

@@ -19,7 +19,7 @@ from agent.kernel.wire import Wire
 REAL = 1_800_000_000_000_000_000
 TAI = 37_000_000_000
 STILL = Timex(0, 10_000, 0, 500, 0, 37, 0)
-EVENT = Wire.read(*(Path(BPF_DIR) / n for n in ("events.h", "tickscope.h", "clock.bpf.c"))).dtype("clock_event")
+EVENT = Wire.read(*(Path(BPF_DIR) / n for n in ("events.h", "tickscope.h", "clock_call.h"))).dtype("clock_event")
 
 
 def record(source: int, t: int, **fields: object) -> np.ndarray:
@@ -141,6 +141,11 @@ def test_what_the_kernel_does_not_do_for_the_privileged_failed_though_no_return_
     asks = [record(ASK, t, before=0, **fields) for t in ((10, 12) if fields.get("modes", 0) & 0x100 else (10,))]
     rows = joined(asks, reading(LATER, 15))
     assert [(r.kind, r.ret, r.size_ns, r.freq_after_ppb) for r in rows] == [(kind, -22, 0, 0)]
+
+
+def test_what_was_asked_is_unknown_where_it_could_not_be_read() -> None:
+    rows = joined([record(ASK, 10, before=0, nr=227), record(WOKE, 20, after=5_000, nr=227)], reading(LATER, 5_000))
+    assert [(r.kind, r.size_ns, r.requested_ns, r.ret) for r in rows] == [("step", 5_000, None, 0)]
 
 
 def test_a_clock_set_to_what_it_is_was_set() -> None:

@@ -1,0 +1,251 @@
+/* Who is in which call on a clock, and what was asked: records, and reading a call's registers and structs, those of 32-bit programs too.
+ * First in the family of bpf/clock.bpf.c. */
+
+#if defined(__x86_64__)
+#define CLOCK_SETTIMEOFDAY 164
+#define CLOCK_ADJTIMEX 159
+#define CLOCK_SETTIME 227
+#define CLOCK_ADJTIME 305
+#define CLOCK_ARG1 di
+#define CLOCK_ARG2 si
+#define CLOCK_NR orig_ax
+#define CLOCK_SP sp
+#define CLOCK_RET ax
+#elif defined(__aarch64__)
+#define CLOCK_SETTIMEOFDAY 170
+#define CLOCK_ADJTIMEX 171
+#define CLOCK_SETTIME 112
+#define CLOCK_ADJTIME 266
+#define CLOCK_ARG1 regs[0]
+#define CLOCK_ARG2 regs[1]
+#define CLOCK_NR syscallno
+#define CLOCK_SP sp
+#define CLOCK_RET regs[0]
+#endif
+#define CLOCK_STIME32 25		/* of 32-bit programs only: whole seconds */
+#define CLOCK_LIBC_ADJTIME 0xfffe	/* adjtime(3), which is no system call */
+#define CLOCK_STACK_BYTES (4 * PAGE_SIZE)
+#define CLOCK_CAP_SYS_TIME 25
+/* (cred, ns, capable_ns, cap, ret) of the tracepoint; (cred, ns, cap, opts), ret of the function */
+#if TP_cap_capable
+#define CLOCK_ASK_CAP 3
+#else
+#define CLOCK_ASK_CAP 2
+#endif
+#define CLOCK_TS_COMPAT 2		/* in thread_info.status of x86: within a 32-bit system call */
+#define CLOCK_NOISE_NS 300		/* two readings of an offset that did not move differ by less */
+#define CLOCK_CALL_NS 1000000000ull	/* none of these calls sleeps: an older entry is one whose return was missed */
+
+enum { CLOCK_WOKE, CLOCK_ASK, CLOCK_LIBC };
+
+struct clock_event {
+	u64 t_ns;		/* BOOTTIME of the observation; libc: of the return */
+	u64 start_ns;		/* libc: of the entry, else as t_ns */
+	s64 tai_boot_before_ns;	/* TAI - BOOTTIME before the change; all ones unknown */
+	s64 tai_boot_after_ns;
+	u32 before_err_ns;
+	u32 after_err_ns;
+	struct proc proc;
+	s64 asked_s;		/* the time to set, or ADJ_SETOFFSET's step */
+	s64 asked_part;		/* its ns, or us (settimeofday, ADJ_SETOFFSET without ADJ_NANO, adjtime) */
+	s64 offset;		/* struct timex, as the caller passed it */
+	s64 freq;
+	s64 constant;
+	s64 tick;
+	s64 freq_after;		/* libc: as the kernel filled it in */
+	s64 tick_after;
+	u32 modes;
+	u32 status;
+	u32 status_after;
+	u32 nr;			/* system call number; CLOCK_LIBC_ADJTIME */
+	s32 ret;
+	u8 source;
+	u8 pad[3];
+};
+
+/* struct timex up to what is needed, include/uapi/linux/timex.h (64-bit). */
+struct clock_timex {
+	u32 modes, pad0;
+	s64 offset, freq, maxerror, esterror;
+	s32 status, pad1;
+	s64 constant, precision, tolerance, sec, part, tick;
+};
+
+/* The same of 32-bit programs that have no 64-bit time: struct old_timex32, include/linux/timex.h. */
+struct clock_timex32 {
+	u32 modes;
+	s32 offset, freq, maxerror, esterror, status, constant, precision, tolerance, sec, part, tick;
+};
+
+#define ADJ_SETOFFSET_BIT 0x0100
+#define ADJ_ADJTIME_BIT 0x8000
+#define ADJ_READONLY_BIT 0x2000
+
+/* The registers with which current entered the kernel. */
+static __always_inline void *clock_regs(void)
+{
+#if FUNC_task_pt_regs
+	return (void *)bpf_task_pt_regs(bpf_get_current_task_btf());
+#else
+	void *task = (void *)bpf_get_current_task();
+	return (char *)PTR(task, task_struct, stack) + CLOCK_STACK_BYTES - sizeof(struct pt_regs);
+#endif
+}
+
+#define CLOCK_READ_REG(dst, regs, name) \
+	bpf_probe_read_kernel(&(dst), sizeof(dst), (char *)(regs) + __builtin_offsetof(struct pt_regs, name))
+
+static __always_inline bool clock_in_compat(void)
+{
+	u32 status = 0;
+#if HAS_thread_info__status && defined(__x86_64__)
+	GET(status, (void *)bpf_get_current_task(), thread_info, status);
+#endif
+	return status & CLOCK_TS_COMPAT;
+}
+
+/* The number of a 32-bit program's call as a 64-bit one's; 0 where it is none of these. */
+static __always_inline u32 clock_compat(u32 nr)
+{
+	switch (nr) {
+	case 264:
+	case 404:
+		return CLOCK_SETTIME;
+	case 343:
+	case 405:
+		return CLOCK_ADJTIME;
+	case CLOCK_STIME32:
+	case 79:
+		return CLOCK_SETTIMEOFDAY;
+	case 124:
+		return CLOCK_ADJTIMEX;
+	}
+	return 0;
+}
+
+static __always_inline int clock_take_timex(struct clock_event *e, void *from)
+{
+	struct clock_timex tx = {};
+	if (bpf_probe_read_user(&tx, sizeof(tx), from))
+		return -14;
+	e->modes = tx.modes;
+	e->offset = tx.offset;
+	e->freq = tx.freq;
+	e->status = tx.status;
+	e->constant = tx.constant;
+	e->tick = tx.tick;
+	if (tx.modes & ADJ_SETOFFSET_BIT) {
+		e->asked_s = tx.sec;
+		e->asked_part = tx.part;
+	}
+	return 0;
+}
+
+static __always_inline void clock_take_timex32(struct clock_event *e, void *from)
+{
+	struct clock_timex32 tx = {};
+	if (bpf_probe_read_user(&tx, sizeof(tx), from))
+		return;
+	e->modes = tx.modes;
+	e->offset = tx.offset;
+	e->freq = tx.freq;
+	e->status = tx.status;
+	e->constant = tx.constant;
+	e->tick = tx.tick;
+	if (tx.modes & ADJ_SETOFFSET_BIT) {
+		e->asked_s = tx.sec;
+		e->asked_part = tx.part;
+	}
+}
+
+static __always_inline void clock_take_time32(struct clock_event *e, void *from, u32 bytes)
+{
+	s32 at[2] = {};
+	if (!from || bpf_probe_read_user(at, bytes, from))
+		return;
+	e->asked_s = at[0];
+	e->asked_part = at[1];
+}
+
+static __always_inline int clock_take_time(struct clock_event *e, void *from)
+{
+	s64 at[2];
+	if (!from || bpf_probe_read_user(at, sizeof(at), from))
+		return -14;
+	e->asked_s = at[0];
+	e->asked_part = at[1];
+	return 0;
+}
+
+static __always_inline void clock_describe_who(struct clock_event *e, u32 nr)
+{
+	e->nr = nr;
+	e->tai_boot_before_ns = e->tai_boot_after_ns = e->asked_s = e->asked_part = UNKNOWN64;
+	e->before_err_ns = e->after_err_ns = UNKNOWN32;
+	e->freq_after = e->tick_after = UNKNOWN64;
+	e->status_after = UNKNOWN32;
+	e->t_ns = e->start_ns = bpf_ktime_get_boot_ns();
+	fill_proc(&e->proc, (void *)bpf_get_current_task());
+}
+
+static __always_inline bool clock_changes(struct clock_event *e)
+{
+	return e->modes && !((e->modes & ADJ_ADJTIME_BIT) && (e->modes & ADJ_READONLY_BIT));
+}
+
+/* Fills in who and what; false for a call that changes no clock of ours. */
+static __always_inline bool clock_describe(struct clock_event *e, u32 nr, u64 arg1, u64 arg2)
+{
+	clock_describe_who(e, nr);
+	if (nr == CLOCK_SETTIME)
+		return !arg1 && clock_take_time(e, (void *)arg2) <= 0;
+	if (nr == CLOCK_SETTIMEOFDAY || nr == CLOCK_LIBC_ADJTIME)
+		return arg1 && clock_take_time(e, (void *)arg1) <= 0;
+	if (nr == CLOCK_ADJTIMEX)
+		e->ret = clock_take_timex(e, (void *)arg1);
+	else if (nr == CLOCK_ADJTIME && !arg1)
+		e->ret = clock_take_timex(e, (void *)arg2);
+	else
+		return false;
+	return clock_changes(e);
+}
+
+/* As clock_describe, of a 32-bit program's call. number: as that knows it. */
+static __always_inline bool clock_describe_compat(struct clock_event *e, u32 number, u32 arg1, u32 arg2)
+{
+	u32 nr = clock_compat(number);
+	if (number == 404 || number == 405)	/* its structs are a 64-bit program's too */
+		return clock_describe(e, nr, arg1, arg2);
+	clock_describe_who(e, nr);
+	if (nr == CLOCK_SETTIME && !arg1) {
+		clock_take_time32(e, (void *)(u64)arg2, 8);
+		return true;
+	}
+	if (nr == CLOCK_SETTIMEOFDAY && arg1) {
+		clock_take_time32(e, (void *)(u64)arg1, number == CLOCK_STIME32 ? 4 : 8);
+		return true;
+	}
+	if (nr == CLOCK_ADJTIMEX)
+		clock_take_timex32(e, (void *)(u64)arg1);
+	else if (nr == CLOCK_ADJTIME && !arg1)
+		clock_take_timex32(e, (void *)(u64)arg2);
+	return clock_changes(e);
+}
+
+/* As clock_describe, of the call that current is in. */
+static __always_inline bool clock_describe_current(struct clock_event *e)
+{
+	void *regs = clock_regs();
+	u64 number = 0, arg1 = 0, arg2 = 0;
+	CLOCK_READ_REG(number, regs, CLOCK_NR);
+#if defined(__x86_64__)
+	if (clock_in_compat()) {
+		CLOCK_READ_REG(arg1, regs, bx);
+		CLOCK_READ_REG(arg2, regs, cx);
+		return clock_describe_compat(e, number, arg1, arg2);
+	}
+#endif
+	CLOCK_READ_REG(arg1, regs, CLOCK_ARG1);
+	CLOCK_READ_REG(arg2, regs, CLOCK_ARG2);
+	return clock_describe(e, number, arg1, arg2);
+}
