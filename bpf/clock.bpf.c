@@ -26,6 +26,7 @@ struct clock_call {
 };
 
 BPF_RINGBUF_OUTPUT(clock_events, 64);
+BPF_RINGBUF_OUTPUT(clock_refused, 4);	/* of those without the privilege: whoever tries without end crowds out nobody who may */
 BPF_F_TABLE("array", u32, struct clock_step, clock_last, 64, BPF_F_MMAPABLE);
 BPF_ARRAY(clock_seen, s64, 2);		/* TAI - BOOTTIME at the last wake, number of steps */
 BPF_HASH(clock_calls, u32, struct clock_call, 1024);
@@ -56,8 +57,12 @@ static __always_inline bool clock_in_interrupt(void *ctx)
 
 static __always_inline void clock_emit(struct clock_event *e)
 {
-	if (clock_events.ringbuf_output(e, sizeof(*e), QUIET))
+	if (e->ret == CLOCK_EPERM) {
+		if (clock_refused.ringbuf_output(e, sizeof(*e), QUIET))
+			lose(LOST_clock_refused);
+	} else if (clock_events.ringbuf_output(e, sizeof(*e), QUIET)) {
 		lose(LOST_clock_events);
+	}
 }
 
 static __always_inline void clock_tell_watch(struct clock_event *e)
@@ -121,12 +126,12 @@ int clock_ask(struct bpf_raw_tracepoint_args *ctx)
 	if (!clock_describe_current(&e))
 		return 0;
 	clock_read(&e.tai_boot_before_ns, &e.before_err_ns);
-	u32 zero = 0;
-	s64 *seen = clock_seen.lookup(&zero);
-	if (seen)
-		*seen = e.tai_boot_before_ns;
 	e.source = CLOCK_ASK;
 	e.ret = ctx->args[4];
+	u32 zero = 0;
+	s64 *seen = clock_seen.lookup(&zero);
+	if (seen && !e.ret)
+		*seen = e.tai_boot_before_ns;
 	clock_emit(&e);
 	return 0;
 }
@@ -165,7 +170,7 @@ static __always_inline s32 clock_errno(s32 read_failed)
 	u64 effective = 0;
 	GET(effective, PTR((void *)bpf_get_current_task(), task_struct, cred), cred, cap_effective);
 	if (!(effective & 1ull << CLOCK_CAP_SYS_TIME))
-		return -1;
+		return CLOCK_EPERM;
 	return read_failed ? read_failed : -22;
 }
 

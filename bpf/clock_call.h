@@ -26,6 +26,7 @@
 #define CLOCK_LIBC_ADJTIME 0xfffe	/* adjtime(3), which is no system call */
 #define CLOCK_STACK_BYTES (4 * PAGE_SIZE)
 #define CLOCK_CAP_SYS_TIME 25
+#define CLOCK_EPERM (-1)
 /* (cred, ns, capable_ns, cap, ret) of the tracepoint; (cred, ns, cap, opts), ret of the function */
 #if TP_cap_capable
 #define CLOCK_ASK_CAP 3

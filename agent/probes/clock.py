@@ -21,7 +21,8 @@ def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targe
     from agent.clock.source import ClockSource
 
     source = ClockSource(config["watch"], config["history"])
-    kernel.listen("clock_events", source.on_events)
+    for ring in ("clock_events", "clock_refused"):
+        kernel.listen(ring, source.on_events)
     kernel.control["watch_tid"] = config["watch"].pid
     if "clock_out" in family.programs:
         Libraries(family, helper, targets)
@@ -40,7 +41,7 @@ PROBE = Probe(
         Program("clock_in_clock_adjtime", "uprobe", loses=_LIBC),
         Program("clock_out", "uretprobe", loses=_LIBC),
     ),
-    rings=(Ring("clock_events", "clock_event", decode=lambda records: ()),),
+    rings=tuple(Ring(name, "clock_event", decode=lambda records: ()) for name in ("clock_events", "clock_refused")),
     maps=("clock_last",),
     parts=("clock_call.h",),
     setup=setup,

@@ -310,6 +310,42 @@ def test_refused_attempts_are_rows_and_change_nothing(rig: Rig) -> None:
     assert not any(n["actor"] == {"pid": pid, "comm": rows["comm"][0].decode()} for n in rig.notices())
 
 
+#: Two children try without end, by machine code, and may not. mov eax, 305; xor edi, edi; mov rsi, rbx; syscall; dec r12; jnz
+FLOOD = """
+import mmap, signal
+code = mmap.mmap(-1, 4096, prot=7)
+code.write(bytes.fromhex("53 4154 4889fb 4989f4 b831010000 31ff 4889de 0f05 49ffcc 75ef 415c 5b c3"))
+call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_long)(ctypes.addressof(ctypes.c_char.from_buffer(code)))
+tried = offset(1000)
+children = []
+for _ in range(2):
+    children.append(os.fork())
+    if not children[-1]:
+        os.setuid(65534)
+        call(ctypes.addressof(tried), 1 << 40)
+time.sleep(0.3)
+for i in range(23):
+    assert step(sys.argv[1], -7000 if i % 2 else 7000) >= 0
+    time.sleep(0.01)
+for child in children:
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+print(*children)
+"""
+
+
+@pytest.mark.parametrize("how", ["clock_adjtime", "raw_clock_adjtime"])
+def test_who_tries_without_end_and_may_not_hides_nobody_who_may(rig: Rig, how: str) -> None:
+    pid, children = rig.python(FLOOD, how)
+    rows = rig.of(pid)
+    assert kinds(rows) == ["step"] * 23
+    assert rows["requested_ns"].tolist() == [-7000 if i % 2 else 7000 for i in range(23)]
+    assert (np.abs(rows["size_ns"] - rows["requested_ns"]) <= rows["err_ns"]).all()
+    tried = rig.of(*map(int, children.split()))
+    assert len(tried) > 23 and set(tried["ret"].tolist()) == {EPERM}
+    assert rig.lost() > 1_000
+
+
 INVALID = """
 assert libc.clock_settime(0, pair(10**9, 1)[:8] + struct.pack("<q", -1)) == -1
 assert libc.adjtimex(timex(0x4000, tick=1)) == -1
