@@ -41,7 +41,7 @@ def histories(session: Session) -> dict[str, History]:
 
 
 @click.command("history")
-@click.option("--since", metavar="TIME", help="Segments that hold after this time: 90s, 5m, 2h, 1d, ISO 8601, boot+SECONDS.")
+@click.option("--since", metavar="TIME", help="Segments that hold after this time: 90s, 5m, 2h, 1d, ISO 8601, @SECONDS, boot+SECONDS.")
 @click.option("--until", metavar="TIME", help="Segments that start before this time.")
 @click.option("--plot", metavar="FILE", help="Draw it, instead of rows: FILE.svg, FILE.png (needs tickscope[plot]), or - for the terminal's plot.")
 @options.common
