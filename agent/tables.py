@@ -52,12 +52,16 @@ SOCK = (
 
 @dataclass(frozen=True)
 class Table:
-    """A table: its name, one line of meaning, its columns, and the column that `--group-by` and `--top` measure."""
+    """A table: its name, one line of meaning, its columns, and the column that `--group-by` and `--top` measure.
+
+    latest_by: where set, rows of one boot that are equal in that column are one thing's states, and queries show the latest.
+    """
 
     name: str
     meaning: str
     columns: tuple[Column, ...]
     measure: str = ""
+    latest_by: str = ""
 
     @cached_property
     def dtype(self) -> np.dtype[np.void]:
@@ -81,8 +85,8 @@ class Table:
         return self.by_name[column].code(name)
 
 
-def _table(name: str, meaning: str, *columns: Column, measure: str = "") -> Table:
-    return Table(name, meaning, (T_NS, *columns), measure)
+def _table(name: str, meaning: str, *columns: Column, measure: str = "", latest_by: str = "") -> Table:
+    return Table(name, meaning, (T_NS, *columns), measure, latest_by)
 
 
 _INTERVAL = i64("interval_ns", "length of the interval that ends at t_ns", "ns")
@@ -196,7 +200,7 @@ _ALL = (
            text("symptom", 24, "what was wrong"), text("subject", 128, "with what"), text("cause", 24, "the first cause"),
            f64("confidence", "0 to 1"), text("sentence", 480, "the finding in words"), json_text("causes", 2048, "ranked causes"),
            json_text("evidence", 6144, "what speaks for it"), json_text("ruled_out", 2048, "what was looked at and does not explain it"),
-           measure="confidence"),
+           measure="confidence", latest_by="finding_id"),
     _table("loss", "records lost", enum("stage", "kernel ring intake store export", "where"), text("source", 32, "of what"),
            i64("count", "records; null where it cannot be known"), i64("from_ns", "not before, CLOCK_BOOTTIME", "ns"),
            i64("to_ns", "not after, CLOCK_BOOTTIME", "ns"), measure="count"),

@@ -50,12 +50,8 @@ def command(only_open: bool, since: str | None, until: str | None, fmt: str, sto
 
 
 def latest(session: Session, where: str) -> list[dict[str, Any]]:
-    """The last row of each finding within the session's window; ``where`` is a SQL condition on those."""
-    within = " AND ".join(session.window.rows()) or "true"
-    last = "row_number() OVER (PARTITION BY boot_id, finding_id ORDER BY t_ns DESC) = 1"
-    newest = f"SELECT * FROM finding WHERE {within} QUALIFY {last}"
-    order = f"ORDER BY {session.order()}, finding_id"
-    return decoded(session.run(f"SELECT * FROM ({newest}) WHERE {where} {order}").dicts())
+    """The latest state of each finding within the session's window, the newest last; ``where`` is a SQL condition."""
+    return decoded(session.run(f"SELECT * FROM finding WHERE {where} ORDER BY {session.order()}, finding_id").dicts())
 
 
 def left_open(session: Session, row: dict[str, Any]) -> bool:

@@ -176,7 +176,14 @@ class Session:
                 source += f" UNION ALL BY NAME SELECT * FROM read_parquet([{', '.join(map(_text, files))}], union_by_name = true)"
             names = ", ".join(f"w.{c} AS {c}" if c in WALL_COLUMNS else quote(c) for c in columns(table))
             self._db.execute(f"CREATE OR REPLACE VIEW {table} AS SELECT {names} FROM "
-                             f"(SELECT *, {WALL}(boot_id, t_ns) AS w FROM ({source}))")
+                             f"(SELECT *, {WALL}(boot_id, t_ns) AS w FROM ({source})){self._latest(table)}")
+
+    def _latest(self, table: str) -> str:
+        """What leaves a thing's latest state in the window, in a table whose rows are states."""
+        if not (by := TABLES[table].latest_by):
+            return ""
+        within = " AND ".join(self.window.rows()) or "true"
+        return f" WHERE {within} QUALIFY row_number() OVER (PARTITION BY boot_id, {by} ORDER BY t_ns DESC) = 1"
 
     def _files(self, table: str) -> list[str]:
         window = Window() if self._whole or table == "loss" else self.window

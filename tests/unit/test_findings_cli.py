@@ -35,6 +35,15 @@ def test_each_finding_once_in_its_latest_state_newest_last(filled: Path) -> None
     assert all(isinstance(r[c], list) for r in doc["rows"] for c in ("causes", "evidence", "ruled_out"))
 
 
+def test_query_and_sql_tell_each_finding_once_too(filled: Path) -> None:
+    doc = json.loads(tickscope("query", "finding", "--columns", "cause,state", "--store", filled, "-o", "json").stdout)
+    assert [(r["cause"], r["state"]) for r in doc["rows"]] == [("broker_slow", "closed"), ("clock_step", "open")]
+    done = tickscope("sql", "select count(*) n, count(distinct finding_id) m from finding", "--store", filled, "-o", "ndjson")
+    assert json.loads(done.stdout) == {"n": 2, "m": 2}
+    then = tickscope("query", "finding", "--until", f"boot+{T0 // S + 59}", "--where", "cause = 'broker_slow'", "--store", filled, "-o", "ndjson")
+    assert len(then.stdout.splitlines()) == 1
+
+
 def test_open_ones_only(filled: Path) -> None:
     then = f"boot+{T0 // S + 60}"
     done = tickscope("findings", "--open", "--until", then, "--store", filled, "-o", "ndjson")

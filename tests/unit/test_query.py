@@ -87,6 +87,8 @@ def test_hot_and_sealed_rows_answer_alike(tmp_path: Path, table: str) -> None:
     for c in TABLES[table].columns:
         rows[c.name] = values(c, random, 101)
     rows["t_ns"] = np.arange(101) * 10**9
+    if by := TABLES[table].latest_by:
+        rows[by] = [b"%d" % i for i in range(101)]
     clock = make("clock_offset", 2, t_ns=[10 * 10**9, 50 * 10**9], real_mono_ns=[10**18, 10**18 - 3 * 10**9], boot_mono_ns=0, err_ns=7, cut=[0, 1])
     given = [Batch(table, rows)] if table == "clock_offset" else [Batch(table, rows), clock]
     answers = []
@@ -242,7 +244,7 @@ def test_a_store_that_is_not_there_is_status_4_with_a_remedy(tmp_path: Path, arg
 
 
 def test_formats_agree(tmp_path: Path) -> None:
-    write(tmp_path, make("finding", 2, t_ns=[1, 2], causes=[b'[{"cause":"tls"}]', b'[{"cut off'], sentence=b'a "quoted", one', confidence=0.5))
+    write(tmp_path, make("finding", 2, finding_id=[b"a", b"b"], t_ns=[1, 2], causes=[b'[{"cause":"tls"}]', b'[{"cut off'], sentence=b'a "quoted", one', confidence=0.5))
     argv = ["query", "finding", "--columns", "t_ns,sentence,causes,confidence"]
     rows = ask(tmp_path, *argv)["rows"]
     assert [r["causes"] for r in rows] == [[{"cause": "tls"}], '[{"cut off']
