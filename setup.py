@@ -23,6 +23,7 @@ setup(
         "pyroute2>=0.9.1,<0.10",
         "opentelemetry-exporter-otlp>=1.45,<1.46",
         "duckdb>=1.3,<3",
+        "pytz",  # DuckDB asks for it where a query gives a TIMESTAMPTZ: to_timestamp(), now().
         "pyarrow>=18,<27",
         "hiredis>=3,<4",
         "PyYAML>=6,<7",

@@ -46,7 +46,7 @@ def command(table: str, since: str | None, until: str | None, where: str | None,
     names = _names(columns, [*by, "count", *group.QUANTILES, "max"] if by else every)
     if top and not by and not known.measure:
         raise AgentError(f"--top: {table} has no measure to order by", remedy="use --limit, or --group-by", exit_code=USAGE)
-    with query.Session(store, [table, "loss"], since, until) as session:
+    with query.Session(store, [table, "loss", *query.mentioned(where or "")], since, until) as session:
         condition = " AND ".join([*session.window.rows(), f"({where}\n)" if where else "true"])
         if by:
             rows = group.grouped(session, known, by, condition)

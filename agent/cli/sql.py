@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import click
 
 from agent.cli import options
@@ -20,11 +18,10 @@ def command(text: str, fmt: str, store: str) -> None:
     tickscope sql "SELECT comm, count(*) FROM slow_syscall GROUP BY ALL ORDER BY 2 DESC"
     """
     from agent.cli.output import emit_rows, note
-    from agent.store.query import Session
+    from agent.store.query import Session, mentioned
     from agent.tables import TABLES
 
-    words = set(re.findall(r"\w+", text.lower()))
-    with Session(store, [t for t in TABLES if t in words] or list(TABLES)) as session:
+    with Session(store, mentioned(text) or list(TABLES)) as session:
         result = session.run(text)
         for problem in session.notes:
             note(f"note: {problem}")

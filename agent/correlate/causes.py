@@ -149,10 +149,10 @@ def accepting(episode: Episode, view: View) -> Iterator[Verdict]:
     """The listener itself, where nothing that held it up was seen."""
     if episode.symptom != "accept_overflow":
         return
-    lost = int(episode.facts.get("overflows", 0))
+    lost = int(episode.facts.get("drops", 0))
     yield Verdict("accept_overflow", 0.6, episode.scope, f"{process(episode.comm, episode.pid)} accepted connections more slowly than they came"
                   + (f", and {plural(lost, 'connection')} did not fit" if lost else ""),
-                  (item("socket_queue", "accept queue", episode.value, "connections", limit=episode.facts.get("limit"), overflows=lost,
+                  (item("socket_queue", "accept queue", episode.value, "connections", limit=episode.facts.get("limit"), drops=lost,
                         pid=episode.pid),))
 
 

@@ -23,7 +23,7 @@ KEPT: dict[str, tuple[str, ...]] = {
     "syscall_latency": ("t_ns", *_PROC, "basis", "kind", "peer", "interval_ns", "max_ns", "run_queue_ns"),
     "slow_syscall": ("t_ns", "tid", *_PROC, "kind", "peer", "syscall", "fd_type", "duration_ns", "blocked_ns", "run_queue_ns",
                      "goroutine", "sock_id"),
-    "socket_queue": ("t_ns", *_PROC, "kind", "saddr", "sport", "queue", "limit", "overflows"),
+    "socket_queue": ("t_ns", *_PROC, "kind", "saddr", "sport", "queue", "limit", "drops"),
     "queue_lag": ("t_ns", "system", "destination", "partition", "consumer_group", "lag_messages", "lag_s", "oldest_undelivered_s",
                   "oldest_pending_s", "pending", "consumers", "in_per_s", "out_per_s", "status", "reason", "poll_ns", "peer"),
     "limiter_decision": ("t_ns", "tid", *_PROC, "limiter_id", "library", "result", "cost", "limit_per_s", "burst", "window_ns",

@@ -94,7 +94,7 @@ class BrokerWatch(Watch):
 class AcceptWatch(Watch):
     """One subject is one listening socket."""
 
-    metrics = ("queue", "limit", "fill", "overflows")
+    metrics = ("queue", "limit", "fill", "drops")
 
     def __init__(self, config: CorrelatorConfig) -> None:
         super().__init__(config)
@@ -108,12 +108,12 @@ class AcceptWatch(Watch):
             return np.empty(0, np.int64)
         first, group = groups([s["pid"], start_ticks(s), s["saddr"], s["sport"]])
         slots = np.array([self._slot(s[i], second) for i in first], np.int64)
-        queue, overflows = np.zeros(len(first)), np.zeros(len(first))
+        queue, drops = np.zeros(len(first)), np.zeros(len(first))
         np.maximum.at(queue, group, s["queue"])
-        np.maximum.at(overflows, group, np.where(known(s["overflows"]), s["overflows"], 0))
+        np.maximum.at(drops, group, np.where(known(s["drops"]), s["drops"], 0))
         limit = s["limit"][first].astype(np.float64)
         fits = slots >= 0
-        self.series.put(second, slots[fits], queue=queue[fits], limit=limit[fits], fill=(queue / limit)[fits], overflows=overflows[fits])
+        self.series.put(second, slots[fits], queue=queue[fits], limit=limit[fits], fill=(queue / limit)[fits], drops=drops[fits])
         return slots[fits]
 
     def _slot(self, row: np.void, second: int) -> int:
@@ -132,9 +132,9 @@ class AcceptWatch(Watch):
                        pid=pid if pid > 0 else None, start_tick=tick, comm=comm)
 
     def judge(self, second: int, slots: np.ndarray, rows: Mapping[str, np.ndarray]) -> list[Episode]:
-        """Bad: it was full for three seconds, or was nearly full while the host counted overflows."""
+        """Bad: it was full for three seconds, or was nearly full and dropped some."""
         fill = self.series.recent("fill", slots, second, 3)
-        count = self.series.recent("overflows", slots, second, 3)
+        count = self.series.recent("drops", slots, second, 3)
         more = count[:, -1] - np.nanmin(count, axis=1)
         full = np.all(fill >= 1, axis=1) | ((np.nanmax(fill, axis=1) >= 0.75) & (more > 0))
         opened = []
@@ -149,9 +149,9 @@ class AcceptWatch(Watch):
                 episode.metric, episode.unit, episode.start_ns = "queue", "connections", (second - 2) * SECOND
                 usual = self.series.baseline("queue", slots[i : i + 1], second, 3)
                 episode.base = float(usual.median[0])
-                episode.facts["overflows_first"] = float(count[i, -1]) - dropped
+                episode.facts["drops_first"] = float(count[i, -1]) - dropped
                 self.open(episode, second, queue, 3)
                 opened.append(episode)
             episode.facts["limit"] = float(self.series.recent("limit", slots[i : i + 1], second, 1)[0, 0])
-            episode.facts["overflows"] = float(count[i, -1]) - episode.facts["overflows_first"]
+            episode.facts["drops"] = float(count[i, -1]) - episode.facts["drops_first"]
         return opened

@@ -22,7 +22,8 @@ _REQUEST_DUMP = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
 ESTABLISHED, LISTEN = 1, 10
 #: States whose queues hold a program's data: ESTABLISHED FIN_WAIT1 CLOSE_WAIT LAST_ACK LISTEN CLOSING.
 STATES = 1 << ESTABLISHED | 1 << 4 | 1 << 8 | 1 << 9 | 1 << LISTEN | 1 << 11
-_CGROUP_ID = 21  # INET_DIAG_CGROUP_ID, since 5.9
+_SKMEMINFO, _CGROUP_ID = 7, 21  # INET_DIAG_SKMEMINFO; INET_DIAG_CGROUP_ID, since 5.9
+_SK_MEMINFO_DROPS = 8 * 4  #: Offset of sk_drops in the former's u32 array.
 _TCA_KIND, _TCA_STATS2, _TCA_STATS_QUEUE = 1, 7, 3
 TC_H_ROOT = 0xFFFFFFFF
 
@@ -59,20 +60,21 @@ class Qdisc(NamedTuple):
     drops: int
 
 
-def tcp_sockets(timeout_s: float = 1.0) -> tuple[np.ndarray, npt.NDArray[np.int64]]:
-    """All TCP sockets of this network namespace in STATES, with their cgroup ids (-1 where the kernel does not say).
+def tcp_sockets(timeout_s: float = 1.0) -> tuple[np.ndarray, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """All TCP sockets of this network namespace in STATES, their cgroup ids and what they dropped (-1 where the kernel does not say).
 
-    Shapes (n,), (n,); the first of dtype INET_DIAG_MSG. Raises OSError.
+    A listening socket drops connections that find its queue full. Shapes (n,) each; the first of dtype INET_DIAG_MSG. Raises OSError.
     """
-    found, cgroups = [np.empty(0, INET_DIAG_MSG)], [np.empty(0, np.int64)]
+    found, cgroups, drops = [np.empty(0, INET_DIAG_MSG)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for family in (socket.AF_INET, socket.AF_INET6):
-        request = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 0, 0, STATES) + bytes(48)
+        request = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 1 << (_SKMEMINFO - 1), 0, STATES) + bytes(48)
         for chunk in _dump(NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, request, timeout_s):
             starts = _starts(chunk)
             data = np.frombuffer(chunk, np.uint8)
             found.append(data[starts[:, None] + np.arange(16, 16 + INET_DIAG_MSG.itemsize)].view(INET_DIAG_MSG)[:, 0])
-            cgroups.append(_cgroup_ids(chunk, data, starts))
-    return np.concatenate(found), np.concatenate(cgroups)
+            cgroups.append(_values(chunk, data, starts, _CGROUP_ID, 0, "<i8"))
+            drops.append(_values(chunk, data, starts, _SKMEMINFO, _SK_MEMINFO_DROPS, "<u4"))
+    return np.concatenate(found), np.concatenate(cgroups), np.concatenate(drops)
 
 
 def qdiscs(timeout_s: float = 1.0) -> list[Qdisc]:
@@ -126,20 +128,21 @@ def _starts(chunk: bytes) -> npt.NDArray[np.int64]:
     return np.array(starts, np.int64)
 
 
-def _cgroup_ids(chunk: bytes, data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The cgroup id attribute: its place is looked up for each message length, not for each message."""
-    ids = np.full(len(starts), -1, np.int64)
+def _values(chunk: bytes, data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], wanted: int, at: int, dtype: str) -> npt.NDArray[np.int64]:
+    """The number at byte ``at`` of an attribute, -1 without: its place is looked up for each message length, not for each message."""
+    found = np.full(len(starts), -1, np.int64)
+    size = np.dtype(dtype).itemsize
     lengths = data[starts[:, None] + np.arange(4)].view("<u4")[:, 0]
     for length in np.unique(lengths).tolist():
         chosen = np.flatnonzero(lengths == length)
         first = int(starts[chosen[0]])
-        place = dict(_attributes(chunk, first + 16 + INET_DIAG_MSG.itemsize, first + length)).get(_CGROUP_ID)
-        if place is not None and place[1] - place[0] == 8:
+        place = dict(_attributes(chunk, first + 16 + INET_DIAG_MSG.itemsize, first + length)).get(wanted)
+        if place is not None and place[1] - place[0] >= at + size:
             offset = place[0] - first
-            values = data[starts[chosen][:, None] + np.arange(offset, offset + 8)].view("<i8")[:, 0]
+            values = data[starts[chosen][:, None] + np.arange(offset + at, offset + at + size)].view(dtype)[:, 0]
             headers = data[starts[chosen][:, None] + np.arange(offset - 2, offset)].view("<u2")[:, 0]
-            ids[chosen] = np.where(headers == _CGROUP_ID, values, -1)
-    return ids
+            found[chosen] = np.where(headers == wanted, values, -1)
+    return found
 
 
 def _attributes(chunk: bytes, at: int, end: int) -> Iterator[tuple[int, tuple[int, int]]]:

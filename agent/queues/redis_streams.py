@@ -162,7 +162,10 @@ class RedisStreams:
 
 
 class _Scan:
-    """Finds streams by SCAN, a bounded step a poll; what was found counts until the next full pass."""
+    """Finds streams by SCAN, a bounded step a poll; what was found counts until the next full pass.
+
+    A keyspace that one SCAN covers is looked through at every poll, so that a new stream shows at once; a larger one after REDISCOVER_NS.
+    """
 
     def __init__(self, wanted: Sequence[str]) -> None:
         self._wanted = wanted
@@ -175,7 +178,8 @@ class _Scan:
         """The streams known now, at most MAX_STREAMS. Raises RedisDown."""
         if now_ns < self._again_ns:
             return self._streams
-        for _ in range(SCAN_STEPS):
+        for step in range(SCAN_STEPS):
+            small = step == 0 and self._cursor == b"0"
             (reply,) = client.pipeline([("SCAN", self._cursor, "COUNT", SCAN_COUNT, "TYPE", "stream")])
             if isinstance(reply, hiredis.ReplyError):
                 raise RedisDown(f"cannot list streams: {reply}; name them in the URL with ?streams=")
@@ -184,7 +188,7 @@ class _Scan:
             self._streams = sorted({*self._streams, *self._found})[:MAX_STREAMS]
             if self._cursor == b"0":
                 self._streams = sorted(self._found)[:MAX_STREAMS]
-                self._found, self._again_ns = set(), now_ns + REDISCOVER_NS
+                self._found, self._again_ns = set(), now_ns if small else now_ns + REDISCOVER_NS
                 break
         return self._streams
 

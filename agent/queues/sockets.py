@@ -26,8 +26,8 @@ TABLE = TABLES["socket_queue"]
 class SocketQueues:
     """``poll`` gives one socket_queue row for each listening socket, backed-up connection and device.
 
-    accept      queue, limit: connections that wait for accept(), and the backlog (the kernel lets one more in). overflows and
-                drops are TcpExt ListenOverflows and ListenDrops: the kernel counts them for the whole namespace.
+    accept      queue, limit: connections that wait for accept(), and the backlog (the kernel lets one more in). drops: connections that
+                this socket dropped. overflows: TcpExt ListenOverflows, which the kernel counts for the whole namespace.
     connection  only those with at least ``threshold_bytes`` unread or unsent, the ``top`` largest: queue is the larger of
                 recv_q_bytes (unread by the program) and send_q_bytes (not acknowledged by the peer).
     qdisc       a device's root discipline: queue in packets, send_q_bytes its backlog, drops.
@@ -43,7 +43,7 @@ class SocketQueues:
 
     def poll(self) -> list[Batch]:
         """Raises OSError where the kernel refuses the question."""
-        sockets, cgroups = tcp_sockets()
+        sockets, cgroups, drops = tcp_sockets()
         t_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         listening = sockets["state"] == LISTEN
         accept = np.flatnonzero(listening)
@@ -51,7 +51,7 @@ class SocketQueues:
         backlog = np.where(listening, 0, np.maximum(sockets["rqueue"], sockets["wqueue"]))
         backed_up = np.flatnonzero((backlog >= self._threshold_bytes) & ~listening)
         backed_up = backed_up[np.argsort(backlog[backed_up])[::-1][: self._top]]
-        batches = [self._accept(sockets[accept], cgroups[accept]), self._connections(sockets, cgroups, backed_up, listening), _devices()]
+        batches = [self._accept(sockets[accept], cgroups[accept], drops[accept]), self._connections(sockets, cgroups, backed_up, listening), _devices()]
         for rows in batches:
             rows["t_ns"], rows["netns"] = t_ns, self._netns
         return [Batch(TABLE.name, np.concatenate(batches))]
@@ -59,10 +59,10 @@ class SocketQueues:
     def close(self) -> None:
         """Nothing is kept open between polls."""
 
-    def _accept(self, sockets: np.ndarray, cgroups: npt.NDArray[np.int64]) -> np.ndarray:
+    def _accept(self, sockets: np.ndarray, cgroups: npt.NDArray[np.int64], drops: npt.NDArray[np.int64]) -> np.ndarray:
         rows = _rows("accept", sockets, cgroups)
         rows["queue"], rows["limit"] = sockets["rqueue"], sockets["wqueue"]
-        rows["overflows"], rows["drops"] = _listen_counters(Path("/proc/self/net/netstat").read_text())
+        rows["overflows"], rows["drops"] = _listen_overflows(Path("/proc/self/net/netstat").read_text()), np.where(drops < 0, NULL_I64, drops)
         rows["role"] = TABLE.code("role", "server")
         return rows
 
@@ -124,8 +124,7 @@ def _device(ifindex: int) -> bytes:
         return str(ifindex).encode()
 
 
-def _listen_counters(netstat: str) -> tuple[int, int]:
-    """ListenOverflows and ListenDrops from /proc/net/netstat's text."""
+def _listen_overflows(netstat: str) -> int:
+    """ListenOverflows from /proc/net/netstat's text."""
     names, values = (line.split() for line in netstat.splitlines() if line.startswith("TcpExt:"))
-    counters = dict(zip(names, values, strict=True))
-    return int(counters["ListenOverflows"]), int(counters["ListenDrops"])
+    return int(dict(zip(names, values, strict=True))["ListenOverflows"])

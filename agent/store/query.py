@@ -133,6 +133,8 @@ class Session:
         for _ in range(_TRIES):
             try:
                 done = self._db.execute(sql)
+                if done is None:  # Nothing but blanks, semicolons and comments.
+                    raise self._usage("there is no statement in it")
                 names = [d[0] for d in done.description or ()]
                 return Result(names, done.fetchall())
             except (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException) as error:
@@ -230,6 +232,12 @@ class Session:
         if match := re.search(r"Table with name (\w+) does not exist", first):
             return unknown(match[1], list(TABLES), "table")
         return AgentError(f"bad SQL: {first}", remedy="tickscope tables TABLE lists columns; text goes in 'single quotes'", exit_code=USAGE)
+
+
+def mentioned(sql: str) -> list[str]:
+    """The tables whose names occur in SQL text."""
+    words = set(re.findall(r"\w+", sql.lower()))
+    return [t for t in TABLES if t in words]
 
 
 def _text(value: str) -> str:

@@ -57,7 +57,7 @@ def test_accept_queue_counts_those_who_wait(listener: socket.socket) -> None:
         client.close()
 
 
-def test_overflowing_the_accept_queue_is_counted() -> None:
+def test_overflowing_the_accept_queue_is_counted_for_the_socket_that_drops(listener: socket.socket) -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen(1)
@@ -73,6 +73,8 @@ def test_overflowing_the_accept_queue_is_counted() -> None:
         (row,) = after[after["sport"] == port]
         assert (row["queue"], row["limit"]) == (2, 1)  # the kernel lets one more in than the backlog says
         assert row["overflows"] >= before["overflows"][0] + 5
+        assert row["drops"] >= 5
+        assert after["drops"][after["sport"] == listener.getsockname()[1]].tolist() == [0]
         for client in pending:
             client.close()
 
@@ -119,7 +121,7 @@ def test_many_sockets_are_all_found() -> None:
         server6.listen(1000)
         pairs = [socket.create_connection(server.getsockname()) for _ in range(401)]
         pairs6 = [socket.create_connection(server6.getsockname()[:2]) for _ in range(7)]
-        sockets, cgroups = tcp_sockets()
+        sockets, cgroups, _ = tcp_sockets()
         port, port6 = server.getsockname()[1], server6.getsockname()[1]
         assert (sockets["dport"] == port).sum() == 401
         assert (sockets["dport"] == port6).sum() == 7
@@ -156,7 +158,7 @@ def test_layout_and_answers_agree_with_pyroute2(listener: socket.socket) -> None
             for m in diag.get_sock_stats(family=listener.family, states=STATES)
             if m["idiag_sport"] == listener.getsockname()[1]
         }
-    found, _ = tcp_sockets()
+    found, _, _ = tcp_sockets()
     found = found[(found["sport"] == listener.getsockname()[1]) & (found["family"] == listener.family)]
     ours_by_cookie = {int(m["cookie"]): tuple(int(m[n]) for n in ("sport", "dport", "rqueue", "wqueue", "inode")) for m in found}
     assert len(ours_by_cookie) == 6

@@ -197,6 +197,14 @@ def test_named_streams_and_patterns_select(redis: Redis) -> None:
     assert b"no such key" in rows["reason"][rows["destination"] == b"missing"][0]
 
 
+def test_a_new_stream_of_a_small_server_shows_at_the_next_poll(redis: Redis) -> None:
+    (queue,) = sources([redis.url])
+    assert len(poll(queue)) == 0
+    redis.add("late", 3)
+    redis.do("XGROUP", "CREATE", "late", "g", "0")
+    assert poll(queue)["lag_messages"].tolist() == [3]
+
+
 def test_rates_are_arrivals_and_acknowledgements(redis: Redis) -> None:
     redis.add("jobs", 2)
     redis.do("XGROUP", "CREATE", "jobs", "g", "0")

@@ -77,10 +77,10 @@ class Host:
             "in_per_s": self.rng.normal(incoming, incoming / 20, n).clip(0), "out_per_s": self.rng.normal(incoming if out is None else out, incoming / 20, n).clip(0)
             if out != 0 else 0.0, "status": b"ok", "poll_ns": (self.rng.lognormal(np.log(poll_ms * MS), 0.3, n)).astype(np.int64)} | more))
 
-    def accept(self, a: float, b: float, queue: object = None, limit: int = 511, overflows: object = 12) -> None:
+    def accept(self, a: float, b: float, queue: object = None, limit: int = 511, drops: object = 12) -> None:
         t = T0 + ((np.arange(a, b) + 0.2) * S).astype(np.int64)
         self.add("socket_queue", len(t), t_ns=t, pid=WEB_PID, proc_start_ns=START, comm=b"nginx", kind=code("socket_queue", "kind", "accept"), sport=8080,
-                 queue=self.rng.poisson(2, len(t)) if queue is None else queue, limit=limit, overflows=overflows)
+                 queue=self.rng.poisson(2, len(t)) if queue is None else queue, limit=limit, drops=drops)
 
     def web(self, a: float, b: float) -> None:
         """What a busy web server makes: handshakes, slow calls, resets, retransmits now and then."""
@@ -265,8 +265,8 @@ def consumer_stopped() -> Host:
 def accept_overflow() -> Host:
     host = Host()
     host.accept(0, 30)
-    host.accept(30, 40, queue=512, overflows=12 + np.arange(10) * 7)
-    host.accept(40, UNTIL, overflows=75)
+    host.accept(30, 40, queue=512, drops=12 + np.arange(10) * 7)
+    host.accept(40, UNTIL, drops=75)
     return host
 
 

@@ -64,6 +64,14 @@ def test_small_hiccups_are_silent() -> None:
     assert sentences(host, 120) == []
 
 
+def test_a_nearly_full_accept_queue_that_drops_nothing_is_silent_while_another_overflows() -> None:
+    host = Host()
+    host.accept(0, 60, queue=409)
+    for rows in (rows for table, rows in host.made if table == "socket_queue"):
+        rows["overflows"] = np.arange(len(rows)) * 7
+    assert sentences(host, 60) == []
+
+
 def test_an_imposed_delay_is_no_latency() -> None:
     host = Host()
     host.decisions(0, 30)

@@ -295,6 +295,20 @@ def test_sql_joins_tables_of_hot_and_sealed_rows(tmp_path: Path) -> None:
     assert doc["rows"] == [{"pid": 2}, {"pid": 3}]
 
 
+def test_sql_gives_times_with_zones_and_refuses_what_is_no_statement(tmp_path: Path) -> None:
+    write(tmp_path, make("tcp_reset", 1, t_ns=1))
+    assert ask(tmp_path, "sql", "SELECT epoch(to_timestamp(7)) e, to_timestamp(7)::VARCHAR IS NOT NULL n, to_timestamp(7) t")["rows"][0]["e"] == 7
+    for text in ("", " ;"):
+        done = verb(tmp_path, "sql", text)
+        assert (done.returncode, done.stderr.splitlines()[0]) == (2, "tickscope: bad SQL: there is no statement in it")
+
+
+def test_a_condition_may_ask_another_table(tmp_path: Path) -> None:
+    write(tmp_path, make("tcp_reset", 5, t_ns=1, pid=[1, 2, 3, 4, 5]), make("tcp_close", 3, t_ns=1, pid=[2, 3, 9]))
+    rows = ask(tmp_path, "query", "tcp_reset", "--where", "pid IN (SELECT pid FROM tcp_close)", "--columns", "pid")["rows"]
+    assert sorted(r["pid"] for r in rows) == [2, 3]
+
+
 def test_a_reader_that_stops_early_is_no_error(tmp_path: Path) -> None:
     write(tmp_path, make("tcp_reset", 20_000, t_ns=1))
     code = "from agent.cli.main import main; main()"
