@@ -27,7 +27,7 @@ class Recording:
 
     def __init__(self, path: str | Path) -> None:
         self.cut = ""
-        self._path = path
+        self._path, self._whole = path, True
         self._decoder = Decoder()
         self._chunks = self._unpacked(_open(path))
         self._first: list[Frame] = []
@@ -48,6 +48,8 @@ class Recording:
             self.cut = f"its last whole frame ends at byte {self._decoder.offset} of what it holds{torn}"
         elif self._decoder.pending:
             raise AgentError(f"{self._path} is not a readable recording: {self._decoder.pending} bytes follow its end", remedy=_AGAIN)
+        elif not self._whole:
+            self.cut = "its last bytes are missing, but no frame"
 
     def _unpacked(self, file: BinaryIO) -> Iterator[bytes]:
         with file:
@@ -69,6 +71,7 @@ class Recording:
                 data = unpack.unconsumed_tail or file.read(_CHUNK)
             if rest := unpack.flush():
                 yield rest
+            self._whole = unpack.eof
             if unpack.unused_data:
                 raise AgentError(f"{self._path} is not a readable recording: {len(unpack.unused_data)} bytes follow its end", remedy=_AGAIN)
 

@@ -85,8 +85,8 @@ def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, spoil: str) -> N
 def test_a_recording_that_is_cut_off_gives_the_findings_up_to_there(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     file = record(tmp_path / "a.rec", broker_slow())
     data = pack(file.read_bytes())
-    for keep, causes in ((0.9, ["broker_slow"]), (0.3, [])):
-        file.write_bytes(data[: int(len(data) * keep)])
+    for size, causes in ((len(data) - 1, ["broker_slow"]), (int(len(data) * 0.9), ["broker_slow"]), (int(len(data) * 0.3), [])):
+        file.write_bytes(data[:size])
         first, second = (tickscope("replay", file, "-o", "json") for _ in range(2))
         assert first.returncode == (0 if causes else 3), first.stderr
         assert [r["cause"] for r in json.loads(first.stdout or '{"rows": []}')["rows"]] == causes
