@@ -109,7 +109,11 @@ def running(*args: str, config: str = "", env: dict[str, str] | None = None, set
         lost_nothing(agent)
     finally:
         agent.stop(signal.SIGTERM)
-        shutil.rmtree(root)
+        for _ in range(100):  # what the agent gave to the sealer last, that finishes on its own
+            shutil.rmtree(root, ignore_errors=True)
+            if not root.exists():
+                break
+            time.sleep(0.1)
 
 
 def lost_nothing(agent: Agent) -> None:
