@@ -29,7 +29,7 @@ def test_every_record_once_while_the_ring_wraps(attach: Callable[..., Attached])
     records = np.concatenate(seen)
     mine = records[np.isin(records["proc"]["pid"], pids)]
     (program,) = attached.loaded.families["exec"].programs.values()
-    missed = program_stats(program)[2]  # kernels from 7.0 may leave a run out; it is no matter of the ring
+    missed = program_stats(program)[2]  # the newest kernels (7.2) may leave a run out; it is no matter of the ring
     assert 1261 - missed <= len(mine) <= 1261
     assert len(set(mine["proc"]["pid"])) == len(mine)
     assert set(mine["proc"]["pid"]) <= set(pids)
