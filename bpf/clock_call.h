@@ -124,21 +124,26 @@ static __always_inline u32 clock_compat(u32 nr)
 	return 0;
 }
 
+/* From either layout. */
+#define CLOCK_KEEP_TIMEX(e, tx) do { \
+	(e)->modes = (tx).modes; \
+	(e)->offset = (tx).offset; \
+	(e)->freq = (tx).freq; \
+	(e)->status = (tx).status; \
+	(e)->constant = (tx).constant; \
+	(e)->tick = (tx).tick; \
+	if ((tx).modes & ADJ_SETOFFSET_BIT) { \
+		(e)->asked_s = (tx).sec; \
+		(e)->asked_part = (tx).part; \
+	} \
+} while (0)
+
 static __always_inline int clock_take_timex(struct clock_event *e, void *from)
 {
 	struct clock_timex tx = {};
 	if (bpf_probe_read_user(&tx, sizeof(tx), from))
 		return -14;
-	e->modes = tx.modes;
-	e->offset = tx.offset;
-	e->freq = tx.freq;
-	e->status = tx.status;
-	e->constant = tx.constant;
-	e->tick = tx.tick;
-	if (tx.modes & ADJ_SETOFFSET_BIT) {
-		e->asked_s = tx.sec;
-		e->asked_part = tx.part;
-	}
+	CLOCK_KEEP_TIMEX(e, tx);
 	return 0;
 }
 
@@ -147,16 +152,7 @@ static __always_inline void clock_take_timex32(struct clock_event *e, void *from
 	struct clock_timex32 tx = {};
 	if (bpf_probe_read_user(&tx, sizeof(tx), from))
 		return;
-	e->modes = tx.modes;
-	e->offset = tx.offset;
-	e->freq = tx.freq;
-	e->status = tx.status;
-	e->constant = tx.constant;
-	e->tick = tx.tick;
-	if (tx.modes & ADJ_SETOFFSET_BIT) {
-		e->asked_s = tx.sec;
-		e->asked_part = tx.part;
-	}
+	CLOCK_KEEP_TIMEX(e, tx);
 }
 
 static __always_inline void clock_take_time32(struct clock_event *e, void *from, u32 bytes)
