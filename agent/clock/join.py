@@ -26,6 +26,8 @@ _REMEMBER_NS = 10_000_000_000
 _SECOND_NS = 1_000_000_000
 #: The most that a frequency correction may be (MAXFREQ); a clock set to run faster or slower than that is being slewed.
 _MAX_FREQUENCY_PPB = 500_000
+#: Of any time that can be set: what an int64 of ns holds, less thirty years of uptime (include/linux/time64.h).
+_SETTOD_MOST_NS = (9_223_372_036 - 30 * 365 * 86_400) * _SECOND_NS
 #: What is left of a slew shrinks by itself; more than this above what was left is a new one.
 _SLEW_NS = 2_000
 
@@ -127,7 +129,7 @@ class Join:
     def _under_way(self, call: Call, calls: list[Call], reading: Reading) -> bool:
         """Whether its thread seems to have lost the processor between the check of its privilege and a step that would be seen."""
         by, bound = self._asked_by(call), self._err + reading.err_ns + NOISE_NS
-        if by is None or reading.t_ns - call.last_ns > CALL_NS:
+        if by is None or reading.t_ns - call.last_ns > CALL_NS or self._is_refused(call):
             return False
         if abs(by) <= bound or abs(reading.real_boot_ns - self._real_boot) > bound:
             return False
@@ -174,13 +176,24 @@ class Join:
     def _expected(self, call: Call) -> tuple[int, int] | None:
         """Where another call follows and the kernel cannot read TAI (before 6.1): what was asked. None where that is unknown."""
         asked = call.asked_ns
-        if (call.modes and not call.steps) or (call.ret is not None and call.ret < 0):
+        if (call.modes and not call.steps) or (call.ret is not None and call.ret < 0) or self._is_refused(call):
             return self._real_boot, self._err
         if asked is None:
             return None
         if call.sets_time:
             return asked - call.t_ns, call.last_ns - call.t_ns + _REACH_NS
         return self._real_boot + asked, self._err
+
+    def _is_refused(self, call: Call) -> bool:
+        """Whether it asks for a time that the kernel lets nobody set: before the boot by MONOTONIC, or (TIME_SETTOD_SEC_MAX) too far ahead.
+
+        The watch may wake inside such a call too: the kernel says that the clock was set before it says no.
+        """
+        asked = call.asked_ns
+        if not call.steps or asked is None:
+            return False
+        time_ns = asked if call.sets_time else self._real_boot + call.t_ns + asked
+        return not call.t_ns - self._boot_mono <= time_ns < _SETTOD_MOST_NS
 
     def _row(self, t_ns: int, kind: str, before: tuple[int, int], err_ns: int | None) -> Change:
         """A row without an actor. before: REALTIME - BOOTTIME and BOOTTIME - MONOTONIC, both as they were; now they are the state's."""
@@ -223,7 +236,8 @@ class Join:
         size, err = after[0] - self._real_boot, after[1] + self._err
         moved = abs(size) > err + NOISE_NS
         ret, by = call.ret, self._asked_by(call)
-        if by is not None and not moved and abs(by) > max(err + NOISE_NS, SETTLE_NS if call.sets_time else 0):
+        never = by is not None and abs(by) > max(err + NOISE_NS, SETTLE_NS if call.sets_time else 0)
+        if not moved and not ret and not call.libc and (never or self._is_refused(call)):
             ret = -EINVAL  # the privilege was there, the step never came: of all that can follow, only this fails
         failed = ret is not None and ret < 0
         stepped = moved or (call.steps and not failed and call.asked_ns != 0)  # chronyd asks for a step by nothing, to see whether it may

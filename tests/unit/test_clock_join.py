@@ -143,6 +143,19 @@ def test_what_the_kernel_does_not_do_for_the_privileged_failed_though_no_return_
     assert [(r.kind, r.ret, r.size_ns, r.freq_after_ppb) for r in rows] == [(kind, -22, 0, 0)]
 
 
+@pytest.mark.parametrize("fields", [
+    {"nr": 227, "asked_s": 5, "asked_part": 7}, {"nr": 227, "asked_s": 8_277_292_036, "asked_part": 0},
+    {"modes": 0x2100, "asked_s": -REAL // 10**9 - 1, "asked_part": 0}, {"modes": 0x2100, "asked_s": 8 * 10**9, "asked_part": 0},
+])  # fmt: skip
+@pytest.mark.parametrize("wakes", [False, True])
+def test_a_time_that_nobody_can_set_was_refused_also_where_the_kernel_cannot_read_tai(fields: dict[str, int], wakes: bool) -> None:
+    """And where another call follows, so that no reading tells."""
+    t = 2 * LATER
+    first = [record(ASK, t + i, **fields) for i in range(2 if "modes" in fields else 1)] + [record(WOKE, t + 5, **fields)] * wakes
+    rows = joined([*first, record(ASK, t + 20_000, nr=227, asked_s=5, asked_part=7, tid=8)], reading(3 * LATER))
+    assert [(r.kind, r.ret, r.size_ns, r.real_mono_after_ns) for r in rows] == [("step", -22, 0, REAL)] * 2
+
+
 def test_what_was_asked_is_unknown_where_it_could_not_be_read() -> None:
     rows = joined([record(ASK, 10, before=0, nr=227), record(WOKE, 20, after=5_000, nr=227)], reading(LATER, 5_000))
     assert [(r.kind, r.size_ns, r.requested_ns, r.ret) for r in rows] == [("step", 5_000, None, 0)]
