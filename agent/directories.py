@@ -8,7 +8,7 @@ import re
 from agent.errors import UNREACHABLE, AgentError
 
 #: Whatever a directory of another owner may hold for it to be taken over: what this package put there, and a new file system's own.
-_OURS = re.compile(r"hot-\d+\.tsl|sealed-\d+|seal-\d+\.tmp|(seal\.)?lock|(control|intake|notices)\.sock")
+_OURS = re.compile(r"hot-\d+\.tsl|sealed-\d+|seal-\d+\.tmp|(seal\.)?lock|clock\.last|(control|intake|notices)\.sock")
 _NOBODYS = {"lost+found"}
 
 

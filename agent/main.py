@@ -68,7 +68,7 @@ def _kernel_sources(config: Config, loaded: Loaded, helper: helper_room.Helper, 
     if not any(source.name == "clock" for source in sources):
         from agent.clock.source import ClockSource
 
-        sources.append(ClockSource(extra["watch"], extra["history"]))  # without programs: steps have no actor
+        sources.append(ClockSource(extra["watch"], extra["history"], extra["last"]))  # without programs: steps have no actor
     return sources
 
 
@@ -146,6 +146,7 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: helper_room
               intake_socket: Any, control_socket: Any) -> tuple[Loop, Status]:  # fmt: skip
     """Everything unprivileged: sources, store, correlator, sinks, the control socket and the live view."""
     from agent.clock.history import History
+    from agent.clock.last import LastReading
     from agent.clock.notices import NoticeSource
     from agent.correlate.config import with_threshold
     from agent.correlate.correlator import Correlator
@@ -160,7 +161,7 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: helper_room
     limits = Limits(max_bytes=config.max_bytes, max_age_s=config.max_age_days * 86400)
     store = HotStore(store_fd, boot, host.name(), version=host.version(), limits=limits)
     history = History()
-    sources = _kernel_sources(config, loaded, helper, {"watch": watch, "history": history})
+    sources = _kernel_sources(config, loaded, helper, {"watch": watch, "history": history, "last": LastReading(store_fd, boot)})
     sources += [NoticeSource(watch, hooks), Intake(intake_socket, config.intake_keys), *_queues(config), _time_daemons(config, history)]
     sinks, missing = _sinks(config, boot, history)
     loop = Loop(sources, store, Correlator(with_threshold(jump_threshold_ns(config.jump_threshold))), [s for s in sinks if hasattr(s, "offer")])

@@ -132,7 +132,7 @@ _ALL = (
     _table("clock_change", "something that moved or tried to move a clock", *PROC,
            enum("kind", "step slew frequency leap tai suspend pause restore clocksource unsync", "what happened"),
            text("via", 16, "the call: clock_settime settimeofday adjtimex clock_adjtime, or none"),
-           text("modes", 64, "adjtimex modes, decoded; status flags that changed (+UNSYNC -INS); the clocksources; time stolen in a pause"), i64("requested_ns", "what was asked: a target time for set calls, else an offset", "ns"),
+           text("modes", 64, "adjtimex modes, decoded; status flags that changed (+UNSYNC -INS); the clocksources; time stolen in a pause; unwatched=S: found by an agent that started, S seconds after the last one looked"), i64("requested_ns", "what was asked: a target time for set calls, else an offset", "ns"),
            i64("size_ns", "how far REALTIME moved against MONOTONIC; of a suspend or a pause: how long", "ns"), i64("err_ns", "error bound of size_ns", "ns"),
            i64("real_mono_before_ns", "REALTIME - MONOTONIC before", "ns"), i64("real_mono_after_ns", "and after", "ns"),
            i64("freq_before_ppb", "frequency correction before", "ppb"), i64("freq_after_ppb", "and after", "ppb"),

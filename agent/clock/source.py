@@ -9,6 +9,7 @@ import numpy as np
 
 from agent.batch import Batch
 from agent.clock import sample, timex
+from agent.clock.calls import NOISE_NS
 from agent.clock.history import History
 from agent.clock.join import Change, Join
 from agent.clock.machine import PAUSE_NS, Watcher
@@ -18,6 +19,7 @@ from agent.kernel.wire import decode
 from agent.tables import TABLES
 
 if TYPE_CHECKING:
+    from agent.clock.last import LastReading
     from agent.clock.process import WatchProcess
 
 SAMPLE_NS = 1_000_000_000
@@ -32,14 +34,16 @@ _TELL_NS = 1_000_000_000
 class ClockSource:
     """Implements ``agent.batch.Source``. Works without any kernel program: then steps have no actor.
 
-    history: brought up to date with every sample and step. Raises OSError where the clocks cannot be read.
+    history: brought up to date with every sample and step. last: what an agent before this one read; None where nobody keeps it.
+    Raises OSError where the clocks cannot be read.
     """
 
     name = "clock"
 
-    def __init__(self, watch: WatchProcess, history: History) -> None:
-        self._watch, self.history = watch, history
+    def __init__(self, watch: WatchProcess, history: History, last: LastReading | None = None) -> None:
+        self._watch, self.history, self._last = watch, history, last
         reading, state = sample.read(), timex.read()
+        self._missed = missed(last.earlier, reading, state) if last is not None and last.earlier is not None else []
         self._join = Join(reading, state)
         self._sampled_ns = self._row_ns = reading.t_ns
         #: For the next ``drain``, which comes with all that the kernel programs saw before it.
@@ -66,6 +70,10 @@ class ClockSource:
     def drain(self, now_ns: int) -> Iterator[Batch]:
         if self._first:
             yield Batch("clock_offset", self._first.pop())
+            if self._missed:
+                yield Batch("clock_change", to_rows(self._missed))
+            if self._last is not None:
+                self._last.keep(self._join.reading)
         for told in self._watch.messages():
             self._join.hint(told.t_ns, told.real_mono_after_ns)
             self._sampled_ns = 0
@@ -97,6 +105,8 @@ class ClockSource:
             yield Batch("clock_offset", np.concatenate(rows))
         if self._join.pending:
             self._taken = sample.read(), timex.read()
+        elif self._last is not None:
+            self._last.keep(reading)
         if changes:
             yield Batch("clock_change", to_rows(changes))
 
@@ -180,6 +190,20 @@ class ClockSource:
     def close(self) -> None:
         """The watch and the history are the agent's."""
         self._machine.close()
+        if self._last is not None:
+            self._last.close()
+
+
+def missed(earlier: sample.Reading, now: sample.Reading, state: timex.Timex) -> list[Change]:
+    """The step, or leap second, that lies between two readings of one boot, dated at the latter; ``modes`` says for how long nobody looked."""
+    size, err = now.real_boot_ns - earlier.real_boot_ns, earlier.err_ns + now.err_ns
+    if now.t_ns < earlier.t_ns or abs(size) <= err + NOISE_NS:
+        return []
+    shift = now.tai_mono_ns - now.boot_mono_ns - (earlier.tai_mono_ns - earlier.boot_mono_ns)  # of TAI, which a leap second does not move
+    leapt = abs(abs(size) - 10**9) <= err + NOISE_NS and abs(shift) <= err + NOISE_NS
+    after = now.real_mono_ns
+    return [Change(now.t_ns, "leap" if leapt else "step", modes=f"unwatched={(now.t_ns - earlier.t_ns) / 1e9:.1f}s", size_ns=size, err_ns=err,
+                   real_mono_before_ns=after - size, real_mono_after_ns=after, freq_before_ppb=state.freq_ppb, freq_after_ppb=state.freq_ppb)]  # fmt: skip
 
 
 def to_rows(changes: Iterable[Change]) -> np.ndarray:

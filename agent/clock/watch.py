@@ -40,6 +40,8 @@ _SLOTS = 64
 _UNKNOWN = -1
 _NOISE_NS = 300
 _SLEPT_NS = 1_000_000
+#: For the kernel program to name who stepped, who may have lost the processor meanwhile.
+_WAITS_S = (50e-6, 50e-6, 100e-6, 200e-6, 400e-6)
 _ABSTIME_CANCEL_ON_SET = 3
 _FAR_S = 1 << 33
 #: A thread that reads what a subscriber wrote must not hold a step up.
@@ -147,7 +149,7 @@ class Watch:
         """Tells of each step that the kernel program saw, then of what is left, whose actor nobody saw."""
         pid, comm = _UNKNOWN, b""
         tai = _tai_real_ns()
-        for attempt in range(3):
+        for wait_s in (*_WAITS_S, 0.0):
             for _, step_t, tai_boot, step_err, pid, comm in self._steps.new() if self._steps else ():
                 if tai_boot != _UNKNOWN:
                     self._tell("step", step_t, tai_boot - tai, step_err, pid, comm)
@@ -155,8 +157,9 @@ class Watch:
             t_ns, offset, err = read_offset()  # only now: it must not be older than a step that was just told
             if abs(offset - self._offset) <= _NOISE_NS or pid != _UNKNOWN:
                 break
-            if attempt < 2:  # read between a step and its waker: the kernel program is about to tell
-                time.sleep(50e-6)
+            if not self._steps:
+                break
+            time.sleep(wait_s)  # read between a step and its waker: the kernel program is about to tell
         slept = _boot_mono_ns()
         if abs(slept - self._slept) > _SLEPT_NS:
             self._slept = slept

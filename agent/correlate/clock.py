@@ -88,7 +88,7 @@ class ClockWatch:
         via = text(row["via"])
         return Jump(cause, t, size, _int(row["err_ns"]), _int(row["pid"]) or None, text(row["comm"]), "" if via == "none" else via,
                     t + min(abs(size), self._config.clock_cap_ns) + self._config.clock_settle_ns, before, after,
-                    abs(size) >= self._config.clock_alarm_ns, abs(size) < self._config.clock_min_ns)
+                    abs(size) >= self._config.clock_alarm_ns, abs(size) < self._config.clock_min_ns, _unwatched(text(row["modes"])))
 
     def _near(self, jump: Jump, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Masks: decisions in the interval that happened twice or never, and decisions whose window straddles the jump."""
@@ -134,6 +134,12 @@ def _window_ns(rows: np.ndarray) -> np.ndarray:
     refill = np.divide(rows["burst"], rows["limit_per_s"], out=np.zeros(len(rows)), where=rows["limit_per_s"] > 0)
     refill = np.nan_to_num(np.minimum(refill, 3600.0) * SECOND).astype(np.int64)
     return np.where(rows["window_ns"] > 0, rows["window_ns"], refill)
+
+
+def _unwatched(modes: str) -> str:
+    """For how long nobody had looked, where ``modes`` says so (agent/clock/source.py): ``42.0 s``."""
+    key, _, span = modes.partition("=")
+    return span.replace("s", " s") if key == "unwatched" else ""
 
 
 def _int(value: np.integer) -> int | None:

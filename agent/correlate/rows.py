@@ -13,7 +13,7 @@ _PROC = ("pid", "proc_start_ns", "comm")
 
 #: Per table, in processing order, the columns that the correlator reads.
 KEPT: dict[str, tuple[str, ...]] = {
-    "clock_change": ("t_ns", *_PROC, "kind", "via", "size_ns", "err_ns", "real_mono_before_ns", "real_mono_after_ns", "ret"),
+    "clock_change": ("t_ns", *_PROC, "kind", "via", "modes", "size_ns", "err_ns", "real_mono_before_ns", "real_mono_after_ns", "ret"),
     "clock_daemon": ("t_ns", "daemon", "kind", "state", "source", "offset_ns", "distance_ns", "reason"),
     "tcp_connect": ("t_ns", *_PROC, "peer", "result", "errno", "duration_ns"),
     "tcp_retransmit": ("t_ns", *_PROC, "peer", "kind", "count"),

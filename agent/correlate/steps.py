@@ -36,7 +36,8 @@ class Affected:
 class Jump:
     """One clock change that matters. size_ns < 0: backward. until_ns: from then on no decision is affected.
 
-    alarm: large enough for one. minor: below the threshold, a finding only once a decision fell into it.
+    alarm: large enough for one. minor: below the threshold, a finding only once a decision fell into it. unwatched: for how long no
+    agent had looked when it was found, as ``clock_change.modes`` says it.
     """
 
     cause: str
@@ -51,6 +52,7 @@ class Jump:
     wall_after_ns: int | None = None
     alarm: bool = False
     minor: bool = False
+    unwatched: str = ""
     series: Series = field(init=False, repr=False)
 
     @property
@@ -60,7 +62,7 @@ class Jump:
     @property
     def actor(self) -> tuple[str, str | None]:
         """What jumps of one series share. A command that is run again and again is one actor under many pids."""
-        return self.cause, self.comm or (str(self.pid) if self.pid else None)
+        return self.cause, self.unwatched or self.comm or (str(self.pid) if self.pid else None)
 
 
 class Series:
@@ -144,6 +146,9 @@ class Series:
 
     def _moved(self) -> str:
         one, several = _DID.get(self.first.cause, ("jumped", "jumped"))
+        if self.first.unwatched:
+            way = "back" if self.back else "forward"
+            return f"{one} {way} by {span(self.most_ns)} in the {self.first.unwatched} before {instant(self.first.t_ns)}, while no agent was running"
         if self.count == 1:
             return f"{one} {'back' if self.back else 'forward'} by {span(self.most_ns)} at {instant(self.first.t_ns)}"
         ways = [f"{n} {way}" for n, way in ((self.count - self.back, "forward"), (self.back, "back")) if n]
@@ -157,7 +162,7 @@ class Series:
         if not self.pids and first.comm:  # its number is that of another PID namespace
             return f": {first.comm}, a process that the agent cannot see from its container, {f'called {first.via}' if first.via else 'did it'}"
         if not self.pids:
-            return "" if first.cause == "leap" else ", by whom was not seen"
+            return "" if first.cause == "leap" or first.unwatched else ", by whom was not seen"
         return f": {listing([process(first.comm, pid) for pid in self.pids])} {f'called {first.via}' if first.via else 'did it'}"
 
     def _sorted(self) -> list[Affected]:

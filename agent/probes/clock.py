@@ -16,11 +16,11 @@ _LIBC = "who adjusts a frequency or an offset, on kernels before 6.14"
 
 
 def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: dict[str, Any]) -> Iterable[object]:
-    """The clock source, fed by this family. config: ``watch`` (agent.clock.process.WatchProcess) and ``history``."""
+    """The clock source, fed by this family. config: ``watch`` (agent.clock.process.WatchProcess), ``history`` and ``last`` (agent.clock.last.LastReading), which may be left out."""
     from agent.clock.libc import Libraries
     from agent.clock.source import ClockSource
 
-    source = ClockSource(config["watch"], config["history"])
+    source = ClockSource(config["watch"], config["history"], config.get("last"))
     for ring in ("clock_events", "clock_refused"):
         kernel.listen(ring, source.on_events)
     kernel.control["watch_tid"] = config["watch"].pid

@@ -101,8 +101,9 @@ class Rig:
                 self._rows.setdefault(batch.table, []).append(batch.rows)
 
     def settle(self, seconds: float = 0.4) -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        """For so long, and on until all that was seen has its row."""
+        end, clock = time.monotonic() + seconds, self.sources[-1]
+        while time.monotonic() < end or (clock._join.pending and time.monotonic() < end + 30):  # type: ignore[attr-defined]
             self.pump()
             time.sleep(0.01)
 

@@ -18,7 +18,7 @@ from agent.clock.watch import SLEEPERS
 from agent.columns import NULL_I64
 from agent.tables import TABLES
 from tests.kernel.clock_rig import Rig
-from tests.patience import COARSE
+from tests.patience import COARSE, PATIENCE
 
 EPERM = -1
 
@@ -76,7 +76,8 @@ def test_every_step_once_with_actor_call_sign_and_size(rig: Rig, how: str, via: 
     assert kinds(rows) == ["step"] * 24
     assert set(rows["via"][:23].tolist()) == {via.encode()}
     assert set(rows["comm"].tolist()) == {Path(sys.executable).resolve().name.encode()[:15], Path(sys.executable).name.encode()[:15]} & set(rows["comm"].tolist())
-    assert np.sign(rows["size_ns"][:23]).tolist() == np.sign(truth[:, 0]).tolist()
+    sure = np.abs(truth[:, 0]) > truth[:, 1] + rows["err_ns"][:23] + 300
+    assert np.sign(rows["size_ns"][:23][sure]).tolist() == np.sign(truth[sure, 0]).tolist()
     assert (np.abs(rows["size_ns"][:23] - truth[:, 0]) <= rows["err_ns"][:23] + truth[:, 1] + 300).all()
     assert well_known(rig, rows, truth)
     assert ((truth[:, 2] <= rows["t_ns"][:23]) & (rows["t_ns"][:23] <= truth[:, 3])).all()
@@ -168,6 +169,7 @@ timex32(2, freq=1 << 16); assert call(124, low, 0) >= 0
 timex32(2); assert call(343, 0, low) >= 0
 timex32(0x2100, part=-7000); assert call(124, low, 0) == -22
 timex32(0); assert call(124, low, 0) >= 0
+os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))  # nothing comes between reading and setting
 later(1000); assert call(79, low, 0) == 0
 later(1); assert call(264, 0, low) == 0
 put("<ii", 5, 7); assert call(264, 0, low) == -22
@@ -392,7 +394,7 @@ def test_any_one_view_may_be_missing(tmp_path: Path, missing: str) -> None:
 def test_without_the_programs_steps_are_found_but_nobody_is_named(tmp_path: Path, probes: bool) -> None:
     rig = Rig(tmp_path, probes=probes, libc=False, detached=("clock_woke", "clock_ask"))
     try:
-        pid, _ = rig.python(STEPS, "raw_clock_adjtime", str(100_000 * COARSE), "0.15")
+        pid, _ = rig.python(STEPS, "raw_clock_adjtime", str(100_000 * COARSE), str(0.15 * min(PATIENCE, 4)))
         rows = rig.rows()
         assert len(rig.of(pid)) == 0
         assert (rows["pid"] == NULL_I64).all()

@@ -1,0 +1,48 @@
+"""The last reading of the clocks, kept in the store's directory: a step while no agent runs is seen by the next one.
+
+REALTIME - BOOTTIME moves at steps and leap seconds only, so within one boot any difference is one, however long nobody looked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import uuid
+import zlib
+
+from agent.clock.sample import Reading
+
+NAME = "clock.last"
+_READING = struct.Struct("<16s6q")
+_SUM = struct.Struct("<I")
+
+
+class LastReading:
+    """``NAME`` in the directory ``dir_fd`` (borrowed, not duplicated), overwritten in place. A disk that fails only makes it forget."""
+
+    def __init__(self, dir_fd: int, boot_id: str) -> None:
+        self._boot = uuid.UUID(boot_id).bytes
+        self._fd = -1
+        self.earlier: Reading | None = None  #: of an agent before this one, in this boot
+        with contextlib.suppress(OSError):
+            self._fd = os.open(NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640, dir_fd=dir_fd)
+            self.earlier = self._read()
+
+    def _read(self) -> Reading | None:
+        raw = os.pread(self._fd, _READING.size + _SUM.size + 1, 0)
+        body, told = raw[: _READING.size], raw[_READING.size :]
+        if told != _SUM.pack(zlib.crc32(body)) or not raw.startswith(self._boot):
+            return None
+        return Reading(*_READING.unpack(body)[1:])
+
+    def keep(self, reading: Reading) -> None:
+        if self._fd >= 0:
+            body = _READING.pack(self._boot, *reading)
+            with contextlib.suppress(OSError):
+                os.pwrite(self._fd, body + _SUM.pack(zlib.crc32(body)), 0)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

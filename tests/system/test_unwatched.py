@@ -1,0 +1,40 @@
+"""A step of the wall clock between two agents on one store, 5 us and undone between two more: a row and a finding each, from the second."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from tests.kernel.clock_rig import PROLOGUE
+from tests.system.agent import Agent
+
+
+def step(by_ns: int) -> None:
+    subprocess.run([sys.executable, "-c", f"{PROLOGUE}assert step('raw_clock_adjtime', {by_ns}) >= 0"], check=True)
+
+
+@pytest.mark.usefixtures("own_clock")
+def test_a_step_while_no_agent_runs_is_found_by_the_next(start: Callable[..., Agent]) -> None:
+    agent = start().ready()
+    agent.rows("clock_offset", "true", enough=1)
+    agent.stop()
+    step(5_000)
+    try:
+        second = start(root=agent.root).ready()
+        (row,) = second.rows("clock_change", "modes LIKE 'unwatched=%'", enough=1)
+        assert (row["kind"], row["via"], row["direction"], row["pid"]) == ("step", "none", "forward", None)
+        assert abs(row["size_ns"] - 5_000) <= row["err_ns"]
+        (found,) = (f for f in second.json("findings")["rows"] if "while no agent was running" in f["sentence"])
+        assert found["cause"] == "clock_step"
+        second.stop()
+    finally:
+        step(-5_000)
+    third = start(root=agent.root).ready()
+    rows = third.rows("clock_change", "modes LIKE 'unwatched=%'", enough=2)
+    assert [r["direction"] for r in sorted(rows, key=lambda r: r["t_ns"])] == ["forward", "backward"]
+    third.stop()
+    fourth = start(root=agent.root).ready()
+    assert len(fourth.rows("clock_change", "modes LIKE 'unwatched=%'", enough=3, limit_s=3)) == 2, "nothing moved"
