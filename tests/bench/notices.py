@@ -1,6 +1,7 @@
 """From a clock step to the program that is told: ``python -m tests.bench.notices [--steps N] [--rate N]``. As root.
 
-A program steps the wall clock by 1 us, half of the times forward, then back; another reads the notice socket. A notice's time is from the
+A program steps the wall clock by 1 us, half of the times forward, then back; two others read the notice socket, an ordinary program and one of
+real-time priority: what is between the two is the scheduler's, which lets whoever has the processor finish its slice first. A notice's time is from the
 step's call having returned to the subscriber having read it (so less than nothing where the watch ran on another processor meanwhile). First
 the agent has nothing else to do, then it drains ``--rate`` records a second and seals them. In the same run two programs look at
 REALTIME - MONOTONIC, one every 125 ms, as CockroachDB does, and one every second: when each could first tell, and how many jumps it told.
@@ -45,7 +46,9 @@ finally:
 print(*returned)
 """
 _SUBSCRIBER = """
-import socket, sys, time
+import os, socket, sys, time
+if sys.argv[2:]:
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
 notices = socket.socket(socket.AF_UNIX)
 notices.connect(sys.argv[1])
 notices.shutdown(socket.SHUT_WR)
@@ -97,23 +100,29 @@ def polled(out: IO[str], returned: np.ndarray) -> str:
 
 
 def measure(agent: Agent, what: str, steps: int, pause: float) -> list[tuple[str, str, str, str]]:
-    """Rows to report. Ends the run where a step was missed, or told wrongly."""
+    """Rows to report."""
     socket = str(agent.run_dir / "notices.sock")
-    with program(_SUBSCRIBER, socket) as notices, program(_POLLER, "0.125") as eighth, program(_POLLER, "1") as second:
+    with program(_SUBSCRIBER, socket) as plain, program(_SUBSCRIBER, socket, "fifo") as first, program(_POLLER, "0.125") as eighth, program(_POLLER, "1") as second:
         time.sleep(1.5)
         done = subprocess.run([sys.executable, "-c", _STEPPER, str(steps), str(pause)], stdout=subprocess.PIPE, text=True, check=True)
         time.sleep(1.5)
         stepper, *stamps = done.stdout.split()
         returned = np.array(stamps, np.int64)
-        told = [(int(at), json.loads(notice)) for at, notice in (line.split(" ", 1) for line in lines(notices))]
-        mine = [(at, notice) for at, notice in told if notice["actor"] and notice["actor"]["pid"] == int(stepper)]
-        sizes = [_SIZE_NS] * (steps // 2) + [-_SIZE_NS] * (steps - steps // 2)
-        if len(mine) != steps + steps % 2 or any(abs(n["size_ns"] - s) > n["err_ns"] for (_, n), s in zip(mine, sizes, strict=False)):
-            raise SystemExit(f"{len(mine)} notices for {steps} steps: {[n['size_ns'] for _, n in mine]}")
-        took = [at - end for (at, _), end in zip(mine, returned.tolist(), strict=False)]
+        subscribers = (("", plain), (", subscriber of real-time priority", first))
         peers = (("a poller each 125 ms (CockroachDB's interval)", eighth), ("a poller each second", second))
-        return [(f"Jump notice, {what}", f"{words(took)} (n={steps})", "-", "p99 < 1 ms"),
+        return [*((f"Jump notice, {what}{who}", f"{words(took(out, int(stepper), returned))} (n={steps})", "-", "p99 < 1 ms") for who, out in subscribers),
                 *((f"The same steps, {what}", "-", f"{name}: {polled(out, returned)}", "-") for name, out in peers)]  # fmt: skip
+
+
+def took(notices: IO[str], stepper: int, returned: np.ndarray) -> list[int]:
+    """From each step's return to the subscriber's read, ns. Ends the run where a step was missed, or told wrongly."""
+    steps = len(returned)
+    told = [(int(at), json.loads(notice)) for at, notice in (line.split(" ", 1) for line in lines(notices))]
+    mine = [(at, notice) for at, notice in told if notice["actor"] and notice["actor"]["pid"] == stepper]
+    sizes = [_SIZE_NS] * (steps // 2) + [-_SIZE_NS] * (steps - steps // 2)
+    if len(mine) != steps + steps % 2 or any(abs(n["size_ns"] - s) > n["err_ns"] for (_, n), s in zip(mine, sizes, strict=False)):
+        raise SystemExit(f"{len(mine)} notices for {steps} steps: {[n['size_ns'] for _, n in mine]}")
+    return [at - end for (at, _), end in zip(mine, returned.tolist(), strict=False)]
 
 
 def sealed(agent: Agent) -> int:
