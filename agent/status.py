@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agent.batch import make
+from agent.columns import NULL_I64
 from agent.errors import say
 from agent.kernel import bpf
 from agent.tables import TABLES
@@ -32,6 +33,7 @@ class Status:
         self._helper, self._watch, self._history = helper, watch, history
         self._started = time.monotonic()
         self._told: dict[str, str] = {}
+        self._missed: dict[str, tuple[int, int]] = {}
 
     def counts(self) -> tuple[int, int]:
         """(families attached whole, families degraded or unavailable)."""
@@ -116,12 +118,13 @@ class Status:
         }  # fmt: skip
 
     def tell(self, now_ns: int) -> None:
-        """Feeds the loop ``probe_status`` rows of the families whose state differs from what was last said."""
+        """Feeds the loop ``probe_status`` rows of the families whose state differs from what was last said, and what runs were left out as ``loss``."""
         if not self._helper.alive and "helper" not in self._told:
             self._told["helper"] = "gone"
             say("tickscope: the helper is gone: no new uprobes; restart tickscope")
         table = TABLES["probe_status"]
         for probe in self.probes():
+            self._lose(probe, now_ns)
             said = f"{probe['state']} {probe['reason']}"
             if self._told.get(probe["probe"]) == said:
                 continue
@@ -132,6 +135,15 @@ class Status:
                 if probe[column] is not None:
                     batch.rows[column] = np.int64(probe[column])
             self._loop.take(batch)
+
+    def _lose(self, probe: dict[str, Any], now_ns: int) -> None:
+        """Runs that the kernel left out: nobody knows what they would have told, so each counts as one record."""
+        missed, since_ns = self._missed.get(probe["probe"], (0, NULL_I64))
+        now_missed = probe["missed"] or 0
+        if now_missed > missed:
+            self._loop.take(make("loss", 1, t_ns=now_ns, stage=TABLES["loss"].code("stage", "kernel"), source=f"{probe['probe']} runs".encode(),
+                                 count=now_missed - missed, from_ns=since_ns, to_ns=now_ns))  # fmt: skip
+        self._missed[probe["probe"]] = max(now_missed, missed), now_ns
 
     def farewell(self) -> None:
         """Totals and losses on stderr."""
