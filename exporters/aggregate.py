@@ -25,6 +25,8 @@ GAUGE_TTL_NS = 300 * 10**9
 #: A drift is the slope over at least this time: the offsets' noise is some ns, so that 10 s resolve 1 ppb.
 DRIFT_SPAN_NS = 10 * 10**9
 _DISTINCT_KEPT = 4096
+#: Tables of servers that are asked again and again: a row without a value says that there is none now.
+_POLLED = {"clock_daemon", "queue_lag"}
 OVERFLOW: tuple[tuple[str, Value], ...] = (("otel.metric.overflow", True),)
 
 Attributes = tuple[tuple[str, Value], ...]
@@ -36,7 +38,7 @@ class Series:
 
     value: sum of a counter or histogram, or last value of a gauge.  buckets: 64 counts of a histogram, shape (64,) i64.
     total: the last running total of an absolute counter.  slope_from: (t_ns, value) where a drift's slope begins.
-    ready: a drift has no value before its first slope.
+    ready: a drift has no value before its first slope, a gauge none while its newest row says that it is not known.
     """
 
     attributes: Attributes
@@ -111,10 +113,26 @@ class MetricStore:
             for metric in BY_TABLE[table]:
                 self._fold_metric(metric, rows)
 
-    def _fold_metric(self, metric: Metric, rows: np.ndarray) -> None:
-        rows = self._wanted(metric, rows)
+    def _fold_metric(self, metric: Metric, offered: np.ndarray) -> None:
+        rows = self._wanted(metric, offered)
+        if len(rows):
+            self._add(metric, rows)
+        if metric.instrument == "gauge" and metric.table in _POLLED:
+            self._forget(metric, offered)
+
+    def _forget(self, metric: Metric, offered: np.ndarray) -> None:
+        """A gauge that is not known any more, since its newest row says so (its daemon or broker is gone), is not shown."""
+        rows = _of(metric, offered)
+        rows = rows[_is_null(metric, rows)]
         if not len(rows):
             return
+        keys, inverse = _group(metric, rows)
+        for at, (_, newest) in enumerate(_ends(rows, inverse, len(keys))):
+            series = self._series[metric].get(keys[at : at + 1].tobytes())
+            if series is not None and rows["t_ns"][newest] > series.seen_ns:
+                series.ready = False
+
+    def _add(self, metric: Metric, rows: np.ndarray) -> None:
         keys, inverse = _group(metric, rows)
         series = self._lookup(metric, keys, int(rows["t_ns"].min()))
         ends = np.full(len(series), NULL_I64)
@@ -133,12 +151,9 @@ class MetricStore:
                 s.value += total
 
     def _wanted(self, metric: Metric, rows: np.ndarray) -> np.ndarray:
-        if metric.where:
-            column, names = metric.where
-            rows = rows[np.isin(rows[column], [TABLES[metric.table].code(column, n) for n in names])]
+        rows = _of(metric, rows)
         if metric.value and metric.value != "hist":
-            value = rows[metric.value]
-            rows = rows[~np.isnan(value) if value.dtype.kind == "f" else value != TABLES[metric.table].by_name[metric.value].null]
+            rows = rows[~_is_null(metric, rows)]
         if metric.distinct and len(rows):
             seen = self._distinct[metric.name]
             ids, first = np.unique(rows[metric.distinct], return_index=True)
@@ -220,6 +235,19 @@ def _add_histograms(metric: Metric, rows: np.ndarray, inverse: np.ndarray, serie
             s.high = float(highs[i]) if s.high is None else max(s.high, float(highs[i]))
 
 
+def _of(metric: Metric, rows: np.ndarray) -> np.ndarray:
+    """Its rows, whether its value is known or not."""
+    if not metric.where:
+        return rows
+    column, names = metric.where
+    return rows[np.isin(rows[column], [TABLES[metric.table].code(column, n) for n in names])]
+
+
+def _is_null(metric: Metric, rows: np.ndarray) -> np.ndarray:
+    value = rows[metric.value]
+    return np.asarray(np.isnan(value) if value.dtype.kind == "f" else value == TABLES[metric.table].by_name[metric.value].null)
+
+
 def _ends(rows: np.ndarray, inverse: np.ndarray, n: int) -> list[tuple[int, int]]:
     """Indices of each key's oldest and newest row."""
     order = np.lexsort((rows["t_ns"], inverse))
@@ -231,7 +259,7 @@ def _set_gauges(metric: Metric, rows: np.ndarray, inverse: np.ndarray, series: l
     for s, (_, at) in zip(series, _ends(rows, inverse, len(series)), strict=True):
         t_ns, value = int(rows["t_ns"][at]), rows[metric.value][at].item()
         if not metric.drift:
-            s.value = value * metric.scale if metric.scale != 1 else value
+            s.value, s.ready = value * metric.scale if metric.scale != 1 else value, True
         elif s.slope_from is None:
             s.slope_from, s.ready = (t_ns, value), False
         elif t_ns - s.slope_from[0] >= DRIFT_SPAN_NS:

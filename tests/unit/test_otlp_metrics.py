@@ -135,6 +135,23 @@ def test_a_gauge_is_the_newest_value_and_goes_stale() -> None:
     assert [dict(s.attributes)["messaging.destination.name"] for s in _series(store, "tickscope.queue.lag")] == ["other"]
 
 
+@pytest.mark.parametrize("batches", [1, 4])
+def test_a_gauge_is_not_shown_while_its_newest_row_says_that_it_is_not_known(batches: int) -> None:
+    """As when a time daemon or a broker is gone; who never had a value has no series either."""
+    def shown(times: list[int], values: list[object]) -> list[float]:
+        store = MetricStore()
+        for part in np.array_split(np.arange(len(times)), batches):
+            given = [(times[i], values[i]) for i in part]
+            store.offer(make("queue_lag", len(given), t_ns=[t for t, _ in given], destination=b"q", lag_messages=[v for _, v in given]))
+            store.collect()
+        return [s.value for s in _series(store, "tickscope.queue.lag")]
+
+    assert shown([1, 2, 3, 4], [5, 6, 7, NULL_I64]) == []
+    assert shown([1, 2, 3, 4], [5, NULL_I64, NULL_I64, 8]) == [8]
+    assert shown([1, 2, 4, 3], [5, 6, 7, NULL_I64]) == [7]
+    assert shown([1, 2, 3, 4], [NULL_I64] * 4) == []
+
+
 def test_a_running_total_counts_from_its_first_sight_and_over_a_reset() -> None:
     store = MetricStore()
     for hits in (100, 107, 3):
