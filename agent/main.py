@@ -162,7 +162,7 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: helper_room
     store = HotStore(store_fd, boot, host.name(), version=host.version(), limits=limits)
     history = History()
     sources = _kernel_sources(config, loaded, helper, {"watch": watch, "history": history, "last": LastReading(store_fd, boot)})
-    sources += [NoticeSource(watch, hooks), Intake(intake_socket, config.intake_keys), *_queues(config), _time_daemons(config, history)]
+    sources += [NoticeSource(watch, hooks), Intake(intake_socket, config.intake_keys), *_queues(config, loaded), _time_daemons(config, history)]
     sinks, missing = _sinks(config, boot, history)
     loop = Loop(sources, store, Correlator(with_threshold(jump_threshold_ns(config.jump_threshold))), [s for s in sinks if hasattr(s, "offer")])
     loop.closing += [s for s in sinks if not hasattr(s, "offer")]
@@ -180,11 +180,13 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: helper_room
     return loop, status
 
 
-def _queues(config: Config) -> list[Any]:
+def _queues(config: Config, loaded: Loaded) -> list[Any]:
+    from agent.queues.listeners import MAP, Listeners
     from agent.queues.poller import QueuePoller
     from agent.queues.sockets import SocketQueues
 
-    queues: list[Any] = [SocketQueues()]
+    known = "tcp" in loaded.families and MAP in loaded.families["tcp"].maps
+    queues: list[Any] = [SocketQueues(listeners=Listeners(loaded) if known else None)]
     if config.redis:
         from agent.queues.redis_streams import sources
 

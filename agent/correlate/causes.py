@@ -150,7 +150,7 @@ def accepting(episode: Episode, view: View) -> Iterator[Verdict]:
     if episode.symptom != "accept_overflow":
         return
     lost = int(episode.facts.get("drops", 0))
-    yield Verdict("accept_overflow", 0.6, episode.scope, f"{process(episode.comm, episode.pid)} accepted connections more slowly than they came"
+    yield Verdict("accept_overflow", 0.5, episode.scope, f"{process(episode.comm, episode.pid)} accepted connections more slowly than they came"
                   + (f", and {plural(lost, 'connection')} did not fit" if lost else ""),
                   (item("socket_queue", "accept queue", episode.value, "connections", limit=episode.facts.get("limit"), drops=lost,
                         pid=episode.pid),))

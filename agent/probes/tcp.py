@@ -85,6 +85,7 @@ PROBE = Probe(
         _plain("tcp_reset"),
         _plain("tcp_close"),
     ),
+    maps=("tcp_listeners",),
     aggregates=(Aggregate(("tcp_rtt_a", "tcp_rtt_b"), "tcp_rtt_key", "tcp_rtt_value", _rtt),),
     setup=setup,
     options={"TCP_RTT_GATE_SHIFT": _gate_shift(), "TCP_SOCKETS": 32768, "TCP_RTT_SOCKETS": 16384},

@@ -19,6 +19,12 @@ def spawn(n: int) -> set[int]:
     return set(pids)
 
 
+def left_out(attached: Attached) -> int:
+    """Runs that the kernel left out, as the newest (7.2) may; they are no matter of the ring."""
+    (program,) = attached.loaded.families["exec"].programs.values()
+    return program_stats(program)[2]
+
+
 def test_every_record_once_while_the_ring_wraps(attach: Callable[..., Attached]) -> None:
     attached, seen = attach("exec"), list[np.ndarray]()
     attached.source.listen("exec_events", seen.append)
@@ -28,9 +34,7 @@ def test_every_record_once_while_the_ring_wraps(attach: Callable[..., Attached])
         attached.pump()
     records = np.concatenate(seen)
     mine = records[np.isin(records["proc"]["pid"], pids)]
-    (program,) = attached.loaded.families["exec"].programs.values()
-    missed = program_stats(program)[2]  # the newest kernels (7.2) may leave a run out; it is no matter of the ring
-    assert 1261 - missed <= len(mine) <= 1261
+    assert 1261 - left_out(attached) <= len(mine) <= 1261
     assert len(set(mine["proc"]["pid"])) == len(mine)
     assert set(mine["proc"]["pid"]) <= set(pids)
     assert np.all(np.diff(mine["t_ns"].astype(np.int64)) > -1_000_000_000)
@@ -45,5 +49,5 @@ def test_a_full_ring_is_counted(attach: Callable[..., Attached]) -> None:
     lost = attached.lost()
     records = np.concatenate(seen)
     assert lost > 0
-    assert len(records) + lost >= 1313
+    assert len(records) + lost + left_out(attached) >= 1313
     assert len(records) <= 65536 // 56

@@ -6,9 +6,11 @@ import json
 import os
 import socket
 import struct
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +18,11 @@ import pytest
 
 from agent.batch import make
 from agent.columns import NULL_I64
+from agent.queues.listeners import Listeners
 from agent.queues.netlink import INET_DIAG_MSG, LISTEN, STATES, qdiscs, tcp_sockets
 from agent.queues.sockets import TABLE, SocketQueues
 from agent.store.hot import HotStore
+from tests.kernel.conftest import Attached
 
 
 @pytest.fixture(params=["127.0.0.1", "::1"])
@@ -231,3 +235,60 @@ def test_the_verb_shows_the_latest_poll_and_now_agrees(listener: socket.socket, 
         assert "lo" in [r["queue"] for r in rows if r["system"] == "qdisc"]
     for client in clients:
         client.close()
+
+
+LISTENER = """
+import socket, sys, time
+s = socket.socket()
+s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+s.bind(("127.0.0.1", int(sys.argv[1])))
+s.listen(17)
+print(s.getsockname()[1], flush=True)
+while True:
+    c = s.accept()[0]
+    c.recv(1)
+    c.close()
+"""
+
+
+@contextmanager
+def listening(port: int = 0) -> Iterator[tuple[int, int]]:
+    """(pid, port) of a process that listens."""
+    process = subprocess.Popen([sys.executable, "-c", LISTENER, str(port)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield process.pid, int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def use(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(b"x")
+        assert client.recv(1) == b""
+
+
+def test_an_accept_queue_belongs_to_the_process_that_listens(attach: Callable[..., Attached]) -> None:
+    with listening() as before:
+        attached = attach("tcp")
+        queues = SocketQueues(max_listeners=4096, listeners=Listeners(attached.loaded))
+        with listening() as after, listening() as shared, listening(shared[1]):
+
+            def owner(port: int) -> tuple[int, bytes]:
+                row = (found := rows_of("accept", queues))[found["sport"] == port][0]
+                return int(row["pid"]), row["comm"]
+
+            comm = Path(f"/proc/{after[0]}/comm").read_bytes().strip()
+            assert owner(after[1]) == (after[0], comm)
+            rows = rows_of("accept", queues)
+            start = rows["proc_start_ns"][rows["sport"] == after[1]][0] // 10**7
+            assert start == int(Path(f"/proc/{after[0]}/stat").read_text().rpartition(")")[2].split()[19])
+            assert owner(shared[1]) == (NULL_I64, b""), "two processes listen there"
+            assert owner(before[1])[0] in (NULL_I64, before[0])
+            use(before[1])
+            assert owner(before[1]) == (before[0], comm)
+        with socket.socket() as mine:
+            mine.bind(("127.0.0.1", after[1]))
+            mine.listen()
+            assert owner(after[1])[0] == os.getpid(), "the one before has closed it"

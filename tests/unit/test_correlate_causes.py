@@ -18,6 +18,7 @@ from tests.unit.correlate_scenarios import (
     WEB_PID,
     Host,
     S,
+    accept_overflow,
     around_stall,
     broker_down,
     broker_slow,
@@ -45,6 +46,15 @@ def test_cause_is_found(scenario: Callable[[], Host]) -> None:
     assert found[0]["evidence"]
     if scenario is not clock_step:
         assert all(c["cause"] not in ("clock_step", "leap") for c in found[0]["causes"])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("pid", "held", "cause"), [(WEB_PID, 8, "syscall"), (WEB_PID, 2, "accept_overflow"), (APP_PID, 8, "accept_overflow")])
+def test_a_listener_that_a_call_held_up_is_not_merely_slow(pid: int, held: int, cause: str) -> None:
+    host = accept_overflow()
+    call(host, syscall=b"flock", fd_type=b"file", pid=pid, tid=pid, t_ns=T0 + 39 * S, duration_ns=held * S)
+    (found,) = latest(run(host, UNTIL))
+    assert (found["symptom"], found["cause"]) == ("accept_overflow", cause)
+    assert "nginx" in str(found["sentence"])
 
 
 WITHOUT = [(broker_slow, "slow_syscall"), (network_rtt, "tcp_rtt"), (network_loss, "tcp_retransmit"), (broker_down, "tcp_connect"), (tls, "tls_handshake"),
