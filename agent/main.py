@@ -181,12 +181,12 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: helper_room
 
 
 def _queues(config: Config, loaded: Loaded) -> list[Any]:
-    from agent.queues.listeners import MAP, Listeners
+    from agent.kernel.listeners import MAP, Listeners
     from agent.queues.poller import QueuePoller
     from agent.queues.sockets import SocketQueues
 
     known = "tcp" in loaded.families and MAP in loaded.families["tcp"].maps
-    queues: list[Any] = [SocketQueues(listeners=Listeners(loaded) if known else None)]
+    queues: list[Any] = [SocketQueues(name_owners=Listeners(loaded).name if known else None)]
     if config.redis:
         from agent.queues.redis_streams import sources
 

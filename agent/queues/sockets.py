@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,6 @@ from agent.columns import NULL_I64
 from agent.queues.address import V4_MAPPED
 from agent.queues.netlink import LISTEN, TC_H_ROOT, qdiscs, tcp_sockets
 from agent.tables import TABLES
-
-if TYPE_CHECKING:
-    from agent.queues.listeners import Listeners
 
 TABLE = TABLES["socket_queue"]
 
@@ -36,15 +33,15 @@ class SocketQueues:
                 recv_q_bytes (unread by the program) and send_q_bytes (not acknowledged by the peer).
     qdisc       a device's root discipline: queue in packets, send_q_bytes its backlog, drops.
 
-    max_listeners bounds the accept rows; those with connections waiting come first. listeners: knows which process listens; None where
-    nobody does.
+    max_listeners bounds the accept rows; those with connections waiting come first. name_owners: fills in which process listens
+    (agent.kernel.listeners); None where nobody knows.
     """
 
     name = "socket queues"
 
-    def __init__(self, threshold_bytes: int = 65536, top: int = 32, max_listeners: int = 256, listeners: Listeners | None = None) -> None:
+    def __init__(self, threshold_bytes: int = 65536, top: int = 32, max_listeners: int = 256, name_owners: Callable[[np.ndarray], None] | None = None) -> None:
         self._threshold_bytes, self._top, self._max_listeners = threshold_bytes, top, max_listeners
-        self._listeners = listeners
+        self._name_owners = name_owners
         self._netns = os.stat("/proc/self/ns/net").st_ino
 
     def poll(self) -> list[Batch]:
@@ -60,8 +57,8 @@ class SocketQueues:
         batches = [self._accept(sockets[accept], cgroups[accept], drops[accept]), self._connections(sockets, cgroups, backed_up, listening), _devices()]
         for rows in batches:
             rows["t_ns"], rows["netns"] = t_ns, self._netns
-        if self._listeners is not None:
-            self._listeners.name(batches[0])
+        if self._name_owners is not None:
+            self._name_owners(batches[0])
         return [Batch(TABLE.name, np.concatenate(batches))]
 
     def close(self) -> None:

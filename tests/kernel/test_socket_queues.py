@@ -18,7 +18,7 @@ import pytest
 
 from agent.batch import make
 from agent.columns import NULL_I64
-from agent.queues.listeners import Listeners
+from agent.kernel.listeners import Listeners
 from agent.queues.netlink import INET_DIAG_MSG, LISTEN, STATES, qdiscs, tcp_sockets
 from agent.queues.sockets import TABLE, SocketQueues
 from agent.store.hot import HotStore
@@ -272,7 +272,7 @@ def use(port: int) -> None:
 def test_an_accept_queue_belongs_to_the_process_that_listens(attach: Callable[..., Attached]) -> None:
     with listening() as before:
         attached = attach("tcp")
-        queues = SocketQueues(max_listeners=4096, listeners=Listeners(attached.loaded))
+        queues = SocketQueues(max_listeners=4096, name_owners=Listeners(attached.loaded).name)
         with listening() as after, listening() as shared, listening(shared[1]):
 
             def owner(port: int) -> tuple[int, bytes]:
