@@ -139,7 +139,7 @@ def _values(chunk: bytes, data: npt.NDArray[np.uint8], starts: npt.NDArray[np.in
         place = dict(_attributes(chunk, first + 16 + INET_DIAG_MSG.itemsize, first + length)).get(wanted)
         if place is not None and place[1] - place[0] >= at + size:
             offset = place[0] - first
-            values = data[starts[chosen][:, None] + np.arange(offset + at, offset + at + size)].view(dtype)[:, 0]
+            values = data[starts[chosen][:, None] + np.arange(offset + at, offset + at + size)].view(dtype)[:, 0].astype(np.int64)
             headers = data[starts[chosen][:, None] + np.arange(offset - 2, offset)].view("<u2")[:, 0]
             found[chosen] = np.where(headers == wanted, values, -1)
     return found

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from agent.batch import Batch, make
+from agent.errors import say
 from agent.tables import TABLES
 
 
@@ -68,7 +69,7 @@ class QueuePoller:
         return {"overflow": self._dropped}
 
     def failures(self) -> dict[str, str]:
-        """Queues whose last poll failed for a reason that is not the server's: name -> what happened."""
+        """Queues whose last poll failed for a reason that is not the server's: name -> what happened. Each is said on stderr once, too."""
         return dict(self._failures)
 
     def close(self) -> None:
@@ -85,11 +86,16 @@ class QueuePoller:
                     self._put(queue.poll())
                     self._failures.pop(queue.name, None)
                 except Exception as error:  # noqa: BLE001 - one queue's defect must not end the polling; `failures` shows it
-                    self._failures[queue.name] = f"{type(error).__name__}: {error}"
+                    self._fail(queue.name, f"{type(error).__name__}: {error}")
                 next_s = max(next_s + self._interval_s, time.monotonic())  # an even pace also when an answer takes long
                 self._stop.wait(next_s - time.monotonic())
         finally:
             queue.close()
+
+    def _fail(self, name: str, why: str) -> None:
+        if self._failures.get(name) != why:
+            say(f"tickscope: {name}: {why}")
+        self._failures[name] = why
 
     def _put(self, batches: list[Batch]) -> None:
         with self._lock:
