@@ -56,11 +56,11 @@ def parse(text: str, boots: list[str]) -> Bound:
     if match := _UNIX.fullmatch(text):
         return Bound(None, 0, int(Decimal(match[1]) * 10**9))
     try:
-        moment = datetime.fromisoformat(text).astimezone()
-    except ValueError as error:
+        moment = datetime.fromisoformat(text)
+        seconds = int(moment.replace(microsecond=0).timestamp())
+    except (ValueError, OverflowError) as error:
         raise AgentError(f"cannot read the time {text!r}", remedy="use 90s, 5m, 2h, 1d, 2025-01-31T12:00:00, @SECONDS, or boot+SECONDS",
                          exit_code=USAGE) from error
-    seconds = int(moment.replace(microsecond=0).timestamp())
     digits = _BELOW_US.search(text)
     return Bound(None, 0, seconds * 10**9 + (int(digits[1].ljust(9, "0")) if digits else moment.microsecond * 1000))
 
