@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent import control, directories, host, privilege
+from agent import background, control, directories, host, privilege
 from agent.clock import timens
 from agent.config import Config, jump_threshold_ns
 from agent.errors import INTERRUPTED, PRIVILEGE, AgentError, say
@@ -109,6 +109,7 @@ def run(config: Config) -> int:
     os.chown(run_dir / "intake.sock", uid, gid)
     privilege.set_name("tickscope")
     lost = loaded.shared.get("lost", -1)
+    background.give_way()
     privilege.drop_unless_needed(uid, gid, privilege.CAP_BPF, lambda: lost < 0 or bpf.allowed(lost))
 
     loop, status = _assemble(config, store_fd, loaded, helper, watch, hooks, intake_socket, control_socket)

@@ -49,6 +49,8 @@ def unix_ns(wall: np.ndarray, ext: np.ndarray) -> np.ndarray:
 def elapsed_ns(to_wall: np.ndarray, to_ext: np.ndarray, wall: np.ndarray, ext: np.ndarray) -> np.ndarray:
     """to - from as Go's Time.Sub has it: by the monotonic readings where both have one; i64 (n,) or unknown."""
     both = is_monotonic(to_wall) & is_monotonic(wall)
+    if both.all():
+        return to_ext.astype(np.int64) - ext.astype(np.int64)
     end, start = unix_ns(to_wall, to_ext), unix_ns(wall, ext)
     known = both | ((end != NULL_I64) & (start != NULL_I64))
     difference = np.where(both, to_ext.astype(np.int64) - ext.astype(np.int64), end - start)

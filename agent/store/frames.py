@@ -97,17 +97,17 @@ class Encoder:
         text = json.dumps(head._asdict()).encode()
         return _FILE.pack(MAGIC, VERSION, len(text), zlib.crc32(text)) + text
 
-    def batches(self, batches: Iterable[Batch]) -> tuple[list[bytes], dict[str, int]]:
-        """Pieces to write, and the schemas to ``keep`` once they are written."""
-        pieces: list[bytes] = []
+    def batches(self, batches: Iterable[Batch]) -> tuple[list[bytes | memoryview], dict[str, int]]:
+        """Pieces to write, and the schemas to ``keep`` once they are written. They are the rows themselves where those lie in one piece."""
+        pieces: list[bytes | memoryview] = []
         known = dict(self._schemas)
         for table, rows in batches:
             if not len(rows):
                 continue
             if table not in known:
                 known[table] = len(known)
-                pieces.append(_frame(Kind.SCHEMA, known[table], 0, _describe(TABLES[table])))
-            pieces.append(_frame(Kind.ROWS, known[table], len(rows), rows.tobytes()))
+                pieces += _frame(Kind.SCHEMA, known[table], 0, _describe(TABLES[table]))
+            pieces += _frame(Kind.ROWS, known[table], len(rows), np.ascontiguousarray(rows).view(np.uint8).data)
         return pieces, known
 
     def keep(self, schemas: dict[str, int]) -> None:
@@ -115,16 +115,16 @@ class Encoder:
 
     @staticmethod
     def tick(t_ns: int) -> bytes:
-        return _frame(Kind.TICK, 0, 0, _TICK.pack(t_ns))
+        return b"".join(_frame(Kind.TICK, 0, 0, _TICK.pack(t_ns)))
 
     @staticmethod
     def end() -> bytes:
-        return _frame(Kind.END, 0, 0, b"")
+        return b"".join(_frame(Kind.END, 0, 0, b""))
 
 
-def _frame(kind: Kind, schema: int, rows: int, payload: bytes) -> bytes:
+def _frame(kind: Kind, schema: int, rows: int, payload: bytes | memoryview) -> tuple[bytes | memoryview, bytes | memoryview]:
     header = _FRAME.pack(kind, 0, schema, rows, len(payload))
-    return header + _CRC.pack(zlib.crc32(payload, zlib.crc32(header))) + payload
+    return header + _CRC.pack(zlib.crc32(payload, zlib.crc32(header))), payload
 
 
 def _describe(table: Table) -> bytes:

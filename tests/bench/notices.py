@@ -70,9 +70,10 @@ while True:
 
 @contextlib.contextmanager
 def program(script: str, *args: str) -> Iterator[IO[str]]:
-    """A Python program that writes into the file; ended with the block."""
+    """A Python program that writes into the file, of a session of its own as a service is (the scheduler shares the processors among sessions first);
+    ended with the block."""
     with tempfile.TemporaryFile("w+") as out:
-        process = subprocess.Popen([sys.executable, "-c", script, *args], stdout=out)
+        process = subprocess.Popen([sys.executable, "-c", script, *args], stdout=out, start_new_session=True)
         try:
             yield out
         finally:

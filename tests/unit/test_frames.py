@@ -29,7 +29,8 @@ def encode(*batches: Batch, tick: int | None = None, end: bool = True) -> list[b
     encoder = Encoder()
     pieces, _ = encoder.batches(batches)
     ticks = [] if tick is None else [Encoder.tick(tick)]
-    return [Encoder.head(HEAD), *pieces, *ticks, *([Encoder.end()] if end else [])]
+    framed = [b"".join(halves) for halves in zip(pieces[::2], pieces[1::2], strict=True)]
+    return [Encoder.head(HEAD), *framed, *ticks, *([Encoder.end()] if end else [])]
 
 
 def random_rows(table: str, n: int, seed: int) -> np.ndarray:

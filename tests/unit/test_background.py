@@ -1,0 +1,43 @@
+"""The agent's place behind what it observes."""
+
+from __future__ import annotations
+
+import ctypes as ct
+import os
+import platform
+import struct
+import subprocess
+import sys
+
+from agent import background
+
+_SYS_SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}[os.uname().machine]
+
+
+def attributes(pid: int) -> tuple[int, int, int]:
+    """(policy, nice, slice in ns) of a process."""
+    out = ct.create_string_buffer(48)
+    assert ct.CDLL(None).syscall(_SYS_SCHED_GETATTR, pid, out, len(out), 0) == 0
+    _, policy, _, nice, _, runtime = struct.unpack_from("<IIQiIQ", out.raw)
+    return policy, nice, runtime
+
+
+def test_a_process_that_gives_way_and_its_children() -> None:
+    script = """
+import os, subprocess, sys
+os.nice(3)
+from agent import background
+background.give_way()
+child = subprocess.Popen(["sleep", "60"])
+print(os.getpid(), child.pid, flush=True)
+sys.stdin.read()
+child.kill()
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for pid in map(int, process.stdout.readline().split()):
+            policy, nice, runtime = attributes(pid)
+            assert (policy, nice) == (os.SCHED_BATCH, 3)
+            if tuple(map(int, platform.release().split("-")[0].split(".")[:2])) >= (6, 12):
+                assert runtime == background._SLICE_NS
+        process.communicate("")
