@@ -139,6 +139,7 @@ int clock_ask(struct bpf_raw_tracepoint_args *ctx)
 /* One C library function may call another that is probed too: the outermost return reports, the innermost entry names the call. */
 static __always_inline int clock_enter(struct pt_regs *regs, u32 nr, u64 timex)
 {
+	on_own_stack(regs);
 	u32 tid = bpf_get_current_pid_tgid();
 	struct clock_call *outer = clock_calls.lookup(&tid);
 	if (outer && regs->CLOCK_SP <= outer->sp && bpf_ktime_get_boot_ns() - outer->e.start_ns < CLOCK_CALL_NS) {
@@ -176,6 +177,7 @@ static __always_inline s32 clock_errno(s32 read_failed)
 
 int clock_out(struct pt_regs *regs)
 {
+	on_own_stack(regs);
 	u32 tid = bpf_get_current_pid_tgid();
 	struct clock_call *c = clock_calls.lookup(&tid);
 	if (!c)

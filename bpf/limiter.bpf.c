@@ -131,6 +131,7 @@ static __always_inline void limiter_start_of(struct pt_regs *ctx, struct limiter
 /* func (lim *Limiter) reserveN(t time.Time, n int, maxFutureReserve time.Duration) Reservation */
 int limiter_reserve(struct pt_regs *ctx)
 {
+	on_own_stack(ctx);
 	struct limiter_key key;
 	struct limiter_start s = {};
 	u32 tid;
@@ -148,6 +149,7 @@ int limiter_reserve(struct pt_regs *ctx)
 /* func (lim *Limiter) wait(ctx context.Context, n int, t time.Time, newTimer func(...)) error */
 int limiter_wait(struct pt_regs *ctx)
 {
+	on_own_stack(ctx);
 	struct limiter_key key;
 	struct limiter_start s = {};
 	u32 tid;
@@ -210,6 +212,7 @@ static __always_inline void limiter_emit(struct limiter_key *key, struct limiter
 /* A RET of reserveN. Within wait, the decision began when wait did. */
 int limiter_reserved(struct pt_regs *ctx)
 {
+	on_own_stack(ctx);
 	struct limiter_key key;
 	struct limiter_start s, *started, *waiting;
 	struct limiter_decision result = {};
@@ -242,6 +245,7 @@ int limiter_reserved(struct pt_regs *ctx)
 /* A RET of wait, which is a decision only where no reservation was tried. */
 int limiter_waited(struct pt_regs *ctx)
 {
+	on_own_stack(ctx);
 	struct limiter_key key;
 	struct limiter_start s, *started;
 	struct limiter_decision result = {};

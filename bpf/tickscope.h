@@ -93,6 +93,17 @@ static __always_inline struct control *get_control(void)
 	return control.lookup(&zero);
 }
 
+/* First in every program of a uprobe (the loader insists). Those can be preempted, and run again by another thread on the same processor;
+ * from Linux 6.13 on they would share one stack there (a76ab5731e32), and each overwrite the other's variables. A program that may make a tail
+ * call has its thread's stack. This one is never made: nothing runs at address 0. */
+BPF_TABLE("prog", u32, u32, no_programs, 1);
+
+static __always_inline void on_own_stack(struct pt_regs *ctx)
+{
+	if (!PT_REGS_IP(ctx))
+		no_programs.call(ctx, 0);
+}
+
 /* Records that could not be handed over, by map: lose(LOST_mapname). The loader numbers the maps. */
 BPF_F_TABLE("array", u32, u64, lost, 64, BPF_F_MMAPABLE);
 

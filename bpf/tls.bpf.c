@@ -151,6 +151,7 @@ static __always_inline void tls_forget(struct tls_key *key)
 
 static __always_inline int tls_begin(struct pt_regs *ctx, u8 role)
 {
+	on_own_stack(ctx);
 	u64 id = bpf_get_current_pid_tgid(), now = bpf_ktime_get_boot_ns();
 	u32 tid = id;
 	struct tls_key key = { .ssl = PT_REGS_PARM1(ctx), .pid = id >> 32 };
@@ -291,6 +292,7 @@ static __always_inline u8 tls_verdict(u64 ssl, struct tls_layout *l, s32 ret, u8
 
 int tls_return(struct pt_regs *ctx)
 {
+	on_own_stack(ctx);
 	u64 id = bpf_get_current_pid_tgid(), now = bpf_ktime_get_boot_ns();
 	u32 tid = id;
 	struct control *c = get_control();
@@ -330,6 +332,7 @@ int tls_return(struct pt_regs *ctx)
 
 int tls_free(struct pt_regs *ctx)
 {
+	on_own_stack(ctx);
 	struct tls_key key = { .ssl = PT_REGS_PARM1(ctx), .pid = bpf_get_current_pid_tgid() >> 32 };
 	struct tls_open *o = tls_opened.lookup(&key);
 	if (o) {

@@ -22,7 +22,8 @@ _KEEP = 8
 _SYS_BPF = {"x86_64": 321, "aarch64": 280}[os.uname().machine]
 _MAP_CREATE, _OBJ_GET_INFO = 0, 15
 _LOAD_IMM64, _PSEUDO_MAP_FD = 0x18, 1
-_INSTRUCTION = struct.Struct("<BBhi")
+#: struct bpf_insn: code, registers, off, imm.
+INSTRUCTION = struct.Struct("<BBhi")
 _libc = ct.CDLL(None, use_errno=True)
 _libc.syscall.restype = ct.c_long
 
@@ -98,7 +99,7 @@ def remember(name: str, compiled: Compiled, directory: Path = CACHE) -> None:
     by_fd = {fd: n for n, fd in compiled.maps.items()}
     programs = {}
     for function, code in compiled._programs.items():
-        places = [(i, by_fd[imm]) for i, (op, regs, _, imm) in enumerate(_INSTRUCTION.iter_unpack(code)) if op == _LOAD_IMM64 and regs >> 4 == _PSEUDO_MAP_FD]
+        places = [(i, by_fd[imm]) for i, (op, regs, _, imm) in enumerate(INSTRUCTION.iter_unpack(code)) if op == _LOAD_IMM64 and regs >> 4 == _PSEUDO_MAP_FD]
         programs[function] = {"code": base64.b64encode(code).decode(), "maps": places}
     text = json.dumps({"maps": [_describe(n, fd) for n, fd in compiled.maps.items()], "programs": programs})
     with contextlib.suppress(OSError):

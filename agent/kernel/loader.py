@@ -29,6 +29,8 @@ FDS_PER_MESSAGE = 200
 _PROG_LOAD, _RAW_TRACEPOINT_OPEN = 5, 17
 _TYPE_KPROBE, _TYPE_RAW_TRACEPOINT, _TYPE_TRACING, _TRACE_FEXIT, _TRACE_UPROBE_MULTI = 2, 17, 26, 25, 48
 _TAIL = 1200
+#: BPF_JMP | BPF_CALL, BPF_FUNC_tail_call.
+_CALL, _TAIL_CALL = 0x85, 12
 
 
 class Captured:
@@ -58,6 +60,11 @@ def _why(error: Exception, log: str) -> str:
         telling = [line for line in lines if not line.startswith(("processed", "HINT", "bpf:", "verification time", "stack depth"))]
     detail = (telling[0] if "error:" in "".join(telling[:1]) else telling[-1]) if telling else ""
     return f"{error}: {detail}"[:_TAIL] if detail else str(error)[:_TAIL]
+
+
+def on_own_stack(code: bytes) -> bool:
+    """Whether a program of these instructions could make a tail call: on_own_stack() in bpf/tickscope.h says why one of a uprobe must."""
+    return any(op == _CALL and imm == _TAIL_CALL and not registers >> 4 for op, registers, _, imm in compiler.INSTRUCTION.iter_unpack(code))
 
 
 def load_program(code: bytes, name: str, kind: int, attach_type: int = 0, btf_id: int = 0) -> int:
@@ -143,6 +150,8 @@ class Loader:
 
     def load(self, compiled: Compiled, family: FamilyPlan, program: ProgramPlan) -> None:
         code, name = compiled.code(program.function), program.function
+        if program.kind.startswith("u") and not on_own_stack(code):
+            raise ValueError(f"{name} does not begin with on_own_stack()")
         captured = Captured()
         try:
             with captured:
