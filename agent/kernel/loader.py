@@ -151,7 +151,9 @@ class Loader:
     def load(self, compiled: Compiled, family: FamilyPlan, program: ProgramPlan) -> None:
         code, name = compiled.code(program.function), program.function
         if program.kind.startswith("u") and not on_own_stack(code):
-            raise ValueError(f"{name} does not begin with on_own_stack()")
+            program.attach, program.reason = False, f"{name} does not begin with on_own_stack()"
+            program.remedy = "add it (bpf/tickscope.h)"
+            return
         captured = Captured()
         try:
             with captured:

@@ -17,13 +17,15 @@ FAMILIES = {
     "refused": "int refused_program(struct bpf_raw_tracepoint_args *ctx) { return *(int *)ctx->args[0]; }",
     "broken": "int broken_program(struct bpf_raw_tracepoint_args *ctx) { return nothing_of_that_name; }",
     "strange": "int strange_program(struct bpf_raw_tracepoint_args *ctx) { return 0; }",
+    "shared": "int shared_program(struct pt_regs *ctx) { return 0; }",
     "padded": "struct padded_event { u32 a; u32 b; };\nint padded_program(struct bpf_raw_tracepoint_args *ctx) { return 0; }",
 }
 
 
 def family(name: str) -> Probe:
     target = "no_such_tracepoint" if name == "strange" else "sched_process_exit"
-    return Probe(name, (Program(f"{name}_program", target=target, loses="nothing"),))
+    program = Program(f"{name}_program", "uprobe", loses="nothing") if name == "shared" else Program(f"{name}_program", target=target, loses="nothing")
+    return Probe(name, (program,))
 
 
 def run(tmp_path: Path, *names: str) -> Loaded:
@@ -49,7 +51,7 @@ def seen(loaded: Loaded) -> int:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("refused", "the kernel refused it"), ("broken", "nothing_of_that_name"), ("strange", "no tracepoint no_such_tracepoint")],
+    [("refused", "the kernel refused it"), ("broken", "nothing_of_that_name"), ("strange", "no tracepoint no_such_tracepoint"), ("shared", "on_own_stack()")],
 )
 def test_one_bad_family_leaves_the_others(tmp_path: Path, name: str, words: str) -> None:
     loaded = run(tmp_path, name)
