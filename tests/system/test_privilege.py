@@ -42,6 +42,7 @@ def test_each_process_holds_only_what_is_promised(start: Callable[..., Agent]) -
         assert int(process["cap_eff"], 16) == promised[process["role"]]
         assert process["pss_bytes"] > 0
     assert facts(next(p["pid"] for p in processes if p["role"] == "helper"))["Seccomp"] == "2"
+    assert os.sched_getscheduler(agent.pid()) == os.SCHED_BATCH  # see agent/background.py
 
 
 def test_helper_and_watch_hold_few_descriptors(start: Callable[..., Agent]) -> None:
