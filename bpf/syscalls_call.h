@@ -39,12 +39,12 @@ struct syscalls_key {
 };
 
 struct syscalls_value {
-	struct proc proc;
 	u64 count;
 	u64 errors;
 	u64 sum_ns;
 	u64 max_ns;
 	u64 run_queue_ns;
+	struct proc proc;
 	u32 hist[64];
 };
 BPF_TABLE("hash", struct syscalls_key, struct syscalls_value, syscalls_a, 8192);

@@ -8,19 +8,21 @@
 #endif
 
 /* The timed call that this processor's current thread is in; enter_ns 0: none. sched_switch keeps it true, so that sys_enter and
- * sys_exit need no look-up by thread. One cache line a processor. */
+ * sys_exit need no look-up by thread. Two cache lines a processor: they are fetched in pairs, and its neighbour writes at each call too. */
 struct syscalls_open {
 	u64 enter_ns;
 	u32 nr;
-	u32 pad[13];
+	u32 pad[29];
 };
 BPF_TABLE("array", u32, struct syscalls_open, syscalls_open, SYSCALLS_CPUS);
 
 /* What timed calls add up to, by processor, slot and place: written by that processor alone, hence no atomics. A key has a choice of two
- * places; where others hold both, what the lesser one has goes to syscalls_a or _b. The agent reads them with these. */
+ * places; where others hold both, what the lesser one has goes to syscalls_a or _b. The agent reads them with these. Key and counters
+ * share a cache line. */
 struct syscalls_sum {
 	struct syscalls_key key;
 	struct syscalls_value value;
+	u64 pad[2];
 };
 BPF_F_TABLE("array", u32, struct syscalls_sum, syscalls_sums, SYSCALLS_CPUS * 2 * SYSCALLS_PLACES, BPF_F_MMAPABLE);
 
@@ -76,8 +78,10 @@ int syscalls_on_sys_enter(struct bpf_raw_tracepoint_args *ctx)
 		lose(LOST_syscalls_a);
 		return 0;
 	}
-	o->nr = ctx->args[1] + syscalls_current_compat() * SYSCALLS_COMPAT;
-	o->enter_ns = bpf_ktime_get_boot_ns();
+	u32 nr = ctx->args[1] + syscalls_current_compat() * SYSCALLS_COMPAT;
+	/* In this order: a thread that is preempted between the two (Linux 7.2) takes its start along, and writes its number when it is back. */
+	*(volatile u64 *)&o->enter_ns = bpf_ktime_get_boot_ns();
+	*(volatile u32 *)&o->nr = nr;
 	return 0;
 }
 
@@ -110,7 +114,7 @@ static __always_inline struct syscalls_sum *syscalls_sum_of(struct syscalls_key 
 	u32 one = (cpu * 2 + slot) * SYSCALLS_PLACES + 2 * set, other = one + 1;
 	u64 wanted = *(u64 *)key;	/* the rest of a timed call's key is zero */
 	struct syscalls_sum *a = syscalls_sums.lookup(&one);
-	if (!a || (*(u64 *)&a->key == wanted && a->value.count))
+	if (__builtin_expect(!a || (*(u64 *)&a->key == wanted && a->value.count), 1))
 		return a;
 	struct syscalls_sum *b = syscalls_sums.lookup(&other);
 	if (!b || (*(u64 *)&b->key == wanted && b->value.count))
@@ -155,7 +159,7 @@ int syscalls_on_sys_exit(struct bpf_raw_tracepoint_args *ctx)
 	struct control *c = get_control();
 	if (!o || !c)
 		return 0;
-	if (!o->enter_ns) {	/* the thread's switch-in was not seen, or nothing of the call */
+	if (__builtin_expect(!o->enter_ns, 0)) {	/* the thread's switch-in was not seen, or nothing of the call */
 		u32 tid = bpf_get_current_pid_tgid();
 		struct syscalls_thread *t = syscalls_threads.lookup(&tid);
 		if (!t || !t->enter_ns)
@@ -180,7 +184,7 @@ int syscalls_on_sys_exit(struct bpf_raw_tracepoint_args *ctx)
 	if (ret < 0 && ret >= -4095)
 		s->value.errors++;
 	s->value.hist[log2_bucket(ns)]++;
-	if (full && ns >= SYSCALLS_SLOW_NS)
+	if (__builtin_expect(full && ns >= SYSCALLS_SLOW_NS, 0))
 		syscalls_slow(ctx, nr, enter_ns, now);
 	return 0;
 }
