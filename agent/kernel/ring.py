@@ -92,8 +92,7 @@ class Sums:
     """The array of an ``Aggregate.sums``; see there. Raises OSError where it cannot be mapped."""
 
     def __init__(self, fd: int, key: np.dtype[np.void], value: np.dtype[np.void], places: int) -> None:
-        padded = {"names": ["key", "value"], "formats": [key, value], "itemsize": bpf.map_info(fd)[2]}
-        self._shared = SharedArray(fd, np.dtype(padded))
+        self._shared = SharedArray(fd, np.dtype({"names": ["key", "value"], "formats": [key, value], "itemsize": bpf.map_info(fd)[2]}))
         self._values = self._shared.values.reshape(-1, 2, places)
 
     def take(self, slot: int) -> tuple[np.ndarray, np.ndarray]:

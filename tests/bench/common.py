@@ -148,6 +148,22 @@ def empty_system_call_probes(body: str = "") -> Iterator[None]:
             os.close(fd)
 
 
+@contextlib.contextmanager
+def bpftrace_probes() -> Iterator[None]:
+    """The same two empty programs as bpftrace attaches them: by the tracepoints' perf events."""
+    program = "tracepoint:raw_syscalls:sys_enter { } tracepoint:raw_syscalls:sys_exit { } interval:s:1 { printf(\"on\\n\"); }"
+    mounted = 'mount -t tracefs none /sys/kernel/tracing && mount -t debugfs none /sys/kernel/debug; exec bpftrace -e "$0"'
+    peer = subprocess.Popen(["unshare", "-m", "sh", "-c", mounted, program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert peer.stdout is not None and peer.stderr is not None
+    try:
+        if not any(line == "on\n" for line in peer.stdout):
+            raise SystemExit(f"bpftrace does not attach: {peer.stderr.read()}")
+        yield
+    finally:
+        peer.terminate()
+        peer.communicate()
+
+
 @dataclass(frozen=True)
 class Load:
     """One run of redis-benchmark: requests a second by command, and processor time of both sides for all of it."""

@@ -22,7 +22,19 @@ from pathlib import Path
 
 from agent.kernel import bpf
 from agent.probes import discover
-from tests.bench.common import Load, Redis, arguments, empty_system_call_probes, interleaved, only, ratio, redis_server, report, running
+from tests.bench.common import (
+    Load,
+    Redis,
+    arguments,
+    bpftrace_probes,
+    empty_system_call_probes,
+    interleaved,
+    only,
+    ratio,
+    redis_server,
+    report,
+    running,
+)
 
 _STATS = Path("/proc/sys/kernel/bpf_stats_enabled")
 _NEXT_ID, _FD_BY_ID = 11, 13
@@ -162,13 +174,21 @@ def dd_with_empty(blocks: int) -> float:
         return dd(blocks)
 
 
+def dd_with_bpftrace(blocks: int) -> float:
+    with bpftrace_probes():
+        return dd(blocks)
+
+
 def worst_case(pairs: int, blocks: int) -> None:
     sides: dict[str, Callable[[], float]] = {"none": lambda: dd(blocks), "empty": lambda: dd_with_empty(blocks)}
     for mode in ("blocked", "sampled", "full"):
         sides[mode] = functools.partial(dd_with, blocks, mode)
+    if shutil.which("bpftrace"):
+        sides["bpftrace, two empty programs"] = lambda: dd_with_bpftrace(blocks)
     took = interleaved(sides, pairs)
-    for name in ("blocked", "sampled", "full", "empty"):
-        report(f"dd bs=512, {name}: time", ratio(took[name], took["none"]).text(".2f"), "no agent", "-")
+    none = took.pop("none")
+    for name in took:
+        report(f"dd bs=512, {name}: time", ratio(took[name], none).text(".2f"), "no agent", "-")
     report("dd bs=512, full: time", ratio(took["full"], took["empty"]).text(".2f"), "two empty programs on sys_enter and sys_exit", "-")
 
 
