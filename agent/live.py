@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agent.batch import Batch
+from agent.clock.instants import dated
 from agent.columns import NULL_I64
 from agent.errors import printable
 from agent.tables import TABLES
@@ -155,7 +156,8 @@ class Live:
         for row in sorted(self._findings.values(), key=_weight)[::-1]:
             state = TABLES["finding"].by_name["state"].names[row["state"]]
             width = max(shutil.get_terminal_size((100, 40)).columns - 1, 40)
-            yield from textwrap.wrap(f"{state}: {printable(row['sentence'])}", width, initial_indent="  ", subsequent_indent="    ")
+            said = dated(printable(row["sentence"]), self._status.wall)
+            yield from textwrap.wrap(f"{state}: {said}", width, initial_indent="  ", subsequent_indent="    ")
 
     def _rates(self) -> Iterable[str]:
         for table, total in sorted(self._loop.totals.items()):

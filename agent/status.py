@@ -40,6 +40,10 @@ class Status:
         states = [family.state for family in self._loaded.families.values()]
         return states.count("attached"), len(states) - states.count("attached")
 
+    def wall(self, t_ns: np.ndarray) -> np.ndarray:
+        """Unix ns of CLOCK_BOOTTIME ns by the offset history, shape (n,); NULL_I64 where not known."""
+        return self._history.to_wall(t_ns).ns if len(self._history) else np.full(len(t_ns), NULL_I64)
+
     def probes(self) -> list[dict[str, Any]]:
         out = []
         for name, family in self._loaded.families.items():

@@ -15,6 +15,7 @@ from hashlib import blake2b
 import numpy as np
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from agent.clock.instants import dated
 from agent.columns import NULL_I64, Column
 from agent.tables import TABLES
 from exporters.values import Value, column_values, text
@@ -174,7 +175,7 @@ class SpanEncoder:
                 if known:
                     message.links.add(trace_id=known[0], span_id=known[1])
         if sentence := text(bytes(row["sentence"])):
-            message.status.message = sentence
+            message.status.message = dated(sentence, self._to_wall, utc=True)
             message.status.code = Status.STATUS_CODE_ERROR
 
 

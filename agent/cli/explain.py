@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from agent.cli import options
+from agent.columns import NULL_I64
 from agent.errors import NO_ROWS, USAGE, AgentError, printable
 
 _WIDTH = 100
@@ -26,7 +27,9 @@ def command(finding: str, fmt: str, store: str) -> None:
     tickscope explain last
     tickscope explain 3f9c -o json
     """
-    from agent.cli.findings import latest, left_open
+    import numpy as np
+
+    from agent.cli.findings import in_wall_time, latest, left_open
     from agent.cli.output import emit, note
     from agent.store.query import Session
 
@@ -34,27 +37,30 @@ def command(finding: str, fmt: str, store: str) -> None:
         raise AgentError(f"no finding has the id {finding!r}", remedy="name an id that `tickscope findings` shows, or: last", exit_code=USAGE)
     with Session(store, ["finding"]) as session:
         rows = latest(session, "true" if finding == "last" else f"starts_with(finding_id, '{finding.lower()}')")
-        ended = bool(rows) and left_open(session, rows[-1])
+        if rows:
+            row = rows[-1]
+            ended, words = left_open(session, row), in_wall_time(session, row)
+            began_ns = int(session.wall(row["boot_id"], np.array([row["start_ns"]], np.int64))[0])
     if not rows:
         note("no findings: nothing wrong was seen" if finding == "last" else f"no finding's id starts with {finding}; see: tickscope findings")
         click.get_current_context().exit(NO_ROWS)
     if finding != "last" and len({row["finding_id"] for row in rows}) > 1:
         raise AgentError(f"{len(rows)} findings have an id that starts with {finding}", why=", ".join(row["finding_id"] for row in rows[:5]),
                          remedy="give more of the id", exit_code=USAGE)
-    row = rows[-1]
-    emit({"finding": row}, fmt, lambda: click.echo("\n".join(map(printable, told(row, ended)))))
+    emit({"finding": row}, fmt, lambda: click.echo("\n".join(map(printable, told({**row, "sentence": words}, began_ns, ended)))))
 
 
-def told(row: dict[str, Any], left_open: bool = False) -> list[str]:
-    """The finding as lines of text; times are relative to its start. left_open: its agent ended before it did."""
+def told(row: dict[str, Any], began_ns: int, left_open: bool = False) -> list[str]:
+    """The finding as lines of text; times are relative to its start, which is ``began_ns`` by the wall clock (NULL_I64: not known).
+    left_open: its agent ended before it did."""
     from agent.cli.cells import cell, duration
 
     start, end = row["start_ns"], row["end_ns"]
-    wall = f", {cell('wall_ns', row['wall_ns'] - row['t_ns'] + start)}" if row.get("wall_ns") is not None else ""
+    wall = f"{cell('wall_ns', began_ns)}, " if began_ns != NULL_I64 else ""
     going = f"lasted {duration(end - start)}" if row["state"] == "closed" else f"still going on after {duration(end - start)}"
     going += ", when the agent ended" if left_open else ""
     lines = [f"Finding {row['finding_id']} ({'left open' if left_open else row['state']})", "", *_wrapped(row["sentence"], ""), "",
-             f"  began    boot+{start / 1e9:.3f}{wall}; {going}", f"  symptom  {row['symptom']} of {row['subject']}",
+             f"  began    {wall}boot+{start / 1e9:.3f}; {going}", f"  symptom  {row['symptom']} of {row['subject']}",
              f"  cause    {row['cause']}, confidence {row['confidence']:.2f}"]
     others = [c for c in row["causes"] if c["cause"] != row["cause"]]
     if others:

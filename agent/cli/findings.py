@@ -41,6 +41,8 @@ def command(only_open: bool, since: str | None, until: str | None, fmt: str, sto
             rows = [row for row in rows if not left_open(session, row)]
         if fmt == "table" and not until:
             rows = [{**row, "state": "left open"} if left_open(session, row) else row for row in rows]
+        if fmt == "table":
+            rows = [{**row, "sentence": in_wall_time(session, row)} for row in rows]
         for text in session.notes:
             note(f"note: {text}")
     show(rows, fmt)
@@ -60,6 +62,13 @@ def left_open(session: Session, row: dict[str, Any]) -> bool:
 
     since_ns = session.written_since_ns
     return row["state"] == "open" and (since_ns is None or row["boot_id"] != this_boot() or row["t_ns"] < since_ns)
+
+
+def in_wall_time(session: Session, row: dict[str, Any]) -> str:
+    """A finding's sentence for people."""
+    from agent.clock.instants import dated
+
+    return dated(row["sentence"] or "", lambda t_ns: session.wall(row["boot_id"], t_ns))
 
 
 def decoded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

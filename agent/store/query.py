@@ -154,6 +154,10 @@ class Session:
             return "t_ns"
         return f"list_position([{', '.join(map(_text, self.boots))}], boot_id), t_ns"
 
+    def wall(self, boot_id: str, t_ns: np.ndarray) -> np.ndarray:
+        """Wall times (Unix ns) of CLOCK_BOOTTIME ns of that boot, shape (n,); NULL_I64 where not known."""
+        return to_wall(self._history(boot_id), t_ns).ns
+
     def gaps(self) -> list[dict[str, Any]]:
         """Loss rows whose interval overlaps the window."""
         first, last = "coalesce(from_ns, to_ns, t_ns)", "coalesce(to_ns, t_ns)"

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from agent.batch import Batch
+from agent.batch import Batch, make
+from agent.clock.instants import dated
+from agent.columns import NULL_I64
 from agent.correlate.words import fit, fit_json, instant, listing, number, peer, seconds, span
 from agent.store.hot import HotStore
 from agent.store.window import this_boot
@@ -99,6 +103,35 @@ def test_names_in_a_finding_do_not_act_on_the_terminal(tmp_path: Path) -> None:
     path = store(tmp_path / "store", run(host, 47))
     for shown in (tickscope(verb, "--store", path).stdout for verb in ("explain", "findings")):
         assert b"\\x1b[2J" in shown and b"\x1b" not in shown
+
+
+def test_people_are_told_what_the_wall_clock_said_then(tmp_path: Path) -> None:
+    """Of a finding with a step in its middle: the start by the time before it, the end by the time after it."""
+    batches = run(broker_slow(), 60)
+    finding = latest(batches)[0]
+    start, end = int(finding["start_ns"]), int(finding["end_ns"])
+    base, middle = 1_700_000_000 * S - T0, (start + end) // 2
+    before, after = ([make("clock_offset", 1, t_ns=t, real_mono_ns=now, boot_mono_ns=0, err_ns=50, cut=cut) for t, cut in times]
+                     for now, times in ((base, ((T0, 0), (middle - 1, 0))), (base - 30 * S, ((middle, 1), (T0 + 60 * S, 0)))))
+    path = store(tmp_path / "store", [*batches, *before, *after])
+
+    def said(wall_ns: int) -> str:
+        ms = (wall_ns + 500_000) // 10**6
+        return f"{datetime.fromtimestamp(ms // 1000):%Y-%m-%dT%H:%M:%S}.{ms % 1000:03d}"
+
+    out = " ".join(tickscope("explain", "last", "--store", path).stdout.decode().split())
+    assert f"from {said(start + base)} to {said(end + base - 30 * S)} because" in out
+    assert f"began {said(start + base)}" in out and f"boot+{start / 1e9:.3f}" in out
+    assert f"from {said(start + base)} to {said(end + base - 30 * S)} because" in tickscope("findings", "--store", path).stdout.decode()
+    (row,) = json.loads(tickscope("findings", "--store", path, "-o", "json").stdout)["rows"]
+    assert f"from {instant(start)} to {instant(end)}" in row["sentence"]
+
+
+def test_instants_of_a_sentence_by_any_clock() -> None:
+    known = np.array([10**9 * 1_700_000_000, NULL_I64])
+    text = "from boot+12.345 to boot+13.000, not boot+1.2345 or boot+x"
+    assert dated(text, lambda t_ns: known[: len(t_ns)], utc=True) == "from 2023-11-14T22:13:20.000Z to boot+13.000, not boot+1.2345 or boot+x"
+    assert dated("nothing", lambda t_ns: known) == "nothing"
 
 
 def test_explain_by_the_start_of_an_id(filled: Path) -> None:
