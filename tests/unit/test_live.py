@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from types import SimpleNamespace
 
 import pytest
 
-from agent.batch import make
+from agent.batch import Batch, make
 from agent.live import Live, _cut
 from agent.tables import TABLES
 
 STATUS = {"probes": [], "losses": [], "clock": {"synchronised": False, "maxerror_us": 16_000_000, "drift_ppb": 120}}
 
+EPOCH_NS = 1_700_000_000 * 10**9
+
 
 @pytest.fixture
 def live(monkeypatch: pytest.MonkeyPatch) -> Live:
     monkeypatch.setenv("COLUMNS", "80")
-    status = SimpleNamespace(counts=lambda: (6, 0), **{name: lambda value=value: value for name, value in STATUS.items()})
+    status = SimpleNamespace(counts=lambda: (6, 0), wall=lambda t_ns: t_ns + EPOCH_NS, **{name: lambda value=value: value for name, value in STATUS.items()})
     return Live(SimpleNamespace(sinks=[], totals=dict.fromkeys(TABLES, 1000)), status)  # type: ignore[arg-type]
 
 
@@ -25,10 +28,10 @@ def shown(live: Live) -> list[str]:
     return [re.sub(r"\x1b\[\d*m", "", line) for line in live._lines()]
 
 
-def finding(number: int, state: str, severity: str) -> object:
+def finding(number: int, state: str, severity: str, said: bytes = b"sentence %d") -> Batch:
     table = TABLES["finding"]
     return make("finding", 1, finding_id=b"%d" % number, state=table.code("state", state), severity=table.code("severity", severity),
-                sentence=b"sentence %d" % number)  # fmt: skip
+                sentence=said % number)  # fmt: skip
 
 
 def test_alarms_are_not_pushed_out_by_notices(live: Live) -> None:
@@ -39,6 +42,11 @@ def test_alarms_are_not_pushed_out_by_notices(live: Live) -> None:
     lines = shown(live)
     assert lines[lines.index("findings") + 1 :] == [f"  {said}" for said in ("open: sentence 2", "closed: sentence 1", "closed: sentence 11",
                                                                             "closed: sentence 10", "closed: sentence 9")]  # fmt: skip
+
+
+def test_a_sentence_tells_wall_time(live: Live) -> None:
+    live.offer(finding(7, "open", "alarm", b"it began at boot+%d.250"))
+    assert shown(live)[-1] == f"  open: it began at {datetime.fromtimestamp(1_700_000_007):%Y-%m-%dT%H:%M:%S}.250"
 
 
 def test_clock_changes_in_words(live: Live) -> None:
