@@ -142,7 +142,8 @@ class Rig:
     def close(self) -> None:
         """Puts the wall clock back to where it was, to the nanosecond that can be read, and stops everything."""
         away = self.baseline - sample.read().real_mono_ns
-        assert abs(away) < 500_000 * COARSE, f"the tests moved the clock by {away} ns"
+        allowed = 500_000 if COARSE == 1 else 100_000_000  # an emulated machine may take that long from reading a time to setting it
+        assert abs(away) < allowed, f"the tests moved the clock by {away} ns"
         subprocess.run([sys.executable, "-c", PROLOGUE + "sys.exit(step('clock_adjtime', int(sys.argv[1])) < 0)", str(away)], check=True)
         self.subscriber.close()
         for source in reversed(self.sources):
