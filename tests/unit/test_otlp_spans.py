@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from datetime import UTC, datetime
 
 import numpy as np
 from hypothesis import given
@@ -76,13 +77,15 @@ def test_a_finding_shows_at_once_and_ends_as_one_root_with_evidence_and_links() 
 
     def seen(state: str, at: int) -> list[Span]:
         rows = make("finding", 1, t_ns=at, finding_id=b"f", state=TABLES["finding"].code("state", state), start_ns=70, end_ns=at, cause=b"clock_step",
-                    sentence=b"a step", evidence=b'[{"table":"clock_change","value":3,"t_ns":77,"pid":5},{"what":"x"}]').rows
+                    sentence=b"a step at boot+1.250", evidence=b'[{"table":"clock_change","value":3,"t_ns":77,"pid":5},{"what":"x"}]').rows
         return [Span.FromString(s) for s in encoder.findings(rows, known)]
 
     (shown,) = seen("open", 80)
     assert seen("open", 90) == []
     (root,) = seen("closed", 100)
-    assert (root.name, root.parent_span_id, root.status.message) == ("finding clock_step", b"", "a step")
+    said = datetime.fromtimestamp((_WALL + 1_250_000_000) // 10**9, UTC)
+    assert (root.name, root.parent_span_id) == ("finding clock_step", b"")
+    assert root.status.message == f"a step at {said:%Y-%m-%dT%H:%M:%S}.{(_WALL // 10**6 + 250) % 1000:03d}Z"
     assert (shown.trace_id, shown.parent_span_id) == (root.trace_id, root.span_id)
     assert (root.start_time_unix_nano - _WALL, root.end_time_unix_nano - _WALL) == (70, 100)
     assert [e.time_unix_nano - _WALL for e in root.events] == [77, 100]
