@@ -58,8 +58,7 @@ class Status:
     @staticmethod
     def _stats(programs: dict[str, int]) -> tuple[int | None, int | None, int]:
         """(hits, run_ns, missed); the first two where the kernel counts them (kernel.bpf_stats_enabled), else unknown."""
-        total = np.array([bpf.program_stats(fd) for fd in programs.values()], np.int64).reshape(-1, 3).sum(axis=0)
-        run_ns, hits, missed = (int(n) for n in total)
+        run_ns, hits, missed = (sum(column) for column in zip((0, 0, 0), *map(bpf.program_stats, programs.values()), strict=True))
         return (hits, run_ns, missed) if hits else (None, None, missed)
 
     def processes(self) -> list[dict[str, Any]]:

@@ -16,19 +16,24 @@ struct syscalls_call {
 };
 BPF_TABLE("hash", struct syscalls_call, struct syscalls_event, syscalls_pending, 1024);	/* slow calls that may go on */
 
-static __always_inline u64 syscalls_hash(struct pt_regs *regs)
+#define REG(regs, name) (*(const unsigned long *)((const char *)(regs) + __builtin_offsetof(struct pt_regs, name)))
+
+static __always_inline u64 syscalls_hash(const void *regs)
 {
-	unsigned long words[] = {regs->ip, regs->sp, regs->di, regs->si, regs->dx, regs->r10, regs->bx, regs->bp, regs->r12, regs->r13, regs->r14, regs->r15};
-	u64 hash = regs->orig_ax;
+	unsigned long words[] = {
+		REG(regs, ip), REG(regs, sp), REG(regs, di), REG(regs, si), REG(regs, dx), REG(regs, r10),
+		REG(regs, bx), REG(regs, bp), REG(regs, r12), REG(regs, r13), REG(regs, r14), REG(regs, r15),
+	};
+	u64 hash = REG(regs, orig_ax);
 #pragma unroll
 	for (int i = 0; i < 12; i++)
 		hash = (hash << 7 | hash >> 57) ^ words[i];
 	return hash;
 }
 
-static __always_inline void syscalls_count(void *task, u32 tgid, struct syscalls_thread *t, u64 ns, u64 run_queue_ns)
+static __always_inline void syscalls_count(void *task, struct syscalls_thread *t, u64 ns, u64 run_queue_ns)
 {
-	struct syscalls_key k = {.pid = tgid, .nr = t->nr, .basis = SYSCALLS_BLOCKED, .kind = t->kind, .peer_port = t->peer_port};
+	struct syscalls_key k = {.pid = t->tgid, .nr = t->nr, .basis = SYSCALLS_BLOCKED, .kind = t->kind, .peer_port = t->peer_port};
 	struct control *c = get_control();
 	__builtin_memcpy(k.peer_addr, t->peer_addr, 16);
 	struct syscalls_value *v = syscalls_element(task, &k, c ? c->slot : 0);
@@ -79,13 +84,11 @@ static __always_inline void syscalls_hold(struct syscalls_thread *t, u32 tid)
 /* `task`, switched out within a call, got its CPU back at `in_ns`. */
 static __always_inline void syscalls_back(struct syscalls_thread *t, struct syscalls_tune *tune, void *task, u32 tid, u64 in_ns)
 {
-	u32 tgid = 0;
 	u64 total = in_ns - t->off_ns, run_queue = t->wake_ns > t->off_ns ? in_ns - t->wake_ns : 0;
 	t->off_ns = 0;
 	t->blocked_ns += total - run_queue;
 	t->run_queue_ns += run_queue;
-	GET(tgid, task, task_struct, tgid);
-	syscalls_count(task, tgid, t, total - run_queue, run_queue);
+	syscalls_count(task, t, total - run_queue, run_queue);
 	if (tune->full && t->kind == SYSCALLS_SLOW)
 		return;
 	if (in_ns - t->call_ns < (t->kind == SYSCALLS_WAITING ? SYSCALLS_WAIT_NS : SYSCALLS_SLOW_NS))
@@ -100,7 +103,7 @@ static __always_inline void syscalls_back(struct syscalls_thread *t, struct sysc
 			wanted = true;
 		}
 #endif
-		if (!wanted && !syscalls_watched.lookup(&tgid))
+		if (!wanted && !syscalls_watched.lookup(&t->tgid))
 			return;
 	}
 	struct syscalls_call call = {.tid = tid, .start = t->call_ns};
@@ -120,18 +123,19 @@ static __always_inline void syscalls_back(struct syscalls_thread *t, struct sysc
 		t->pending = 1;
 }
 
-/* `task` leaves the CPU. It is the current one. */
-static __always_inline void syscalls_out(void *task, bool preempt, u64 now)
+/* The current task leaves the CPU. */
+static __always_inline void syscalls_out(bool preempt, u64 now)
 {
+	void *task = current_task();
 	u32 flags = 0, tid = 0, state = 0;
 	unsigned long ti = 0;
 	struct syscalls_tune *tune = syscalls_get_tune();
-	GET(flags, task, task_struct, flags);
+	LOAD(flags, task, task_struct, flags);
 	syscalls_put_away(task, flags);
 	if (!tune || flags & (PF_KTHREAD | PF_IO_WORKER | PF_EXITING))
 		return;		/* an exiting thread's element is gone, and nobody would delete another */
-	GET(tid, task, task_struct, pid);
-	GET(ti, task, thread_info, flags);
+	LOAD(tid, task, task_struct, pid);
+	LOAD(ti, task, thread_info, flags);
 	struct syscalls_thread *t = syscalls_threads.lookup(&tid);
 	bool first = !(ti & tune->flag_mask);
 	if (t) {
@@ -143,19 +147,23 @@ static __always_inline void syscalls_out(void *task, bool preempt, u64 now)
 			syscalls_hold(t, tid);
 	}
 #if HAS_task_struct____state
-	GET(state, task, task_struct, __state);
+	LOAD(state, task, task_struct, __state);
 #else
-	GET(state, task, task_struct, state);
+	LOAD(state, task, task_struct, state);
 #endif
 	if (preempt || !state)
 		return;
-	struct pt_regs regs = {};
-	bpf_probe_read_kernel(&regs, sizeof(regs), syscalls_regs(task));
-	if ((long)regs.ax != -38)	/* -ENOSYS stands there from entry to return: else a page fault or a new thread */
+#if FUNC_task_pt_regs
+	const void *regs = syscalls_regs(task);
+#else
+	struct pt_regs copy = {}, *regs = &copy;
+	bpf_probe_read_kernel(regs, sizeof(copy), syscalls_regs(task));
+#endif
+	if ((long)REG(regs, ax) != -38)	/* -ENOSYS stands there from entry to return: else a page fault or a new thread */
 		return;
 	bool compat = syscalls_compat(task);
-	u32 nr = regs.orig_ax + compat * SYSCALLS_COMPAT;
-	u64 hash = syscalls_hash(&regs);
+	u32 nr = REG(regs, orig_ax) + compat * SYSCALLS_COMPAT;
+	u64 hash = syscalls_hash(regs);
 	if (tid == tune->calibrate_tid) {
 		if (nr == tune->calibrate_nr && t && t->nr == nr)
 			tune->flags_again &= ti;
@@ -169,13 +177,14 @@ static __always_inline void syscalls_out(void *task, bool preempt, u64 now)
 	if (t->call_ns && t->call_regs != hash)
 		syscalls_end(t, tid);
 	if (!t->call_ns) {
-		syscalls_classify(t, task, nr, compat ? regs.bx : regs.di, compat ? regs.cx : regs.si);
+		syscalls_classify(t, task, nr, compat ? REG(regs, bx) : REG(regs, di), compat ? REG(regs, cx) : REG(regs, si));
+		LOAD(t->tgid, task, task_struct, tgid);
 		t->call_ns = now;
 		t->call_regs = hash;
 		t->blocked_ns = t->run_queue_ns = 0;
 	}
 #ifdef LIMITER_OPEN
-	t->r14 = regs.r14;
+	t->r14 = REG(regs, r14);
 #endif
 	t->wake_ns = 0;
 	t->off_ns = now;
@@ -186,6 +195,8 @@ static __always_inline void syscalls_in(void *task, u64 now)
 {
 	u32 tid = 0;
 	GET(tid, task, task_struct, pid);
+	if (!tid)
+		return;		/* idle */
 	struct syscalls_thread *t = syscalls_threads.lookup(&tid);
 	struct syscalls_tune *tune = syscalls_get_tune();
 	if (t && t->enter_ns)
@@ -197,7 +208,7 @@ static __always_inline void syscalls_in(void *task, u64 now)
 int syscalls_on_switch(struct bpf_raw_tracepoint_args *ctx)
 {
 	u64 now = bpf_ktime_get_boot_ns();
-	syscalls_out((void *)ctx->args[1], ctx->args[0], now);
+	syscalls_out(ctx->args[0], now);
 	syscalls_in((void *)ctx->args[2], now);
 	return 0;
 }

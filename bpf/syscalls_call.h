@@ -83,6 +83,7 @@ struct syscalls_thread {
 	u64 enter_ns;		/* of the timed call that the thread was in when it left its processor */
 	u64 sock_id;
 	u64 r14;		/* Go: the goroutine that blocks */
+	u32 tgid;
 	u32 nr;
 	u32 fd;
 	u32 enter_nr;
@@ -90,7 +91,7 @@ struct syscalls_thread {
 	u8 kind;
 	u8 inode_type;
 	u8 pending;
-	u8 pad[7];
+	u8 pad[3];
 	u8 peer_addr[16];
 };
 BPF_TABLE("hash", u32, struct syscalls_thread, syscalls_threads, SYSCALLS_THREADS);
@@ -129,22 +130,22 @@ static __always_inline struct syscalls_tune *syscalls_get_tune(void)
 	return syscalls_tune.lookup(&zero);
 }
 
-/* The calling thread's user registers. */
+/* The current task's user registers. */
 static __always_inline struct pt_regs *syscalls_regs(void *task)
 {
 #if FUNC_task_pt_regs
-	return (struct pt_regs *)bpf_task_pt_regs((void *)bpf_get_current_task_btf());
+	return (struct pt_regs *)bpf_task_pt_regs(task);
 #else
 	return (struct pt_regs *)((char *)PTR(task, task_struct, stack) + 16384) - 1;
 #endif
 }
 
-/* Whether `task` is within a 32-bit program's call: not at the end of an execve, which answers for the new program. */
+/* Whether the current task is within a 32-bit program's call: not at the end of an execve, which answers for the new program. */
 static __always_inline bool syscalls_compat(void *task)
 {
 	u32 status = 0;
 #if HAS_thread_info__status
-	GET(status, task, thread_info, status);
+	LOAD(status, task, thread_info, status);
 #endif
 	return status & SYSCALLS_TS_COMPAT;
 }

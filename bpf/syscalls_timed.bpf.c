@@ -26,18 +26,6 @@ struct syscalls_sum {
 };
 BPF_F_TABLE("array", u32, struct syscalls_sum, syscalls_sums, SYSCALLS_CPUS * 2 * SYSCALLS_PLACES, BPF_F_MMAPABLE);
 
-/* syscalls_compat of the current task, on the path of every timed call: a load that the verifier checks, instead of a helper's copy. */
-static __always_inline bool syscalls_current_compat(void)
-{
-#if !HAS_thread_info__status
-	return 0;
-#elif FUNC_get_current_task_btf
-	return *(u32 *)ADDR(bpf_get_current_task_btf(), thread_info, status) & SYSCALLS_TS_COMPAT;
-#else
-	return syscalls_compat((void *)bpf_get_current_task());
-#endif
-}
-
 /* The timed call of the thread that leaves this processor goes with it. */
 static __always_inline void syscalls_put_away(void *task, u32 flags)
 {
@@ -50,7 +38,7 @@ static __always_inline void syscalls_put_away(void *task, u32 flags)
 	o->enter_ns = 0;
 	if (enter_ns < c->sample_from_ns || flags & PF_EXITING)
 		return;
-	GET(tid, task, task_struct, pid);
+	LOAD(tid, task, task_struct, pid);
 	struct syscalls_thread *t = syscalls_thread_of(tid);
 	if (!t)
 		return;
@@ -78,7 +66,7 @@ int syscalls_on_sys_enter(struct bpf_raw_tracepoint_args *ctx)
 		lose(LOST_syscalls_a);
 		return 0;
 	}
-	u32 nr = ctx->args[1] + syscalls_current_compat() * SYSCALLS_COMPAT;
+	u32 nr = ctx->args[1] + syscalls_compat(current_task()) * SYSCALLS_COMPAT;
 	/* In this order: a thread that is preempted between the two (Linux 7.2) takes its start along, and writes its number when it is back. */
 	*(volatile u64 *)&o->enter_ns = bpf_ktime_get_boot_ns();
 	*(volatile u32 *)&o->nr = nr;

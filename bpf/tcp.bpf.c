@@ -200,7 +200,8 @@ int on_tcp_destroy(struct bpf_raw_tracepoint_args *ctx)
 int on_tcp_probe(struct bpf_raw_tracepoint_args *ctx)
 {
 	void *sk = (void *)ctx->args[0];
-	u64 key = (u64)sk, now = tcp_gate(key);
+	u64 key = (u64)sk;
+	u32 now = tcp_gate(key);
 	struct tcp_hot *h = tcp_hot_of(key);
 	if (!h || h->seen == now)
 		return 0;
@@ -231,8 +232,8 @@ static __always_inline struct tcp_socket *tcp_new_user(void *sk, struct tcp_sock
 /* Current uses this socket (kernel TLS and the like in softirqs too). */
 static __always_inline void tcp_moves(u64 sk, bool receives)
 {
-	u64 user = bpf_get_current_pid_tgid(), tag = sk + user * TCP_MIX, now = tcp_gate(sk);
-	u32 tid = user;
+	u64 user = bpf_get_current_pid_tgid();
+	u32 tid = user, tag = tcp_mixed(sk, user), now = tcp_gate(sk);
 	struct tcp_hot *h = tcp_hot_of(sk);
 	struct control *c = get_control();
 	if (!h || !c || (h->user == tag && (!receives || h->received == now) && !c->tls_depth))

@@ -15,9 +15,9 @@ static __always_inline struct tcp_rtt_value *tcp_rtt_new(bool slot, struct tcp_r
 }
 
 /* What the gate of a socket holds while no other sample is due. */
-static __always_inline u64 tcp_gate(u64 sk)
+static __always_inline u32 tcp_gate(u64 sk)
 {
-	return sk + (bpf_jiffies64() >> TCP_RTT_GATE_SHIFT) * TCP_MIX;
+	return tcp_mixed(sk, bpf_jiffies64() >> TCP_RTT_GATE_SHIFT);
 }
 
 /* One sample of a socket's RTT; false where the kernel has none yet. */

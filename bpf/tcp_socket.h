@@ -48,16 +48,22 @@ BPF_TABLE("lru_hash", struct tcp_port, struct proc, tcp_listeners, 1024);	/* pid
 BPF_TABLE("lru_hash", u32, struct sock_ref, tcp_last_sock, 4096);
 
 /* Most hits find what the last one on the same socket found. One word each says so without a look-up or a clock read; sockets that
- * share a place only cost each other the look-up. */
+ * share a place only cost each other the look-up. Half words, since what a hit costs is a cache line. */
 struct tcp_hot {
-	u64 user;		/* the socket, mixed with the thread that last used it */
-	u64 received;		/* the socket, mixed with the time of its last RTT sample at a receive */
-	u64 seen;		/* ... at a segment that came in */
-	u64 pad;
+	u32 user;		/* the socket, mixed with the thread that last used it */
+	u32 received;		/* the socket, mixed with the time of its last RTT sample at a receive */
+	u32 seen;		/* ... at a segment that came in */
+	u32 pad;
 };
 #define TCP_PLACES_LOG2 12
 BPF_ARRAY(tcp_hot, struct tcp_hot, 1 << TCP_PLACES_LOG2);
 #define TCP_MIX 0x9e3779b97f4a7c15ull
+
+static __always_inline u32 tcp_mixed(u64 sk, u64 with)
+{
+	u64 both = sk + with * TCP_MIX;
+	return both ^ both >> 32;
+}
 
 static __always_inline struct tcp_hot *tcp_hot_of(u64 sk)
 {

@@ -77,6 +77,19 @@ static __always_inline u64 pidns_current(void)
 })
 #endif
 
+/* Of the current task, as current_task() gives it: a load that the verifier checks, instead of a helper's copy, where the kernel knows the
+ * task's type (5.11). */
+#if FUNC_get_current_task_btf
+#define current_task() ((void *)bpf_get_current_task_btf())
+#else
+#define current_task() ((void *)bpf_get_current_task())
+#endif
+#if FUNC_get_current_task_btf && !defined(PIDNS_INUM)
+#define LOAD(dst, ptr, s, f) ({ (dst) = *(typeof(dst) *)ADDR(ptr, s, f); })
+#else
+#define LOAD GET
+#endif
+
 /* Written by the agent through mmap. */
 struct control {
 	u32 slot;		/* which of two aggregation maps to write: flipped, then the other is read out and emptied */

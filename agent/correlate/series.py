@@ -49,6 +49,9 @@ class Series:
 
     def begin(self, second: int) -> None:
         """Open a second: what it held one turn of the ring ago is forgotten."""
+        if not len(self._usual):
+            self._second = second
+            return
         first = second if self._second is None else max(self._second + 1, second - SECONDS + 1)
         stale = np.arange(first, second + 1) % SECONDS
         for values in self._values.values():

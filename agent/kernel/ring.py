@@ -44,20 +44,21 @@ class RingReader:
         self._slot = np.dtype([("length", "<u4"), ("page", "<u4"), ("payload", record), ("pad", f"V{padding}")])
         self._consumer_map = mmap.mmap(fd, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         self._data_map = mmap.mmap(fd, page + 2 * self.size, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
-        self._consumer = np.frombuffer(self._consumer_map, "<u8", 1)
-        self._producer = np.frombuffer(self._data_map, "<u8", 1)
+        self._consumer = memoryview(self._consumer_map)[:8].cast("Q")  # a third of what an array takes to read one number
+        self._producer = memoryview(self._data_map)[:8].cast("Q")
+        self._none = np.empty(0, record)
         self._data = np.frombuffer(self._data_map, np.uint8, 2 * self.size, page)
 
     def pending(self) -> int:
         """Records that wait, an upper bound."""
-        return int(self._producer[0] - self._consumer[0]) // self.stride
+        return (self._producer[0] - self._consumer[0]) // self.stride
 
     def drain(self) -> np.ndarray:
         """Takes every finished record; shape (n,), dtype of the record. Stops before one that is still being written."""
-        start, end = int(self._consumer[0]), int(self._producer[0])
+        start, end = self._consumer[0], self._producer[0]
         n = (end - start) // self.stride
         if n == 0:
-            return np.empty(0, self.record)
+            return self._none
         at = start % self.size
         raw = self._data[at : at + n * self.stride]
         n, dropped = finished(raw.view("<u4")[:: self.stride // 4].copy())
@@ -70,7 +71,9 @@ class RingReader:
 
     def close(self) -> None:
         """Unmaps; the descriptor stays the caller's."""
-        del self._consumer, self._producer, self._data
+        self._consumer.release()
+        self._producer.release()
+        del self._data
         self._consumer_map.close()
         self._data_map.close()
 

@@ -41,7 +41,7 @@ class KernelSource:
             return
         self.control = SharedArray(loaded.shared["control"], loaded.wire.dtype("control")).values
         self._lost = SharedArray(loaded.shared["lost"], "<u8").values
-        self._lost_before = self._lost.copy()
+        self._lost_before = self._lost.tobytes()
         for family in loaded.families.values():
             self._open(family)
 
@@ -103,11 +103,12 @@ class KernelSource:
     def _losses(self, now_ns: int) -> Iterator[Batch]:
         if not self.loaded.shared:
             return
-        delta = self._lost - self._lost_before
-        if not delta.any():
+        lost = self._lost.tobytes()
+        if lost == self._lost_before:
             self._checked_ns = now_ns
             return
-        self._lost_before += delta
+        delta = np.frombuffer(lost, "<u8") - np.frombuffer(self._lost_before, "<u8")
+        self._lost_before = lost
         lossy = np.flatnonzero(delta)
         stage = TABLES["loss"].code("stage", "kernel")
         names = [self.loaded.counted[i].encode() for i in lossy]

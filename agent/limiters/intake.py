@@ -130,7 +130,7 @@ class Intake:
         return [self._socket.fileno()]
 
     def drain(self, now_ns: int) -> Iterable[Batch]:
-        columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+        columns: dict[str, list[Any]] = {}
         self._arrival.begin()
         for _ in range(self._max_datagrams):
             try:
@@ -151,10 +151,11 @@ class Intake:
                 self._malformed += 1
                 continue
             values["pid"], values["proc_start_ns"], values["comm"] = pid, identity.start_ns, identity.comm
+            columns = columns or {name: [] for name in _COLUMNS}
             for name, column in columns.items():
                 column.append(values.get(name, _UNKNOWN[name]))
         batches = []
-        if columns["t_ns"]:
+        if columns:
             batches.append(make(TABLE.name, len(columns["t_ns"]), source=TABLE.code("source", "socket"), **columns))
         batches.extend(self._loss(now_ns))
         return batches
