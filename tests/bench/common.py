@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agent.kernel.load import BPF_DIR, load
+from agent.kernel.load import BPF_DIR, Loaded, load, release
 from agent.probes import Probe, Program, discover
 from tests.system.agent import Agent
 
@@ -129,9 +129,8 @@ def only(*families: str) -> str:
     return f"without: [{', '.join(sorted(discover().keys() - set(families)))}]\n"
 
 
-@contextlib.contextmanager
-def empty_system_call_probes(body: str = "") -> Iterator[None]:
-    """Two programs that do nothing but ``body``, on sys_enter and sys_exit: what any full timing of system calls costs at least."""
+def load_empty(body: str = "") -> Loaded:
+    """Two programs that do nothing but ``body``, attached to sys_enter and sys_exit: what any full timing of system calls costs at least."""
     with tempfile.TemporaryDirectory() as directory:
         for path in BPF_DIR.iterdir():
             (Path(directory) / path.name).symlink_to(path)
@@ -141,11 +140,17 @@ def empty_system_call_probes(body: str = "") -> Iterator[None]:
     family = loaded.families["empty"]
     if len(family.links) != 2:
         raise SystemExit(f"cannot attach the empty programs: {family.reason}")
+    return loaded
+
+
+@contextlib.contextmanager
+def empty_system_call_probes(body: str = "") -> Iterator[None]:
+    """The programs of ``load_empty``, for a while."""
+    loaded = load_empty(body)
     try:
         yield
     finally:
-        for fd in (*family.links.values(), *family.programs.values(), *loaded.shared.values()):
-            os.close(fd)
+        release(loaded)
 
 
 @contextlib.contextmanager
