@@ -6,7 +6,7 @@ struct exec_event {
 	struct proc proc;
 };
 
-BPF_RINGBUF_OUTPUT(exec_events, 16);
+BPF_RINGBUF_OUTPUT(exec_events, EXEC_PAGES);
 
 int on_exec(struct bpf_raw_tracepoint_args *ctx)
 {

@@ -8,4 +8,5 @@ PROBE = Probe(
     name="exec",
     programs=(Program("on_exec", target="sched_process_exec", loses="programs started later are found by a scan every 10 s"),),
     rings=(Ring("exec_events", "exec_event", decode=lambda records: (), wake=True),),
+    options={"EXEC_PAGES": 16},
 )

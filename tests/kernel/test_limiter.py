@@ -191,7 +191,7 @@ def test_wait_is_one_decision_also_when_it_refuses_early(watch: Callable[..., Wa
     rows = w.rows(program.pid, 103)
     assert ["refused" if n == "refused" else "passed" for n in names(rows)] == [t["result"] for t in truth]
     assert Counter(names(rows))["refused"] >= 51
-    assert Counter(names(rows))["delayed"] > 5
+    assert Counter(names(rows))["delayed"] > 5  # one in four consumes, 26 of 103; a token comes every 20 ms
     bracketed(rows, truth)
     plain_facts(w, rows, program.pid)
     program.end()

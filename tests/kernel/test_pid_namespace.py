@@ -26,9 +26,13 @@ print(json.dumps([os.getpid(), rows["pid"].tolist(), rows["tid"].tolist(), tcp.l
 """
 
 
+#: As ``unshare`` runs a program there.
+INSIDE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable]
+CALLS = ("test_each_blocked_flock_is_one_row", "test_blocked_time_is_summed_by_process", "test_full_counts_every_call")
+
+
 def test_numbers_are_those_of_the_agents_namespace() -> None:
-    command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c", PROGRAM]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as inside:
+    with subprocess.Popen([*INSIDE, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as inside:
         assert inside.stdin is not None
         assert inside.stdout is not None
         port = int(inside.stdout.readline())
@@ -39,3 +43,11 @@ def test_numbers_are_those_of_the_agents_namespace() -> None:
         own, pids, tids, lost = json.loads(inside.stdout.read())
     assert sorted(pids) == sorted(tids) == [NULL_I64] * 11 + [own] * 7
     assert lost == 0
+
+
+def test_system_calls_are_timed_there_as_everywhere() -> None:
+    """The programs have a variant for it (LOAD in bpf/tickscope.h)."""
+    tests = [f"tests/kernel/test_syscalls.py::{name}" for name in CALLS]
+    done = subprocess.run([*INSIDE, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stdout
+    assert "3 passed" in done.stdout

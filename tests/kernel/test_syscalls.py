@@ -126,6 +126,22 @@ print(*children)
 """
 
 
+#: Two processes that block in the same call by turns.
+TURNS = """
+import os, time
+def sleep(times, ms):
+    for _ in range(times):
+        time.sleep(ms / 1000)
+first = os.fork()
+if first == 0:
+    sleep(31, 1); os._exit(0)
+second = os.fork()
+if second == 0:
+    sleep(17, 2); os._exit(0)
+os.waitpid(first, 0); os.waitpid(second, 0)
+print(first, second)
+"""
+
 #: Waits for a lock, then stays on its processor, away from the kernel, until told to go on: argv[1] is the lock and the shared byte.
 SPINS = """
 import fcntl, mmap, sys, time
@@ -294,6 +310,17 @@ def test_calls_of_32_bit_programs_have_their_own_numbers(attach: Callable[..., o
     assert set(reads["nr"]) == {3}
     rows = family.attached.rows("slow_syscall")  # type: ignore[attr-defined]
     assert len(rows[(rows["pid"] == child.pid) & (rows["syscall"] == b"read")]) == 0
+
+
+def test_blocked_time_is_summed_by_process(attach: Callable[..., object]) -> None:
+    family = Family(attach)
+    _, children = run(TURNS)
+    for pid, times, each_ns in zip(children, (31, 17), (1_000_000, 2_000_000), strict=True):
+        rows = family.blocked(pid, b"clock_nanosleep", times)
+        allowed = family.attached.left_out()  # type: ignore[attr-defined]
+        assert times - allowed <= rows["count"].sum() <= times
+        assert rows["sum_ns"].sum() >= (times - allowed) * each_ns
+    assert family.attached.lost() == 0  # type: ignore[attr-defined]
 
 
 def test_waiting_is_not_slow(attach: Callable[..., object]) -> None:

@@ -22,8 +22,8 @@ def facts(pid: int) -> dict[str, str]:
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
-def test_each_process_holds_only_what_is_promised(start: Callable[..., Agent]) -> None:
-    agent = start().ready()
+def held(agent: Agent) -> None:
+    """Each process holds only what is promised."""
     uid = str(pwd.getpwnam("tickscope").pw_uid)
     promised = {"agent": AGENT, "clock watch": 0, "helper": HELPER}
     processes = agent.status()["processes"]
@@ -43,6 +43,10 @@ def test_each_process_holds_only_what_is_promised(start: Callable[..., Agent]) -
         assert process["pss_bytes"] > 0
     assert facts(next(p["pid"] for p in processes if p["role"] == "helper"))["Seccomp"] == "2"
     assert os.sched_getscheduler(agent.pid()) == os.SCHED_BATCH  # see agent/background.py
+
+
+def test_each_process_holds_only_what_is_promised(start: Callable[..., Agent]) -> None:
+    held(start().ready())
 
 
 def test_helper_and_watch_hold_few_descriptors(start: Callable[..., Agent]) -> None:

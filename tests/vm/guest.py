@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import sys
 import tempfile
 import threading
 import time
+import traceback
 from pathlib import Path
 
 CONNECTS, REFUSED, STEP_S = 23, 7, 3600
@@ -62,13 +62,10 @@ def plans() -> dict[str, object]:
 
 def main() -> None:
     root = Path(tempfile.mkdtemp())
-    code = root / "code"  # the agent's user must be able to read it
-    for package in ("agent", "bpf", "exporters"):
-        shutil.copytree(package, code / package, ignore=shutil.ignore_patterns("__pycache__"))
     root.chmod(0o755)
-    os.environ["PYTHONPATH"] = str(code)
-    sys.path[:0] = [str(code), str(Path.cwd())]
+    sys.path.insert(0, str(Path.cwd()))
     from tests.system.agent import Agent
+    from tests.system.test_privilege import held
 
     (root / "home").mkdir()
     agent = Agent(root / "home").ready()
@@ -76,9 +73,14 @@ def main() -> None:
     step()
     status = agent.status()
     capabilities = {p["role"]: int(Path(f"/proc/{p['pid']}/status").read_text().split("CapEff:")[1].split()[0], 16) for p in status["processes"]}
+    try:
+        held(agent)
+        privilege = ""
+    except AssertionError:
+        privilege = traceback.format_exc()
     stopped = agent.stop()
     seen = {table: agent.json("query", table)["rows"] for table in ("tcp_connect", "tcp_close", "clock_change", "loss")}
-    seen |= {"pid": os.getpid(), "port": port, "status": status, "capabilities": capabilities, "stopped": stopped, "plans": plans()}
+    seen |= {"pid": os.getpid(), "port": port, "status": status, "capabilities": capabilities, "privilege": privilege, "stopped": stopped, "plans": plans()}
     Path(sys.argv[1]).write_text(json.dumps(seen))
 
 

@@ -32,8 +32,9 @@ if [ ! -x "$binary" ]; then
     echo "building the collector, once: some minutes" >&2
     (cd "$work" && GOBIN="$work/bin" nice -n 10 go install "go.opentelemetry.io/collector/cmd/builder@$builder_version") >&2
     sed "s|^  name:|  output_path: $work/src\n  name:|" "$here/builder.yaml" > "$work/builder.yaml"
-    # The builder names itself as the producer in go.mod and runs `go build` with its own flags.
-    nice -n 10 "$work/bin/builder" --config "$work/builder.yaml" >&2
+    # The builder names itself as the producer in go.mod and runs `go build` with its own flags; it leaves a folder in TMPDIR.
+    mkdir "$work/tmp"
+    TMPDIR=$work/tmp nice -n 10 "$work/bin/builder" --config "$work/builder.yaml" >&2
     mv "$work/src/tickscope-otelcol" "$binary"
 fi
 echo "$binary"

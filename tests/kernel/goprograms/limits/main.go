@@ -148,7 +148,7 @@ func run(mode string, count int) {
 			reserve(lim, 1+i%5)
 		}
 	case "wait":
-		lim := rate.NewLimiter(500, 2)
+		lim := rate.NewLimiter(50, 2) // slow enough that an emulated machine is delayed too
 		for i := 0; i < count; i++ {
 			wait(lim, i)
 		}
