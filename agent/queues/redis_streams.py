@@ -30,8 +30,8 @@ from agent.queues.resp import RedisDown, RedisUrl, RespClient
 from agent.queues.status import Progress, Sample
 from agent.tables import TABLES
 
-MAX_STREAMS = 64
-MAX_GROUPS = 256
+MAX_STREAMS = 256  #: found by SCAN; those that the URL names are all asked
+MAX_GROUPS = 256  #: what is beyond either is told in a row
 PENDING_SAMPLE = 100  #: pending entries looked at for redeliveries: ``redelivered`` is a lower bound beyond that
 SCAN_STEPS, SCAN_COUNT = 4, 500  #: of the keyspace at most 2,000 keys a poll are looked through for streams
 REDISCOVER_NS = 15_000_000_000
@@ -100,6 +100,7 @@ class RedisStreams:
             self._streams = self._scan.step(self._client, now_ns)
         states: list[tuple[bytes, dict[str, Any]]] = []
         trouble: list[tuple[bytes, str]] = []
+        groups_left_out = 0
         seen: dict[tuple[bytes, bytes], _Group] = {}
         replies = self._client.pipeline([(c, sub, s) for s in self._streams for c, sub in (("XINFO", "STREAM"), ("XINFO", "GROUPS"))])
         for stream, about, groups in zip(self._streams, replies[::2], replies[1::2], strict=True):
@@ -117,7 +118,12 @@ class RedisStreams:
                     group = seen[key] = self._groups.get(key) or _Group(*key)
                     group.info = info
                     _count(group, state)
+                else:
+                    groups_left_out += 1
         self._groups = seen
+        for what, limit, beyond in (("streams", MAX_STREAMS, self._scan is not None and self._scan.more), ("groups", MAX_GROUPS, groups_left_out)):
+            if beyond:
+                trouble.append((b"", f"more than {limit} {what}, the others are not watched: choose with ?streams= in the server's URL"))
         server_ms, t_ns = self._details()
         state_of = dict(states)
         for group in seen.values():
@@ -173,6 +179,7 @@ class _Scan:
         self._found: set[bytes] = set()
         self._streams: list[bytes] = []
         self._again_ns = 0
+        self.more = False  #: there are streams beyond MAX_STREAMS
 
     def step(self, client: RespClient, now_ns: int) -> list[bytes]:
         """The streams known now, at most MAX_STREAMS. Raises RedisDown."""
@@ -185,12 +192,18 @@ class _Scan:
                 raise RedisDown(f"cannot list streams: {reply}; name them in the URL with ?streams=")
             self._cursor, keys = reply
             self._found.update(k for k in keys if not self._wanted or any(fnmatchcase(k.decode("utf-8", "replace"), w) for w in self._wanted))
-            self._streams = sorted({*self._streams, *self._found})[:MAX_STREAMS]
+            self._streams, beyond = _first({*self._streams, *self._found})
+            self.more |= beyond
             if self._cursor == b"0":
-                self._streams = sorted(self._found)[:MAX_STREAMS]
+                self._streams, self.more = _first(self._found)
                 self._found, self._again_ns = set(), now_ns if small else now_ns + REDISCOVER_NS
                 break
         return self._streams
+
+
+def _first(names: set[bytes]) -> tuple[list[bytes], bool]:
+    """The first MAX_STREAMS by name, and whether there are more."""
+    return sorted(names)[:MAX_STREAMS], len(names) > MAX_STREAMS
 
 
 def _count(g: _Group, state: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from agent.errors import AgentError
 from agent.queues.poller import QueuePoller
-from agent.queues.redis_streams import RedisStreams, sources
+from agent.queues.redis_streams import MAX_GROUPS, MAX_STREAMS, RedisStreams, sources
 from agent.queues.resp import RedisUrl, RespClient
 from agent.queues.status import Progress, Sample
 
@@ -203,6 +203,26 @@ def test_a_new_stream_of_a_small_server_shows_at_the_next_poll(redis: Redis) -> 
     redis.add("late", 3)
     redis.do("XGROUP", "CREATE", "late", "g", "0")
     assert poll(queue)["lag_messages"].tolist() == [3]
+
+
+def test_more_streams_or_groups_than_are_watched_are_said(redis: Redis) -> None:
+    for i in range(MAX_STREAMS):
+        redis.do("XGROUP", "CREATE", f"s{i:03d}", "workers", "$", "MKSTREAM")
+    (queue,) = sources([redis.url])
+    assert len(poll(queue)) == MAX_STREAMS == MAX_GROUPS
+    redis.do("XGROUP", "CREATE", "s000", "others", "$")
+    *rows, said = poll(queue)
+    assert len(rows) == MAX_GROUPS
+    assert said["reason"].startswith(f"more than {MAX_GROUPS} groups".encode())
+    redis.do("XGROUP", "DESTROY", "s000", "others")
+    redis.do("XGROUP", "CREATE", "t", "workers", "$", "MKSTREAM")
+    *rows, said = poll(queue)
+    assert [r["destination"] for r in rows] == [f"s{i:03d}".encode() for i in range(MAX_STREAMS)]
+    assert said["reason"].startswith(f"more than {MAX_STREAMS} streams".encode())
+    assert said["reason"].endswith(b"?streams= in the server's URL")
+    redis.do("DEL", "t")
+    assert len(poll(queue)) == MAX_STREAMS
+    queue.close()
 
 
 def test_rates_are_arrivals_and_acknowledgements(redis: Redis) -> None:
