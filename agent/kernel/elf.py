@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 X86_64, AARCH64 = 62, 183
-MAX_SEGMENTS, MAX_SECTIONS, MAX_CANDIDATES = 512, 16384, 4096
+MAX_SEGMENTS, MAX_SECTIONS, MAX_CANDIDATES, MAX_NEEDED = 512, 16384, 4096, 64
 _PIECE = 1 << 20
 _MAX_NAME = 256
 _PAGE = 4096
@@ -30,7 +30,7 @@ _SECTION = np.dtype([("name", "<u4"), ("type", "<u4"), ("flags", "<u8"), ("addr"
 _SYMBOL = np.dtype([("name", "<u4"), ("info", "u1"), ("other", "u1"), ("shndx", "<u2"), ("value", "<u8"), ("size", "<u8")])
 _RELA = np.dtype([("offset", "<u8"), ("type", "<u4"), ("symbol", "<u4"), ("addend", "<u8")])
 _DYNAMIC = np.dtype([("tag", "<u8"), ("value", "<u8")])
-_PT_LOAD, _SHT_SYMTAB, _SHT_RELA, _SHT_NOBITS, _SHT_DYNSYM, _DT_SONAME = 1, 2, 4, 8, 11, 14
+_PT_LOAD, _SHT_SYMTAB, _SHT_RELA, _SHT_NOBITS, _SHT_DYNSYM, _DT_NEEDED, _DT_SONAME = 1, 2, 4, 8, 11, 1, 14
 _RELATIVE, _ABSOLUTE = {X86_64: 8, AARCH64: 1027}, {X86_64: 1, AARCH64: 257}
 
 
@@ -236,13 +236,21 @@ class Elf:
     @cached_property
     def soname(self) -> str:
         """DT_SONAME, empty where there is none."""
+        return next(self._dynamic(_DT_SONAME), "")
+
+    @cached_property
+    def needed(self) -> list[str]:
+        """DT_NEEDED, the libraries that this file asks for."""
+        return list(self._dynamic(_DT_NEEDED))
+
+    def _dynamic(self, tag: int) -> Iterator[str]:
+        """Strings of the dynamic section, at most MAX_NEEDED."""
         header = self.section_header(".dynamic")
         if header is None or header["type"] == _SHT_NOBITS or int(header["link"]) >= len(self.sections):
-            return ""
+            return
         strings = self.sections[int(header["link"])]
         for entries in self._pieces(header, _DYNAMIC):
-            for at in entries["value"][entries["tag"] == _DT_SONAME][:1].tolist():
+            for at in entries["value"][entries["tag"] == tag][:MAX_NEEDED].tolist():
                 if at < int(strings["size"]):
                     text = self._bytes(int(strings["offset"]) + at, min(_MAX_NAME, int(strings["size"]) - at))
-                    return text.split(b"\0", 1)[0].decode("ascii", "replace")
-        return ""
+                    yield text.split(b"\0", 1)[0].decode("ascii", "replace")

@@ -59,6 +59,11 @@ class KernelSource:
     def listen(self, ring: str, callback: Callable[[np.ndarray], None]) -> None:
         self._listeners.setdefault(ring, []).append(callback)
 
+    @property
+    def live_since_ns(self) -> int:
+        """When the interval began that is counted into now, CLOCK_BOOTTIME."""
+        return self._flipped_ns
+
     def fds(self) -> list[int]:
         """Rings whose records come with a wake-up."""
         return [reader.fd for ring, reader in self._rings if ring.wake]

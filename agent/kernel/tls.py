@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from agent.kernel.source import KernelSource
     from agent.kernel.targets import Attacher, Targets
 
-LIBRARIES = rb"libssl\.so(?:\.[\d.]+)?"
+#: Also as Python wheels bundle it: libssl-81ffa89e.so.3.
+LIBRARIES = rb"libssl(?:-\w+)?\.so(?:\.\w+)*"
 _PAGE, _CODE, _MAX_LAYOUTS = 4096, 60, 256
 _ABANDONED = 2
 #: What the kernel writes over the instruction at a uprobe.
@@ -104,10 +105,11 @@ class Handshakes:
         """Nothing of its own: ``Targets`` lets go of the files."""
 
     def _found_library(self, pid: int, path: str, fd: int) -> Callable[[], None] | None:
-        def sibling() -> str:
+        def sibling(elf: Elf) -> str:
             directory, _, name = path.rpartition("/")
+            crypto_name = next((n for n in elf.needed if n.startswith("libcrypto") and "/" not in n), name.replace("libssl", "libcrypto"))
             try:
-                crypto = self._targets.open(pid, f"{directory}/{name.replace('libssl', 'libcrypto')}")
+                crypto = self._targets.open(pid, f"{directory}/{crypto_name}")
             except OSError:
                 return ""
             try:
@@ -119,9 +121,9 @@ class Handshakes:
 
     def _found_program(self, pid: int, path: str, fd: int) -> Callable[[], None] | None:
         del pid
-        return self._attach(path, fd, lambda: "")
+        return self._attach(path, fd, lambda _: "")
 
-    def _attach(self, path: str, fd: int, other_version: Callable[[], str]) -> Callable[[], None] | None:
+    def _attach(self, path: str, fd: int, other_version: Callable[[Elf], str]) -> Callable[[], None] | None:
         """Analyses a file and attaches to it; returns what detaches."""
         shown = printable(path)
         links: list[int] = []
@@ -130,7 +132,7 @@ class Handshakes:
             library = analyse(elf)
             if library is None:
                 return None
-            self._describe(elf, library, other_version() or version_text(elf))
+            self._describe(elf, library, other_version(elf) or version_text(elf))
             self._probe(elf, library, fd, links)
         except ElfError as error:
             if "libssl" in path:

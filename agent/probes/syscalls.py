@@ -168,7 +168,8 @@ class Sampling:
     """Timing of all calls in the window that opens each second."""
 
     def __init__(self, kernel: KernelSource, family: Family, window: Window) -> None:
-        self._kernel, self._observed_ns = kernel, 0
+        self._kernel = kernel
+        self._observed_ns: dict[int, int] = {}  # by the start of the interval
         kernel.adjust["syscall_latency"] = self._mark
         window.add(family, _TIMED, self._opens, self._closed)
 
@@ -177,12 +178,16 @@ class Sampling:
 
     def _closed(self, took_ns: int) -> None:
         self._kernel.control["sample_from_ns"] = _NEVER
-        self._observed_ns = took_ns
+        live = self._kernel.live_since_ns
+        self._observed_ns = dict([*self._observed_ns.items()][-2:])
+        self._observed_ns[live] = self._observed_ns.get(live, 0) + took_ns
 
     def _mark(self, rows: np.ndarray) -> None:
-        """The share of the interval that the window was."""
+        """The share of their interval, one for all rows, in which a window was open."""
         sampled = rows["basis"] == TABLES["syscall_latency"].code("basis", "sampled")
-        rows["sample_rate"][sampled] = self._observed_ns / rows["interval_ns"][sampled]
+        if sampled.any():
+            interval_ns = int(rows["interval_ns"][0])
+            rows["sample_rate"][sampled] = self._observed_ns.get(int(rows["t_ns"][0]) - interval_ns, 0) / interval_ns
 
 
 def _time_all(kernel: KernelSource, family: Family, helper: Helper, tune: np.ndarray) -> None:

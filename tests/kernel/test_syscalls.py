@@ -423,6 +423,29 @@ def test_sampling_windows_are_marked(attach: Callable[..., object]) -> None:
     assert np.all((rows["sample_rate"] > 0) & (rows["sample_rate"] < 1))
 
 
+def test_a_windows_share_is_that_of_its_own_interval(attach: Callable[..., object]) -> None:
+    """Windows of changing length at every turn, so that one is open while the interval before is read out."""
+    family = Family(attach, "sampled")
+    source, window = family.attached.source, family.attached.window  # type: ignore[attr-defined]
+    open_ns: dict[int, int] = {}
+
+    def closed(took_ns: int) -> None:
+        open_ns[source.live_since_ns] = open_ns.get(source.live_since_ns, 0) + took_ns
+        window._length_ns, window._next_ns = window._length_ns % 80_000_000 + 20_000_000, 0
+
+    window._closed.append(closed)
+    child = subprocess.Popen([sys.executable, "-c", "import os\nwhile True: os.getppid()"])
+    try:
+        rows = family.attached.wait(  # type: ignore[attr-defined]
+            "syscall_latency", lambda r: r[(r["pid"] == child.pid) & (r["basis"] == SAMPLED) & (r["syscall"] == b"getppid")], lambda r: len(r) >= 4
+        )
+    finally:
+        child.kill()
+        child.wait()
+    share = [open_ns[int(r["t_ns"] - r["interval_ns"])] / r["interval_ns"] for r in rows]
+    assert rows["sample_rate"] == pytest.approx(share)
+
+
 def test_nothing_comes_when_detached(attach: Callable[..., object]) -> None:
     family = Family(attach)
     for fd in family.family.links.values():

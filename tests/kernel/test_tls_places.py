@@ -115,6 +115,27 @@ for i in range(11):
         rig.close()
 
 
+def test_a_library_that_a_wheel_bundles(rig: Rig, certs: Path, tmp_path: Path) -> None:
+    """Under a name with a hash, which is also how it asks for its libcrypto."""
+    soname = LIBRARIES[0].name.replace("ssl", "crypto").encode()
+    renamed = b"libcrypto-a.so".ljust(len(soname), b"\0")
+    copy = tmp_path / f"libssl-81ffa89e{LIBRARIES[0].name.removeprefix('libssl')}"
+    copy.write_bytes(LIBRARIES[0].read_bytes().replace(b"\0" + soname + b"\0", b"\0" + renamed + b"\0"))
+    shutil.copy(LIBRARIES[0].with_name(soname.decode()), tmp_path / "libcrypto-a.so")
+    script = PROLOGUE + """
+time.sleep(0.6)
+for i in range(19):
+    a, b = pair(); both(lambda: cc.wrap_socket(a, server_hostname="localhost"), lambda: sc.wrap_socket(b, server_side=True))
+"""
+    environment = [f"LD_PRELOAD={copy}", f"LD_LIBRARY_PATH={tmp_path}"]
+    pid, _ = rig.run("env", *environment, "/usr/bin/python3", "-c", script, str(certs))
+    rows = rig.of(pid)
+    assert len(rows) == 38
+    assert set(names(rows, "result")) == {"ok"}
+    version = subprocess.run(["openssl", "version"], capture_output=True, text=True, check=True).stdout.split()[1]
+    assert set(rows["library_version"].tolist()) == {version.encode()}
+
+
 @pytest.mark.skipif(not shutil.which("node"), reason="no node, a program with OpenSSL linked in")
 def test_a_program_with_openssl_linked_in(rig: Rig, certs: Path) -> None:
     pid, _ = rig.run("node", "-e", """
