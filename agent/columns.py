@@ -7,6 +7,7 @@ them; texts are fixed-width bytes, so that a batch is one contiguous numpy array
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 import numpy as np
 
@@ -64,6 +65,14 @@ def f64(name: str, meaning: str, unit: str = "", attribute: str = "") -> Column:
 
 def boolean(name: str, meaning: str, attribute: str = "") -> Column:
     return Column(name, "bool", meaning, "", attribute)
+
+
+def fitted(name: bytes, width: int) -> bytes:
+    """A name as a text column of ``width`` bytes holds it: one that is too long ends in a hash of the whole, so that it is not taken for
+    another that begins alike."""
+    if len(name) <= width:
+        return name
+    return name[: width - 9].decode("utf-8", "ignore").encode() + b"~" + blake2b(name, digest_size=4).hexdigest().encode()
 
 
 def text(name: str, width: int, meaning: str, attribute: str = "") -> Column:

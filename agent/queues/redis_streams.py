@@ -24,7 +24,7 @@ import hiredis
 import numpy as np
 
 from agent.batch import Batch, make
-from agent.columns import NULL_I64
+from agent.columns import NULL_I64, fitted
 from agent.queues.address import peer_bytes
 from agent.queues.resp import RedisDown, RedisUrl, RespClient
 from agent.queues.status import Progress, Sample
@@ -69,9 +69,9 @@ class RedisStreams:
     def __init__(self, url: RedisUrl, timeout_s: float = 0.5) -> None:
         self.name = f"redis {url.server}"
         self._client = RespClient(url, timeout_s)
-        self._wanted = url.streams
-        self._streams: list[bytes] = [s.encode() for s in url.streams if not _is_pattern(s)]
-        self._scan = _Scan(url.streams) if not url.streams or any(map(_is_pattern, url.streams)) else None
+        self._named: list[bytes] = [s.encode() for s in url.streams if not _is_pattern(s)]
+        patterns = [s for s in url.streams if _is_pattern(s)]
+        self._scan = _Scan(patterns) if patterns or not url.streams else None
         self._groups: dict[tuple[bytes, bytes], _Group] = {}
         self._not_before_ns, self._refusal = 0, ""
 
@@ -96,14 +96,13 @@ class RedisStreams:
         self._client.close()
 
     def _ask(self, now_ns: int) -> Any:
-        if self._scan is not None:
-            self._streams = self._scan.step(self._client, now_ns)
+        streams = self._named + [s for s in (self._scan.step(self._client, now_ns) if self._scan else ()) if s not in self._named]
         states: list[tuple[bytes, dict[str, Any]]] = []
         trouble: list[tuple[bytes, str]] = []
         groups_left_out = 0
         seen: dict[tuple[bytes, bytes], _Group] = {}
-        replies = self._client.pipeline([(c, sub, s) for s in self._streams for c, sub in (("XINFO", "STREAM"), ("XINFO", "GROUPS"))])
-        for stream, about, groups in zip(self._streams, replies[::2], replies[1::2], strict=True):
+        replies = self._client.pipeline([(c, sub, s) for s in streams for c, sub in (("XINFO", "STREAM"), ("XINFO", "GROUPS"))])
+        for stream, about, groups in zip(streams, replies[::2], replies[1::2], strict=True):
             failed = next((r for r in (about, groups) if isinstance(r, hiredis.ReplyError)), None)
             if failed is not None:
                 trouble.append((stream, str(failed)))
@@ -121,6 +120,8 @@ class RedisStreams:
                 else:
                     groups_left_out += 1
         self._groups = seen
+        if self._scan is not None and not self._scan.whole:
+            trouble.append((b"", "the keyspace is still being looked through: streams may be missing"))
         for what, limit, beyond in (("streams", MAX_STREAMS, self._scan is not None and self._scan.more), ("groups", MAX_GROUPS, groups_left_out)):
             if beyond:
                 trouble.append((b"", f"more than {limit} {what}, the others are not watched: choose with ?streams= in the server's URL"))
@@ -180,6 +181,7 @@ class _Scan:
         self._streams: list[bytes] = []
         self._again_ns = 0
         self.more = False  #: there are streams beyond MAX_STREAMS
+        self.whole = False  #: all keys have been looked at once
 
     def step(self, client: RespClient, now_ns: int) -> list[bytes]:
         """The streams known now, at most MAX_STREAMS. Raises RedisDown."""
@@ -195,7 +197,7 @@ class _Scan:
             self._streams, beyond = _first({*self._streams, *self._found})
             self.more |= beyond
             if self._cursor == b"0":
-                self._streams, self.more = _first(self._found)
+                (self._streams, self.more), self.whole = _first(self._found), True
                 self._found, self._again_ns = set(), now_ns if small else now_ns + REDISCOVER_NS
                 break
         return self._streams
@@ -249,8 +251,8 @@ def _rows(groups: list[_Group], trouble: list[tuple[bytes, str]], server_ms: int
         undelivered = 0.0 if g.lag == 0 else _age_s(g.next_id, server_ms)
         pending_s = _age_s(g.oldest_pending, server_ms)
         for column, value in {
-            "destination": g.stream,
-            "consumer_group": g.name,
+            "destination": _shown(g.stream),
+            "consumer_group": _shown(g.name),
             "lag_messages": NULL_I64 if g.lag is None else g.lag,
             "lag_s": undelivered,
             "exact": not g.reason,
@@ -267,8 +269,13 @@ def _rows(groups: list[_Group], trouble: list[tuple[bytes, str]], server_ms: int
         }.items():
             row[column] = value
     for row, (stream, why) in zip(rows[len(groups) :], trouble, strict=True):
-        row["destination"], row["reason"] = stream, why
+        row["destination"], row["reason"] = _shown(stream), why
     return rows
+
+
+def _shown(name: bytes) -> bytes:
+    """Names of streams and groups have any length and content."""
+    return fitted(name, TABLES["queue_lag"].by_name["destination"].width)
 
 
 def _age_s(entry: Id | None, server_ms: int) -> float:

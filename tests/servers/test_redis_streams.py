@@ -197,6 +197,36 @@ def test_named_streams_and_patterns_select(redis: Redis) -> None:
     assert b"no such key" in rows["reason"][rows["destination"] == b"missing"][0]
 
 
+def test_named_streams_come_first_and_missing_ones_are_said_beside_a_pattern(redis: Redis) -> None:
+    for name in ("zorders", *(f"mail{i:03d}" for i in range(MAX_STREAMS + 1))):
+        redis.do("XGROUP", "CREATE", name, "g", "$", "MKSTREAM")
+    rows = poll(sources([redis.url + "?streams=zorders,ordrs,mail*"])[0])
+    assert b"zorders" in rows["destination"][rows["consumer_group"] == b"g"].tolist()
+    assert b"no such key" in rows["reason"][rows["destination"] == b"ordrs"][0]
+
+
+def test_a_keyspace_not_yet_looked_through_is_said(redis: Redis) -> None:
+    client = RespClient(RedisUrl.parse(redis.url), timeout_s=20)
+    for start in range(0, 7000, 1000):
+        client.pipeline([("SET", f"key{i}", "x") for i in range(start, start + 1000)])
+    client.close()
+    redis.do("XGROUP", "CREATE", "late", "g", "$", "MKSTREAM")
+    (queue,) = sources([redis.url])
+    said = [b"still being looked through" in poll(queue)["reason"].tobytes() for _ in range(6)]
+    assert said[0]
+    assert not said[-1]
+    assert poll(queue)["destination"].tolist() == [b"late"]
+
+
+def test_long_names_that_begin_alike_stay_apart(redis: Redis) -> None:
+    names = [f"tenant-{'x' * 60}-{end}" for end in "ab"]
+    for name, group in zip(names, reversed(names), strict=True):
+        redis.do("XGROUP", "CREATE", name, group, "$", "MKSTREAM")
+    rows = poll(sources([redis.url])[0])
+    assert len(set(rows["destination"].tolist())) == len(set(rows["consumer_group"].tolist())) == 2
+    assert all(len(name) == 64 and name.startswith(b"tenant-xxx") for name in rows["destination"].tolist())
+
+
 def test_a_new_stream_of_a_small_server_shows_at_the_next_poll(redis: Redis) -> None:
     (queue,) = sources([redis.url])
     assert len(poll(queue)) == 0
