@@ -239,10 +239,9 @@ class GoLimiters:
         rate, one.decisions = (total - one.decisions) * _HITS_A_DECISION / seconds, total
         if rate > self._budget or (one.every > 1 and rate > self._budget * _CALM):
             every = min(max(math.ceil(rate / self._budget), _LEAST_EVERY), _MOST_EVERY)
-            if one.every == 1:
-                one.reason = f"{rate:.0f} hits a second, {self._budget} allowed: watched one second in {every}, rows marked"
+            if one.every != every:
+                one.state, one.reason = "degraded", f"{rate:.0f} hits a second, {self._budget} allowed: watched one second in {every}, rows marked"
                 self._news.append(one)
-                one.state = "degraded"
             one.every, one.turned_ns = every, now_ns
             self._detach(one)
         elif one.every > 1:

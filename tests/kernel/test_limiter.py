@@ -280,11 +280,14 @@ def test_unused_binary_is_let_go(watch: Callable[..., Watch], own: Callable[[str
 def test_over_budget_a_binary_is_sampled_and_calm_restores_it(watch: Callable[..., Watch], own: Callable[[str], Path]) -> None:
     path = own()
     program = Limits.start(path, "busy", 12_000)
-    w = watch(budget=10_000)
+    w = watch(budget=30_000)
     one = w.of(path)
     program.begin()
     w.until(lambda: one.every > 1)
     assert one.state == "degraded"
+    first, w.limiters._budget = one.every, 10_000
+    w.until(lambda: one.every > first)
+    assert f"one second in {one.every}," in one.reason
     w.until(lambda: bool((w.attached.rows("limiter_decision")["sample_rate"] < 1).any()), limit_s=60)
     w.until(lambda: one.every == 1, limit_s=90)
     assert one.state == "attached"
