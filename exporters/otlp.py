@@ -101,7 +101,8 @@ class OtlpExporter:
             self._backlog.put(batch, time.monotonic())
 
     def flush(self, timeout_s: float) -> None:
-        """Sends what waits, children or not, for at most ``timeout_s``; what is left is counted as dropped. Ends the worker."""
+        """Sends what waits, children or not, for at most ``timeout_s``; what is left is counted as dropped, once. Ends the worker."""
+        again = self._stop.is_set()
         self._stop.set()
         for lane in self._lanes.values():
             lane.sender.hurry()
@@ -110,7 +111,8 @@ class OtlpExporter:
         if self._worker.is_alive():
             for lane in self._lanes.values():
                 lane.sender.abort()
-        self._backlog.give_up(sum(lane.request.items for lane in self._lanes.values() if lane.request and lane.signal == "traces"))
+        under_way = [lane.request for lane in self._lanes.values()]
+        self._backlog.give_up(0 if again else sum(request.items for request in under_way if request))
 
     def close(self) -> None:
         self.flush(2.0)

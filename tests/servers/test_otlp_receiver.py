@@ -248,6 +248,21 @@ def _close_while_hanging(port: int, protocol: str) -> None:
     assert sink.losses()["shutdown"] == 19
 
 
+def test_spans_and_points_that_nobody_took_are_lost_at_shutdown(protocol: str, started: list[OtlpExporter]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    store = MetricStore()
+    store.offer(make("tcp_reset", 7, t_ns=boot_ns(), comm=[b"a", b"b"] * 3 + [b"b"]))
+    sink = exporter(f"http://127.0.0.1:{port}", store, protocol=protocol, timeout_s=1, interval_s=0.2)
+    started.append(sink)
+    sink.offer(make("clock_change", 50, t_ns=boot_ns(), kind=0))
+    until(lambda: bool(sink._lanes) and all(lane.request for lane in sink._lanes.values()), "both requests")
+    sink.close()
+    assert sink.losses() == {"queue_full": 0, "shutdown": 50 + 2, "rejected": 0}
+    sink.close()
+    assert sink.losses()["shutdown"] == 50 + 2
+
+
 def test_the_grpc_process_is_started_again(started: list[OtlpExporter]) -> None:
     with StrictReceiver(grpc=True) as receiver:
         sink = exporter(f"http://127.0.0.1:{receiver.port}", MetricStore(), protocol="grpc")
