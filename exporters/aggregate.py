@@ -22,6 +22,8 @@ from exporters.values import Value, column_values
 FOLD_BYTES = 1 << 20
 #: A gauge is no longer shown when its last row is this much older than the newest row of its table.
 GAUGE_TTL_NS = 300 * 10**9
+#: A counter or histogram whose last row is this much older than the newest of its table makes room for others, where room is needed.
+SERIES_TTL_NS = 3600 * 10**9
 #: A drift is the slope over at least this time: the offsets' noise is some ns, so that 10 s resolve 1 ppb.
 DRIFT_SPAN_NS = 10 * 10**9
 _DISTINCT_KEPT = 4096
@@ -36,6 +38,7 @@ Attributes = tuple[tuple[str, Value], ...]
 class Series:
     """One series since it was first seen. Times are CLOCK_BOOTTIME ns; sum, min and max are in the metric's unit.
 
+    since_ns: when it began. One that had to make room and comes back is another series, which begins then, from nothing.
     value: sum of a counter or histogram, or last value of a gauge.  buckets: 64 counts of a histogram, shape (64,) i64.
     total: the last running total of an absolute counter.  slope_from: (t_ns, value) where a drift's slope begins.
     ready: a drift has no value before its first slope, a gauge none while its newest row says that it is not known.
@@ -70,6 +73,7 @@ class MetricStore:
         self._series: dict[Metric, dict[bytes, Series]] = {m: {} for m in METRICS}
         self._distinct: dict[str, OrderedDict[bytes, None]] = {m.name: OrderedDict() for m in METRICS if m.distinct}
         self._newest: dict[str, int] = {}
+        self._left_out = 0
 
     def offer(self, batch: Batch) -> None:
         """Takes a batch; tables without a metric are ignored."""
@@ -92,8 +96,8 @@ class MetricStore:
             return [(m, s) for m, s in shown.values() if s]
 
     def losses(self) -> dict[str, int]:
-        """Nothing is ever dropped: series beyond the bound are folded into the overflow series."""
-        return {}
+        """``series_limit``: values left out, since their metric has no room for one more series and the overflow series cannot take them."""
+        return {"series_limit": self._left_out}
 
     def close(self) -> None:
         """Nothing to release."""
@@ -134,7 +138,7 @@ class MetricStore:
 
     def _add(self, metric: Metric, rows: np.ndarray) -> None:
         keys, inverse = _group(metric, rows)
-        series = self._lookup(metric, keys, int(rows["t_ns"].min()))
+        series = self._lookup(metric, keys, inverse, int(rows["t_ns"].min()))
         ends = np.full(len(series), NULL_I64)
         np.maximum.at(ends, inverse, rows["t_ns"])
         for s, end in zip(series, ends.tolist(), strict=True):
@@ -164,20 +168,38 @@ class MetricStore:
             rows = rows[sorted(fresh)]
         return rows
 
-    def _lookup(self, metric: Metric, keys: np.ndarray, t_ns: int) -> list[Series]:
-        known = self._series[metric]
+    def _lookup(self, metric: Metric, keys: np.ndarray, inverse: np.ndarray, t_ns: int) -> list[Series]:
+        raws = [keys[at : at + 1].tobytes() for at in range(len(keys))]
+        most = self._max_series - 1
+        if metric.columns and len(self._series[metric].keys() | raws) > most:
+            self._make_room(metric)
+        known, counts = self._series[metric], np.bincount(inverse, minlength=len(keys))
+        own = len(known) - (b"" in known)
         out = []
-        for at in range(len(keys)):
-            raw = keys[at : at + 1].tobytes()
+        for at, raw in enumerate(raws):
             series = known.get(raw)
-            if series is None:
-                full = bool(metric.columns) and len(known) >= self._max_series - 1
-                attributes = OVERFLOW if full else _attributes(metric, keys[at : at + 1])
-                series = known.setdefault(b"" if full else raw, Series(attributes, t_ns, t_ns))
-                if metric.instrument == "histogram" and not len(series.buckets):
-                    series.buckets = np.zeros(HIST_BUCKETS, np.int64)
+            if series is None and own < most:
+                own += 1
+                series = known[raw] = _begin(metric, _attributes(metric, keys[at : at + 1]), t_ns)
+            elif series is None and metric.additive:
+                series = known.setdefault(b"", _begin(metric, OVERFLOW, t_ns))
+            elif series is None:
+                self._left_out += int(counts[at])
+                series = _begin(metric, OVERFLOW, t_ns)  # takes the rows, and is nobody's
             out.append(series)
         return out
+
+    def _make_room(self, metric: Metric) -> None:
+        """Forgets series not seen for long. Not before: the count of what is rare must not begin anew each time that it happens."""
+        oldest = self._newest[metric.table] - (GAUGE_TTL_NS if metric.instrument == "gauge" else SERIES_TTL_NS)
+        self._series[metric] = {raw: s for raw, s in self._series[metric].items() if s.seen_ns > oldest}
+
+
+def _begin(metric: Metric, attributes: Attributes, t_ns: int) -> Series:
+    series = Series(attributes, t_ns, t_ns)
+    if metric.instrument == "histogram":
+        series.buckets = np.zeros(HIST_BUCKETS, np.int64)
+    return series
 
 
 def _attributes(metric: Metric, key: np.ndarray) -> Attributes:

@@ -88,16 +88,16 @@ class Backlog:
             spans += encoder.roots(table, rows) if len(rows) else []
         return spans + (encoder.findings(findings, self._known) if len(findings) else [])
 
-    def give_up(self, spans: int) -> None:
-        """Counts what is left, and a request's ``spans`` that were never accepted, as lost at shutdown."""
+    def give_up(self, items: int) -> None:
+        """Counts what is left, and the ``items`` of requests that were never accepted, as lost at shutdown."""
         with self._lock:
-            self._shutdown += spans + sum(len(rows) for t, held in self._held.items() if t != "tcp_rtt" for _, rows in held)
+            self._shutdown += items + sum(len(rows) for t, held in self._held.items() if t != "tcp_rtt" for _, rows in held)
             for held in self._held.values():
                 held.clear()
             self.bytes = 0
 
     def dropped(self) -> dict[str, int]:
-        """Rows lost so far, by reason."""
+        """Rows lost so far, and points at shutdown, by reason."""
         return {"queue_full": self._queue_full, "shutdown": self._shutdown}
 
     def _wanted(self, batch: Batch) -> np.ndarray:

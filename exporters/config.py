@@ -39,7 +39,8 @@ class OtlpConfig:
     temporality: ``cumulative`` or ``delta``.  interval_s: between two exports of metrics.
     decisions: which limiter decisions become spans: all, slow (refused, in error, or at least slow_s long), or none.
     max_queue_bytes: rows that wait to be sent; beyond it the oldest are dropped and counted.
-    max_spans_per_s: decisions beyond it are not exported as spans, plain ones first (metrics still count them all).
+    max_spans_per_s: rows of a table beyond it are not exported as spans, plain ones first (metrics still count them all); they are
+    no losses, but ``unsampled`` in the status. Findings and clock changes are always exported.
     """
 
     protocol: str = "http/protobuf"

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from agent.tables import TABLES
 
-#: Series a metric may have before new ones are folded into one marked ``otel.metric.overflow`` (the SDK's own default).
+#: Series a metric may have before new ones are folded into one marked ``otel.metric.overflow`` (the SDK's own default), or left
+#: out and counted where their sum would mean nothing (``Metric.additive``).
 MAX_SERIES = 2000
 
 
@@ -71,6 +72,11 @@ class Metric:
     def integral(self) -> bool:
         """Whether its values are whole numbers, always."""
         return not self.drift and self.scale == 1 and (not self.value or TABLES[self.table].by_name[self.value].kind in ("i64", "bool"))
+
+    @property
+    def additive(self) -> bool:
+        """Whether rows of several series may share one: neither last values nor running totals may."""
+        return self.instrument != "gauge" and not self.absolute
 
     def attribute(self, column: str) -> str:
         """The exported attribute name of one of ``columns``."""

@@ -40,7 +40,7 @@ class _Lane:
     def __init__(self, signal: str, sender: Sender) -> None:
         self.signal, self.sender = signal, sender
         self.request: _Request | None = None
-        self.sent = self.rejected = self.failures = 0
+        self.sent = self.rejected = self.failures = self.refusals = 0
         self.last_error = ""
         self.not_before = self.begun = 0.0
 
@@ -67,8 +67,9 @@ class _Lane:
         return True
 
     def _settle(self, outcome: Outcome, items: int) -> None:
-        lost = items if outcome.status == "refused" else min(outcome.rejected, items)
+        lost = items if outcome.status == "refused" else max(0, min(outcome.rejected, items))
         self.failures, self.not_before = 0, 0.0
+        self.refusals = self.refusals + 1 if outcome.status == "refused" else 0
         self.sent += items - lost
         self.rejected += lost
         if outcome.message or lost:
@@ -101,7 +102,8 @@ class OtlpExporter:
             self._backlog.put(batch, time.monotonic())
 
     def flush(self, timeout_s: float) -> None:
-        """Sends what waits, children or not, for at most ``timeout_s``; what is left is counted as dropped. Ends the worker."""
+        """Sends what waits, children or not, for at most ``timeout_s``; what is left is counted as dropped, once. Ends the worker."""
+        again = self._stop.is_set()
         self._stop.set()
         for lane in self._lanes.values():
             lane.sender.hurry()
@@ -110,7 +112,8 @@ class OtlpExporter:
         if self._worker.is_alive():
             for lane in self._lanes.values():
                 lane.sender.abort()
-        self._backlog.give_up(sum(lane.request.items for lane in self._lanes.values() if lane.request and lane.signal == "traces"))
+        under_way = [lane.request for lane in self._lanes.values()]
+        self._backlog.give_up(0 if again else sum(request.items for request in under_way if request))
 
     def close(self) -> None:
         self.flush(2.0)
@@ -120,15 +123,19 @@ class OtlpExporter:
         return {**self._backlog.dropped(), "rejected": sum(lane.rejected for lane in self._lanes.values())}
 
     def state(self) -> dict[str, object]:
-        """endpoint protocol state(ok|retrying|down) sent_spans sent_points rejected dropped unsampled last_error remedy queued_bytes."""
+        """endpoint protocol state(ok|retrying|down) sent_spans sent_points rejected dropped unsampled last_error remedy queued_bytes.
+
+        down: three requests of a signal in a row failed or were refused.  unsampled: rows beyond max_spans_per_s, which are no losses.
+        """
         lanes = self._lanes
         worst = max((lane for lane in lanes.values()), key=lambda lane: lane.failures, default=None)
         failures = worst.failures if worst else 0
+        refusals = max((lane.refusals for lane in lanes.values()), default=0)
         target = self._config.traces or self._config.metrics
         # A timeout bounds each wait for the network; an answer that comes byte by byte goes on for ever.
         stuck_s = max((lane.stuck_s() for lane in lanes.values()), default=0.0)
         stuck = f"the collector has not answered whole for {stuck_s:.0f} s" if target and stuck_s > 2 * target.timeout_s else ""
-        state = "down" if self._failure or stuck or failures >= _DOWN_AFTER else "retrying" if failures else "ok"
+        state = "down" if self._failure or stuck or max(failures, refusals) >= _DOWN_AFTER else "retrying" if failures else "ok"
         error = self._failure or stuck or next((lane.last_error for lane in ([worst] if worst and failures else list(lanes.values())) if lane.last_error), "")
         losses = self.losses()
         return {

@@ -34,7 +34,7 @@ class PointEncoder:
     start_ns: int
     _sent: dict[tuple[str, Attributes], Series] = field(default_factory=dict)
     _next: dict[tuple[str, Attributes], Series] = field(default_factory=dict)
-    _begins: dict[tuple[str, Attributes], int] = field(default_factory=dict)
+    _begins: dict[tuple[str, Attributes], tuple[int, int]] = field(default_factory=dict)
     _sent_wall: int = 0
     _next_at: tuple[int, int] = (0, 0)
 
@@ -43,28 +43,38 @@ class PointEncoder:
         now_wall = int(self.to_wall(np.array([now_ns]))[0])
         # Intervals follow one another without a gap; where the wall clock went back, this one keeps its true length.
         start = self._sent_wall if 0 < self._sent_wall < now_wall else now_wall - (now_ns - self.start_ns)
-        delta = self.temporality == "delta"
+        delta, last_wall = self.temporality == "delta", self._next_at[1]
+        begins: dict[tuple[str, Attributes], tuple[int, int]] = {}
         out, points = [], 0
         self._next, self._next_at = {}, (now_ns, now_wall)
         for metric, series in collected:
             message = MetricMessage(name=metric.name, unit=metric.unit, description=metric.description)
             for s in series:
-                before = self._sent.get((metric.name, s.attributes)) if delta else None
-                since = start if delta else self._begin(metric, s, now_wall)
+                key, since = (metric.name, s.attributes), start
+                before = self._sent.get(key) if delta else None
+                if before and before.since_ns != s.since_ns:
+                    before = None  # of an earlier series of that name, which had made room
+                if not delta and metric.instrument != "gauge":
+                    since = self._begin(self._begins.get(key), s, last_wall, now_wall)
+                    begins[key] = s.since_ns, since
                 points += _add(message, metric, s, before, (since, now_wall), delta)
                 if delta and metric.instrument != "gauge":
-                    self._next[metric.name, s.attributes] = s
+                    self._next[key] = s
             if message.WhichOneof("data"):
                 out.append(message.SerializeToString())
+        self._begins = begins
         return out, points
 
-    def _begin(self, metric: Metric, s: Series, now_wall: int) -> int:
-        """A cumulative series' start, converted once: a start that moved would mean a reset. It moves if the clock went behind it."""
-        key = (metric.name, s.attributes)
-        begin = self._begins.get(key)
-        if begin is None or begin > now_wall:
-            begin = self._begins[key] = min(int(self.to_wall(np.array([s.since_ns]))[0]), now_wall)
-        return begin
+    def _begin(self, known: tuple[int, int] | None, s: Series, last_wall: int, now_wall: int) -> int:
+        """A cumulative series' start, converted once: a start that moved would mean a reset. It moves if the clock went behind it.
+
+        One that is new lies behind all points of the last export, where an earlier series of its name may have been.
+        """
+        same = known is not None and known[0] == s.since_ns
+        if known and same and known[1] <= now_wall:
+            return known[1]
+        begin = int(self.to_wall(np.array([s.since_ns]))[0])
+        return min(begin if same else max(begin, last_wall), now_wall)
 
     def committed(self) -> None:
         """What ``encode`` returned last was accepted or given up: the next delta starts where it ended."""

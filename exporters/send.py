@@ -7,14 +7,19 @@ its minor version and tests/unit/test_otlp_client.py holds it to what is used he
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from exporters.config import Target
 
 if TYPE_CHECKING:
+    from google.protobuf.message import Message
     from opentelemetry.exporter.http.transport._base import BaseHTTPResult
 
+PROTOBUF = "application/x-protobuf"
+#: Types under which a body is taken for protobuf: its own, its registered one, none, and what is said where nobody cared.
+_BINARY = frozenset({PROTOBUF, "application/protobuf", "application/octet-stream", ""})
 _RETRYABLE = frozenset({429, 502, 503, 504})
 _log = logging.getLogger("tickscope.otlp")
 _log.addHandler(logging.NullHandler())
@@ -71,7 +76,7 @@ class HttpSender:
         self._client = _OTLPHTTPClient(
             transport=self._transport, endpoint=target.endpoint, kind="spans" if signal == "traces" else "metrics", timeout=target.timeout_s,
             compression=Compression.from_str(target.compression), logger=_log,
-            headers={"content-type": "application/x-protobuf", "user-agent": "tickscope", **dict(target.headers)},
+            headers={"content-type": PROTOBUF, "user-agent": "tickscope", **dict(target.headers)},
         )
 
     def send(self, data: bytes) -> Outcome:
@@ -81,7 +86,7 @@ class HttpSender:
         if result.status_code is None or last is None:
             return Outcome("retry", message=_reason(result.error) if result.error else "no answer")
         if 200 <= result.status_code < 300:
-            return accepted(self._signal, last.content())
+            return accepted(self._signal, last.content(), last.headers().get("content-type", ""))
         message = f"HTTP {result.status_code} {result.reason or ''}".strip()
         if result.status_code in _RETRYABLE:
             return Outcome("retry", message=message, retry_after_s=self._retry_after(last) or 0.0)
@@ -97,20 +102,42 @@ class HttpSender:
         self._client.shutdown()
 
 
-def accepted(signal: str, body: bytes) -> Outcome:
-    """Reads the answer to an accepted request: ExportTraceServiceResponse or ExportMetricsServiceResponse, serialised."""
+def accepted(signal: str, body: bytes, content_type: str = PROTOBUF) -> Outcome:
+    """Reads the answer to an accepted request: ExportTraceServiceResponse or ExportMetricsServiceResponse, serialised.
+
+    ``refused`` where it is something else, as from a web server that answers everybody: nothing says that somebody kept the items.
+    Empty is a success under any type, as Prometheus answers; JSON is read too, which some servers answer in spite of the specification.
+    """
     from google.protobuf.message import DecodeError
     from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
+    kind = content_type.partition(";")[0].strip().lower()
+    answer = ExportTraceServiceResponse() if signal == "traces" else ExportMetricsServiceResponse()
     try:
-        if signal == "traces":
-            spans = ExportTraceServiceResponse.FromString(body).partial_success
-            return Outcome("sent", spans.rejected_spans, spans.error_message)
-        points = ExportMetricsServiceResponse.FromString(body).partial_success
+        if kind == "application/json" and body:
+            _read_json(body, answer)
+        elif kind in _BINARY:
+            answer.ParseFromString(body)
+        elif body:
+            raise DecodeError(kind)
     except DecodeError:
-        return Outcome("sent", message="the answer is not an OTLP response: is this a collector?")
-    return Outcome("sent", points.rejected_data_points, points.error_message)
+        return Outcome("refused", message=f"the answer ({kind[:50] or 'without a type'}) is not an OTLP response: is this a collector?")
+    partial = answer.partial_success
+    return Outcome("sent", partial.rejected_spans if signal == "traces" else partial.rejected_data_points, partial.error_message)
+
+
+def _read_json(body: bytes, answer: Message) -> None:
+    """Raises DecodeError where it is not a JSON object, or its known fields have other types."""
+    from google.protobuf.json_format import ParseDict, ParseError
+    from google.protobuf.message import DecodeError
+
+    if not body.lstrip().startswith(b"{"):
+        raise DecodeError
+    try:
+        ParseDict(json.loads(body), answer, ignore_unknown_fields=True)
+    except (ParseError, RecursionError, ValueError) as error:
+        raise DecodeError from error
 
 
 def _reason(error: BaseException) -> str:

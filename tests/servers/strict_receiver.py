@@ -33,13 +33,17 @@ class ViolationError(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """How to answer one request. hang: not at all, until the receiver is closed.  drop: close the connection in the middle."""
+    """How to answer one request. hang: not at all, until the receiver is closed.  drop: close the connection in the middle.
+
+    body and content_type (none: no header) are HTTP's; without a body the right one is sent.
+    """
 
     status: int = 200
     retry_after: str = ""
     rejected: int = 0
     message: str = ""
     body: bytes | None = None
+    content_type: str = "application/x-protobuf"
     hang: bool = False
     drop: bool = False
 
@@ -223,7 +227,8 @@ class _HttpServer:
                 self.send_response(status)
                 if answer.retry_after:
                     self.send_header("retry-after", answer.retry_after)
-                self.send_header("content-type", "application/x-protobuf")
+                if answer.content_type:
+                    self.send_header("content-type", answer.content_type)
                 self.send_header("content-length", str(len(out or b"")))
                 self.end_headers()
                 self.wfile.write(out or b"")

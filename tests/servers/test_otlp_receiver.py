@@ -202,8 +202,50 @@ def test_odd_answers_are_accounted_for(answer: Answer, started: list[OtlpExporte
         until(lambda: sink.state()["sent_spans"] + sink.state()["rejected"] == 7, "an end of the request")  # type: ignore[operator]
         if not answer.drop:
             assert sink.state()["last_error"]
-        assert sink.losses()["rejected"] == (7 if answer.status == 301 else 0)
+        assert sink.losses()["rejected"] == (0 if answer.drop else 7)
         assert len(receiver.spans) == (0 if answer.status == 301 else 7)
+
+
+HTML = b"<!DOCTYPE html>\n<html><body>It works!</body></html>"
+JSON = "application/json; charset=utf-8"
+
+
+@pytest.mark.parametrize(("content_type", "body", "rejected"), [
+    ("application/x-protobuf", b"", 0), ("", b"", 0), ("text/html", b"", 0), ("application/json", b"", 0),  # as Prometheus answers, and frameworks
+    ("", b"\n\x02\x08\x05", 5), ("application/octet-stream", b"\n\x02\x08\x05", 5), ("Application/X-Protobuf; a=b", b"\n\x02\x08\x05", 5),
+    (JSON, b"{}", 0), (JSON, b' {"partialSuccess": {"rejectedSpans": "5"}, "took": 3}', 5),  # as servers answer that only know JSON
+    ("text/html; charset=utf-8", HTML, 7), ("", HTML, 7), ("application/x-protobuf", HTML, 7), ("text/plain", b"\n\x00", 7),
+    (JSON, b"[]", 7), (JSON, b'"OK"', 7), (JSON, b"{", 7), (JSON, b'{"partialSuccess": 1}', 7), (JSON, b'{"x":' + b"[" * 100_000, 7), (JSON, b"\xff", 7),
+])
+def test_only_an_otlp_response_says_that_spans_arrived(content_type: str, body: bytes, rejected: int, started: list[OtlpExporter]) -> None:
+    """The specification's own answer, what real servers send instead of it, and what no collector sends."""
+    with StrictReceiver() as receiver:
+        receiver.answers.append(Answer(content_type=content_type, body=body))
+        sink = exporter(f"http://127.0.0.1:{receiver.port}", MetricStore())
+        started.append(sink)
+        sink.offer(make("clock_change", 7, t_ns=boot_ns(), kind=0))
+        until(lambda: sink.state()["sent_spans"] + sink.state()["rejected"] == 7, "an end of the request")  # type: ignore[operator]
+        state = sink.state()
+        assert (state["sent_spans"], sink.losses()["rejected"]) == (7 - rejected, rejected)
+        assert ("is not an OTLP response" in str(state["last_error"])) == (rejected == 7)
+        assert receiver.requests == 1
+
+
+def test_a_web_server_that_answers_everybody_is_no_collector(started: list[OtlpExporter]) -> None:
+    with StrictReceiver() as receiver:
+        receiver.answers.extend([Answer(content_type="text/html", body=HTML)] * 1000)
+        store = MetricStore()
+        store.offer(make("tcp_reset", 1, t_ns=boot_ns()))
+        sink = exporter(f"http://127.0.0.1:{receiver.port}", store, interval_s=0.1)
+        started.append(sink)
+        sink.offer(make("clock_change", 50, t_ns=boot_ns(), kind=0))
+        until(lambda: sink.state()["state"] == "down" and sink.losses()["rejected"] >= 52, "being down")
+        state = sink.state()
+        assert (state["sent_spans"], state["sent_points"]) == (0, 0)
+        assert "text/html" in str(state["last_error"])
+        assert str(state["remedy"]).startswith("check the endpoint")
+        receiver.answers.clear()
+        until(lambda: sink.state()["state"] == "ok", "a collector in its place")
 
 
 def test_a_dead_collector_costs_only_the_oldest_spans(protocol: str, started: list[OtlpExporter]) -> None:
@@ -246,6 +288,21 @@ def _close_while_hanging(port: int, protocol: str) -> None:
     closer.join(15)
     assert not closer.is_alive()
     assert sink.losses()["shutdown"] == 19
+
+
+def test_spans_and_points_that_nobody_took_are_lost_at_shutdown(protocol: str, started: list[OtlpExporter]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    store = MetricStore()
+    store.offer(make("tcp_reset", 7, t_ns=boot_ns(), comm=[b"a", b"b"] * 3 + [b"b"]))
+    sink = exporter(f"http://127.0.0.1:{port}", store, protocol=protocol, timeout_s=1, interval_s=0.2)
+    started.append(sink)
+    sink.offer(make("clock_change", 50, t_ns=boot_ns(), kind=0))
+    until(lambda: bool(sink._lanes) and all(lane.request for lane in sink._lanes.values()), "both requests")
+    sink.close()
+    assert sink.losses() == {"queue_full": 0, "shutdown": 50 + 2, "rejected": 0}
+    sink.close()
+    assert sink.losses()["shutdown"] == 50 + 2
 
 
 def test_the_grpc_process_is_started_again(started: list[OtlpExporter]) -> None:

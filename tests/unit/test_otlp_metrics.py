@@ -11,8 +11,8 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric as MetricMessage
 from agent.batch import make
 from agent.columns import NULL_I64
 from agent.tables import TABLES
-from exporters.aggregate import DRIFT_SPAN_NS, GAUGE_TTL_NS, OVERFLOW, MetricStore, Series
-from exporters.metrics import METRICS, Metric
+from exporters.aggregate import DRIFT_SPAN_NS, GAUGE_TTL_NS, OVERFLOW, SERIES_TTL_NS, MetricStore, Series
+from exporters.metrics import MAX_SERIES, METRICS, Metric
 from exporters.points import PointEncoder
 
 _S = 10**9
@@ -116,6 +116,83 @@ def test_series_beyond_the_bound_go_into_one_that_says_so() -> None:
     assert len(series) == 5
     assert series[OVERFLOW] == 2 * 93
     assert sum(series.values()) == 2 * 97
+
+
+def _drops(store: MetricStore, devices: list[bytes], t_ns: int, drops: object) -> None:
+    kind = TABLES["socket_queue"].code("kind", "qdisc")
+    store.offer(make("socket_queue", len(devices), t_ns=t_ns, kind=kind, device=devices, comm=b"", queue=1, drops=drops))
+
+
+def test_running_totals_and_last_values_beyond_the_bound_are_left_out_and_counted() -> None:
+    """Totals of two devices in one series would be a reset at each turn: 60 polls of two constant ones made 60,000,005 drops."""
+    store, polls, beyond = MetricStore(), 60, 2100 - (MAX_SERIES - 1)
+    _drops(store, [b"past%d" % i for i in range(2100)], 1, 0)
+    store.collect()
+    for poll in range(polls):
+        _drops(store, [b"one", b"two"], 2 + poll, [1_000_000, 5])
+        store.collect()
+    for name in ("tickscope.socket.queue.drops", "tickscope.socket.queue"):
+        series = _series(store, name)
+        assert len(series) == MAX_SERIES - 1
+        assert OVERFLOW not in [s.attributes for s in series]
+    assert sum(s.value for s in _series(store, "tickscope.socket.queue.drops")) == 0
+    assert store.losses() == {"series_limit": 2 * (beyond + 2 * polls)}  # of the drops and of the queue's length
+
+
+def test_who_was_not_seen_for_long_makes_room() -> None:
+    store = MetricStore(max_series=4)
+
+    def reset(*names: bytes, t_ns: int) -> set[object]:
+        store.offer(make("tcp_reset", len(names), t_ns=t_ns, comm=names))
+        return {dict(s.attributes).get("process.command", "overflow") for s in _series(store, "tickscope.tcp.resets")}
+
+    assert reset(b"a", b"b", t_ns=1) == {"a", "b"}
+    assert reset(b"c", t_ns=_S) == {"a", "b", "c"}
+    assert reset(b"c", t_ns=_S + SERIES_TTL_NS) == {"a", "b", "c"}  # who needs no room takes none
+    assert reset(b"d", t_ns=_S + SERIES_TTL_NS) == {"c", "d"}
+    assert reset(b"e", b"f", t_ns=_S + SERIES_TTL_NS) == {"c", "d", "e", "overflow"}
+    assert store.losses() == {"series_limit": 0}
+
+
+def test_a_gauge_that_is_not_shown_makes_room_for_one_that_is() -> None:
+    store = MetricStore(max_series=3)
+    for t_ns, names in ((1, (b"a", b"b")), (1 + GAUGE_TTL_NS, (b"c", b"d"))):
+        store.offer(make("queue_lag", 2, t_ns=t_ns, destination=names, lag_messages=7))
+        assert {dict(s.attributes)["messaging.destination.name"].encode() for s in _series(store, "tickscope.queue.lag")} == set(names)
+    assert store.losses() == {"series_limit": 0}
+
+
+def _points(encoder: PointEncoder, store: MetricStore, now: int) -> dict[str, tuple[int, int, int]]:
+    """(start, end, value) of the resets of each command, CLOCK_BOOTTIME ns."""
+    messages = [MetricMessage.FromString(m) for m in encoder.encode([c for c in store.collect() if c[0].name == "tickscope.tcp.resets"], now)[0]]
+    encoder.committed()
+    points = [p for m in messages for p in m.sum.data_points]
+    return {p.attributes[0].value.string_value: (p.start_time_unix_nano - _EPOCH, p.time_unix_nano - _EPOCH, p.as_int) for p in points}
+
+
+_EPOCH = 1_700_000_000 * _S
+
+
+@pytest.mark.parametrize("temporality", ["cumulative", "delta"])
+@pytest.mark.parametrize("between", [True, False])
+def test_a_series_that_comes_back_begins_anew(temporality: str, between: bool) -> None:
+    """Whether or not an export lay between its end and its return; what it counts anew follows what it had counted."""
+    store, encoder, late = MetricStore(max_series=3), PointEncoder(temporality, lambda t: t + _EPOCH, 0), 2 * _S + SERIES_TTL_NS
+    store.offer(make("tcp_reset", 9, t_ns=_S, comm=[b"a"] * 5 + [b"b"] * 4))
+    assert _points(encoder, store, 2 * _S)["a"][1:] == (2 * _S, 5)
+    store.offer(make("tcp_reset", 1, t_ns=late, comm=b"c"))
+    if between:
+        assert _points(encoder, store, late + _S) == {"c": (late if temporality == "cumulative" else 2 * _S, late + _S, 1)}
+    else:
+        store.collect()
+    before = late + _S if between else 2 * _S
+    # One row was drained late: it is older than the last export.
+    store.offer(make("tcp_reset", 3, t_ns=[_S + 7, late + 3 * _S, late + 3 * _S], comm=b"a"))
+    assert _points(encoder, store, late + 4 * _S)["a"] == (before, late + 4 * _S, 3)
+    store.offer(make("tcp_reset", 2, t_ns=late + 5 * _S, comm=b"a"))
+    again = (before, late + 6 * _S, 5) if temporality == "cumulative" else (late + 4 * _S, late + 6 * _S, 2)
+    assert _points(encoder, store, late + 6 * _S)["a"] == again
+    assert len(encoder._begins) == (2 if temporality == "cumulative" else 0)  # what is known of the past stays bounded
 
 
 def test_a_servers_peers_are_one_series() -> None:
