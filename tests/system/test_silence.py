@@ -7,10 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from tests.system.agent import Agent
 
@@ -92,18 +95,25 @@ def running(*command: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait(20)
 
 
-def test_a_healthy_busy_host_has_no_finding(start: Callable[..., Agent], tmp_path: Path) -> None:
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A directory that nginx's worker may read; those above tmp_path are closed to it by each other pytest that starts."""
+    with tempfile.TemporaryDirectory(prefix="tickscope-test-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_a_healthy_busy_host_has_no_finding(start: Callable[..., Agent], public: Path) -> None:
     redis, plain, tls = free_port(), free_port(), free_port()
-    tmp_path.parent.parent.chmod(0o755), tmp_path.parent.chmod(0o755), tmp_path.chmod(0o755)  # for nginx's worker
-    (tmp_path / "page").write_bytes(b"x" * 20_000)
-    (tmp_path / "nginx.conf").write_text(NGINX.format(directory=tmp_path, plain=plain, tls=tls))
+    (public / "page").write_bytes(b"x" * 20_000)
+    (public / "nginx.conf").write_text(NGINX.format(directory=public, plain=plain, tls=tls))
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=localhost",
-         "-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "cert")], check=True, capture_output=True,
+         "-keyout", str(public / "key"), "-out", str(public / "cert")], check=True, capture_output=True,
     )  # fmt: skip
     with (
-        running("redis-server", "--port", str(redis), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)),
-        running("nginx", "-e", str(tmp_path / "nginx.log"), "-c", str(tmp_path / "nginx.conf")),
+        running("redis-server", "--port", str(redis), "--bind", "127.0.0.1", "--save", "", "--dir", str(public)),
+        running("nginx", "-e", str(public / "nginx.log"), "-c", str(public / "nginx.conf")),
     ):
         for port in (redis, plain, tls):
             listening(port)
