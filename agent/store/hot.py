@@ -116,9 +116,8 @@ class HotStore:
             self._maintain()
             if self._fd < 0:
                 self._open_next()
-            self._write(self._held + new, tick_ns)
-            if self._failure is not None:
-                self._recovered()
+            self._write([*self._held, *self._untold(), *new], tick_ns)
+            self._held, self._held_bytes, self._outage, self._failure = [], 0, {}, None
         except OSError as error:
             self._failure = error
             self._retry_at = _boot_ns() + _RETRY_NS
@@ -145,19 +144,29 @@ class HotStore:
                 "dropped_rows": sum(self._dropped.values())}
 
     def close(self) -> None:
-        """End the segment cleanly and give up the lock. What still waits is tried once more, then counted as dropped."""
+        """End the segment and give up the lock. What still waits is tried once more, then counted as dropped.
+
+        Where a full disk has no room for that count either, the segment does not end cleanly, so that the next start reports a gap.
+        """
         if self._dir_fd < 0:
             return
-        self._retry_at = 0
-        if self._held or self._failure is not None:
-            self.append([])
-        self._end()
+        self._retry()
+        if self._held:
+            while self._held:
+                self._drop_oldest()
+            self._retry()
+        self._end(clean=not self._outage)
         if self._sealer is not None:
             self._sealer.close()
         os.ftruncate(self._lock_fd, 0)
         os.close(self._lock_fd)
         os.close(self._dir_fd)
         self._dir_fd = -1
+
+    def _retry(self) -> None:
+        if self._failure is not None:
+            self._retry_at = 0
+            self.append([])
 
     def _write(self, batches: list[Batch], tick_ns: int | None) -> None:
         """All or nothing. Raises OSError; then the segment ends where it ended before."""
@@ -188,19 +197,18 @@ class HotStore:
         self._held += [Batch(b.table, b.rows.copy()) for b in batches]
         self._held_bytes += sum(b.rows.nbytes for b in batches)
         while self._held_bytes > self.limits.buffer_bytes:
-            table, rows = self._held.pop(0)
-            self._held_bytes -= rows.nbytes
-            count, start, end = self._outage.get(table, (0, int(rows["t_ns"].min()), int(rows["t_ns"].max())))
-            self._outage[table] = (count + len(rows), min(start, int(rows["t_ns"].min())), max(end, int(rows["t_ns"].max())))
-            self._dropped[table] = self._dropped.get(table, 0) + len(rows)
+            self._drop_oldest()
 
-    def _recovered(self) -> None:
-        """Everything held is written: say what was dropped meanwhile. Raises OSError while even that has no room."""
-        self._held, self._held_bytes = [], 0
-        if self._outage:
-            self._write([_losses((table, *lost) for table, lost in self._outage.items())], None)
-        self._outage = {}
-        self._failure = None
+    def _drop_oldest(self) -> None:
+        table, rows = self._held.pop(0)
+        self._held_bytes -= rows.nbytes
+        count, start, end = self._outage.get(table, (0, int(rows["t_ns"].min()), int(rows["t_ns"].max())))
+        self._outage[table] = (count + len(rows), min(start, int(rows["t_ns"].min())), max(end, int(rows["t_ns"].max())))
+        self._dropped[table] = self._dropped.get(table, 0) + len(rows)
+
+    def _untold(self) -> list[Batch]:
+        """What says which rows were dropped since writing failed."""
+        return [_losses((table, *lost) for table, lost in self._outage.items())] if self._outage else []
 
     def _maintain(self) -> None:
         if self._fd >= 0 and not os.fstat(self._fd).st_nlink:  # Somebody removed the file: nobody could read what goes into it.
@@ -249,9 +257,10 @@ class HotStore:
         self._fd, self._seq, self._encoder = fd, self._seq + 1, Encoder()
         self._size, self._rows, self._opened_ns = len(head), 0, now
 
-    def _end(self) -> None:
+    def _end(self, *, clean: bool) -> None:
         if self._fd >= 0:
-            _write_end(self._fd)
+            if clean:
+                _write_end(self._fd)
             os.close(self._fd)
             self._fd = -1
 

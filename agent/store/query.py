@@ -20,7 +20,7 @@ import numpy as np
 from agent.clock.history import Converted, History
 from agent.columns import NULL_I64
 from agent.errors import UNREACHABLE, USAGE, AgentError
-from agent.store import damage, segments
+from agent.store import damage, removed, segments
 from agent.store.damage import unreadable
 from agent.store.names import columns, quote, unknown
 from agent.store.reader import Sealed, Snapshot, merged, snapshot
@@ -106,9 +106,9 @@ class Session:
 
     @property
     def notes(self) -> list[str]:
-        """What could not be read, and that nobody writes, in words."""
+        """What could not be read or was removed, and that nobody writes, in words."""
         lost = [damage.note(one, table, self._damaged[file]) for file, one, table in self._lost()]
-        return [*dict.fromkeys([*self._silence(), *self._taken.notes, *lost])]
+        return [*dict.fromkeys([*self._silence(), *self._removed(), *self._taken.notes, *lost])]
 
     @property
     def written_since_ns(self) -> int | None:
@@ -124,6 +124,11 @@ class Session:
             return ["no agent has written this store since this host was booted"]
         age = timedelta(seconds=max(0, time.clock_gettime_ns(time.CLOCK_BOOTTIME) - taken.end_ns) // 10**9)
         return [f"no agent writes this store now; its newest row is {age} old (hours, minutes, seconds)"]
+
+    def _removed(self) -> list[str]:
+        """That retention removed rows which the window asks for; findings have limits of their own."""
+        text = None if self._tables == ["finding"] else removed.note(self._taken.oldest, self.window.since, self.wall)
+        return [] if text is None else [text]
 
     def run(self, sql: str) -> Result:
         """Raises AgentError: exit 2 for SQL that does not parse, bind or convert; 4 where files keep vanishing."""

@@ -28,11 +28,12 @@ class HotRows(NamedTuple):
 
 
 class Sealed(NamedTuple):
-    """One sealed segment; tables: per table its rows (-1 unknown), min_t_ns and max_t_ns."""
+    """One sealed segment; tables: per table its rows (-1 unknown), min_t_ns and max_t_ns. thin: retention left no other tables."""
 
     name: str
     head: Head
     tables: dict[str, dict[str, int]]
+    thin: bool = False
 
 
 @dataclass
@@ -40,6 +41,7 @@ class Snapshot:
     """hot: rows by table, in segment order. boots: boot ids, oldest first. notes: what could not be read, in words.
 
     writer: pid of the agent that adds to it. end_ns: the newest time, CLOCK_BOOTTIME of the last boot, null where nothing is in it.
+    oldest: head of the oldest whole segment, where there were some before it that are removed, or thin.
     """
 
     hot: dict[str, list[HotRows]] = field(default_factory=dict)
@@ -48,6 +50,7 @@ class Snapshot:
     notes: list[str] = field(default_factory=list)
     writer: int | None = None
     end_ns: int = NULL_I64
+    oldest: Head | None = None
 
 
 def snapshot(path: str | Path, tables: frozenset[str]) -> Snapshot:
@@ -77,6 +80,7 @@ def _take(dir_fd: int, tables: frozenset[str]) -> Snapshot:
     taken = Snapshot(writer=segments.writer(dir_fd))
     heads: list[tuple[int, Head]] = []
     ends: dict[str, int] = {}
+    whole = [*listed.hot]
     for seq in listed.hot:
         decoder, last = Decoder(tables), NULL_I64
         for frame in decoder.feed(segments.read_bytes(dir_fd, segments.hot_name(seq))):
@@ -105,7 +109,11 @@ def _take(dir_fd: int, tables: frozenset[str]) -> Snapshot:
             # Gone with its segment, which is for the caller, or damaged: the rows are in other files.
             one = _headless(name, segments.names_in(dir_fd, name))
             taken.notes.append(f"{name}/{segments.HEAD} is damaged ({type(error).__name__}): its rows are shown, their order between boots may be wrong")
+        if not one.thin:
+            whole.append(seq)
         taken.sealed.append(one)
+    if whole and min(whole) > 1:
+        taken.oldest = next((head for seq, head in sorted(heads) if seq in whole), None)
     taken.boots = list(dict.fromkeys(head.boot_id for _, head in sorted(heads, key=lambda h: h[0])))
     taken.end_ns = ends.get(taken.boots[-1], NULL_I64) if taken.boots else NULL_I64
     return taken
@@ -113,7 +121,7 @@ def _take(dir_fd: int, tables: frozenset[str]) -> Snapshot:
 
 def _sealed(name: str, doc: dict[str, Any]) -> Sealed:
     tables = {t: {key: int(span[key]) for key in ("rows", "min_t_ns", "max_t_ns")} for t, span in doc["tables"].items()}
-    return Sealed(name, Head(*(doc[field] for field in Head._fields)), tables)
+    return Sealed(name, Head(*(doc[field] for field in Head._fields)), tables, doc.get("thin") is True)
 
 
 def _headless(name: str, files: list[str]) -> Sealed:

@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import sys
-import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from agent.batch import make
 from agent.columns import NULL_I64
 from agent.store import UNREADABLE, segments
 from agent.store.frames import Decoder, Kind
+from agent.store.lived import Lived, running
 from agent.tables import TABLES
 
 if TYPE_CHECKING:
@@ -34,7 +35,12 @@ _KEPT_LONG = ("finding", "clock_offset")
 
 @dataclasses.dataclass(frozen=True)
 class Retention:
-    """max_bytes, max_age_s: of sealed segments. findings_max_bytes, findings_max_age_s: of what is left of older ones."""
+    """max_bytes, max_age_s: of sealed segments. findings_max_bytes, findings_max_age_s: of what is left of older ones.
+
+    Ages are told by the store's own clock (agent/store/lived.py), whatever the wall clock does: CLOCK_BOOTTIME, added up over
+    the boots of which the store knows. While the host is off, or in the hours of a boot before its first or after its last
+    agent, nothing ages: segments may be kept longer than a calendar says, never shorter; max_bytes bounds them all the same.
+    """
 
     max_bytes: float
     max_age_s: float
@@ -78,22 +84,25 @@ class _Writers:
             file.close()
 
 
-def seal(seq: int) -> None:
-    """Seal ``hot-SEQ.tsl`` of the current directory. Raises ValueError where its head cannot be read, OSError."""
+def seal(seq: int, lived: Lived) -> None:
+    """Seal ``hot-SEQ.tsl`` of the current directory; the store's clock is moved on to the segment's last tick.
+
+    Raises ValueError where its head cannot be read, OSError.
+    """
     name, folder = segments.hot_name(seq), segments.sealing_name(seq)
     if not os.path.isdir(segments.sealed_name(seq)):
         os.mkdir(folder, 0o750)
-        _convert(name, folder)
+        _convert(name, folder, lived)
         _sync(folder)
         os.rename(folder, segments.sealed_name(seq))
         _sync(".")
     os.unlink(name)
 
 
-def _convert(name: str, folder: str) -> None:
+def _convert(name: str, folder: str, lived: Lived) -> None:
     decoder = Decoder()
     writers: _Writers | None = None
-    last = NULL_I64
+    last = tick = NULL_I64
     with open(name, "rb") as file:
         while data := file.read(1 << 20):
             for frame in decoder.feed(data):
@@ -101,6 +110,8 @@ def _convert(name: str, folder: str) -> None:
                     writers = writers or _Writers(folder, decoder.head.boot_id, decoder.head.host)
                     writers.add(frame.table, frame.rows)
                     last = max(last, int(frame.rows["t_ns"].max()))
+                elif frame.kind == Kind.TICK:
+                    tick = max(tick, frame.t_ns)
     head = decoder.head
     if head is None:
         raise ValueError(f"{name}: {decoder.corrupt or 'no head'}")
@@ -109,8 +120,9 @@ def _convert(name: str, folder: str) -> None:
         stage = TABLES["loss"].code("stage", "store")
         writers.add("loss", make("loss", 1, t_ns=max(last, head.created_ns), stage=stage, source="segment", from_ns=last).rows)
     writers.close()
+    lived.reach(head.boot_id, head.created_ns, tick)  # Not to the last row: what others report may lie anywhere.
     with open(f"{folder}/{segments.HEAD}", "w", encoding="utf-8") as out:
-        json.dump({**head._asdict(), "tables": writers.tables, "torn_bytes": decoder.pending}, out)
+        json.dump({**head._asdict(), "tables": writers.tables, "torn_bytes": decoder.pending, "lived_ns": lived.lived_ns}, out)
 
 
 def _sync(folder: str) -> None:
@@ -128,8 +140,8 @@ def _fsync(path: str, flags: int) -> None:
         os.close(fd)
 
 
-def retain(limits: Retention) -> None:
-    """Remove the oldest sealed segments of the current directory, beyond these limits.
+def retain(limits: Retention, lived: Lived) -> None:
+    """Remove the oldest sealed segments of the current directory, beyond these limits at this time of the store's clock.
 
     First a segment loses its bulk: findings, and the offset history that dates them, stay. What is left goes when it is
     beyond limits of its own.
@@ -145,7 +157,7 @@ def retain(limits: Retention) -> None:
     whole = [seq for seq in listed.sealed if seq not in set(thin)]
     total += sum(sizes[seq] for seq in whole)
     for seq in whole:
-        if total <= limits.max_bytes and _age_s(seq) <= limits.max_age_s:
+        if total <= limits.max_bytes and _age_s(seq, lived) <= limits.max_age_s:
             break
         _thin(seq)
         total -= sizes[seq]
@@ -154,7 +166,7 @@ def retain(limits: Retention) -> None:
     for seq in sorted(filter(_drop_bulk, thin), reverse=True):
         name = segments.sealed_name(seq)
         kept += sum(entry.stat().st_size for entry in os.scandir(name))
-        if kept > limits.findings_max_bytes or _age_s(seq) > limits.findings_max_age_s:
+        if kept > limits.findings_max_bytes or _age_s(seq, lived) > limits.findings_max_age_s:
             shutil.rmtree(name)
 
 
@@ -163,19 +175,19 @@ def _head(seq: int) -> dict[str, Any]:
         return dict(json.load(file))
 
 
-def _sealed_s(seq: int) -> float:
-    """Unix time at which it was sealed."""
-    return float(_head(seq).get("sealed_s", os.stat(segments.sealed_name(seq)).st_mtime))
+def _sealed_ns(seq: int) -> int:
+    """The store's clock when it was sealed; its start where that is not known."""
+    return int(_head(seq).get("lived_ns", 0))
 
 
-def _age_s(seq: int) -> float:
-    return time.time() - _sealed_s(seq)
+def _age_s(seq: int, lived: Lived) -> float:
+    return (lived.lived_ns - _sealed_ns(seq)) / 1e9
 
 
 def _thin(seq: int) -> None:
     """Mark that of a segment only what is kept long counts. The mark comes first, so that no reader looks for files that are gone."""
     name, head = segments.sealed_name(seq), _head(seq)
-    head.update(thin=True, sealed_s=_sealed_s(seq), tables={t: v for t, v in head["tables"].items() if t in _KEPT_LONG})
+    head.update(thin=True, tables={t: v for t, v in head["tables"].items() if t in _KEPT_LONG})
     with open(f"{name}/{segments.HEAD}.tmp", "w", encoding="utf-8") as out:
         json.dump(head, out)
     os.rename(f"{name}/{segments.HEAD}.tmp", f"{name}/{segments.HEAD}")
@@ -193,27 +205,38 @@ def _drop_bulk(seq: int) -> bool:
     return True
 
 
-def seal_all(below: int, limits: Retention) -> list[str]:
-    """Seal every hot segment of the current directory below a sequence number, oldest first; what could not be read."""
+def seal_all(below: int, limits: Retention, clock: Callable[[], tuple[str, int]] = running) -> list[str]:
+    """Seal every hot segment of the current directory below a sequence number, oldest first; what could not be read.
+
+    clock: gives the running boot's id and its CLOCK_BOOTTIME, ns. Raises OSError.
+    """
     fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
     try:
         for name in filter(segments.SEALING.fullmatch, os.listdir(fd)):
             shutil.rmtree(name)
         waiting = [seq for seq in segments.hot_files(fd) if seq < below]
+        sealed = segments.listing(fd).sealed
     finally:
         os.close(fd)
-    retain(limits)
+    lived = Lived.load() or Lived(lived_ns=max(map(_sealed_ns, sealed), default=0))
+    retain(limits, lived)
     unreadable = []
-    for seq in waiting:
-        try:
-            seal(seq)
-        except ValueError as error:
-            shutil.rmtree(segments.sealing_name(seq))
-            unreadable.append(str(error))
-        except OSError:  # A full disk: what was written so far would keep it full.
-            shutil.rmtree(segments.sealing_name(seq), ignore_errors=True)
-            raise
-        retain(limits)
+    try:
+        for seq in waiting:
+            try:
+                seal(seq, lived)
+            except ValueError as error:
+                shutil.rmtree(segments.sealing_name(seq))
+                unreadable.append(str(error))
+            except OSError:  # A full disk: what was written so far would keep it full.
+                shutil.rmtree(segments.sealing_name(seq), ignore_errors=True)
+                raise
+            retain(limits, lived)
+    finally:
+        boot_id, now_ns = clock()
+        lived.reach(boot_id, now_ns, now_ns)
+        retain(limits, lived)
+        lived.save()
     return unreadable
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -220,7 +221,7 @@ def test_segments_of_a_crashed_agent_are_sealed_by_the_next(tmp_path: Path) -> N
     store._sealer.wait(60)
     assert store.state()["state"] == "ok"
     store.close()
-    assert {p.name for p in tmp_path.iterdir()} == {"sealed-00000001", "hot-00000002.tsl", "lock", "seal.lock"}
+    assert {p.name for p in tmp_path.iterdir()} == {"sealed-00000001", "hot-00000002.tsl", "lock", "seal.lock", "age.json"}
     assert ask(tmp_path, "SELECT count(*) FROM tcp_reset", "tcp_reset") == [(17,)]
 
 
@@ -270,7 +271,8 @@ def test_retention_removes_the_oldest_by_size_and_by_age(tmp_path: Path) -> None
     one = sum(file.stat().st_size for file in (tmp_path / segments.sealed_name(1)).iterdir())
     seal_now(tmp_path, max_bytes=3 * one + one // 2)
     assert ask(tmp_path, "SELECT t_ns FROM tcp_reset GROUP BY 1 ORDER BY 1", "tcp_reset") == [(2,), (3,), (4,)]
-    os.utime(tmp_path / segments.sealed_name(3), (1, 1))
+    head = tmp_path / segments.sealed_name(3) / segments.HEAD
+    head.write_text(json.dumps({**json.loads(head.read_text()), "lived_ns": -7200 * 10**9}))
     seal_now(tmp_path, max_age_s=3600)
     assert ask(tmp_path, "SELECT t_ns FROM tcp_reset GROUP BY 1 ORDER BY 1", "tcp_reset") == [(3,), (4,)]
 

@@ -1,0 +1,33 @@
+"""What retention removed, in words: the segments of a store are numbered from 1 on, so its oldest whole one tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from agent.clock.instants import dated
+from agent.columns import NULL_I64
+from agent.store.frames import Head
+from agent.store.window import Bound
+
+
+def note(oldest: Head | None, since: Bound | None, wall: Callable[[str, np.ndarray], np.ndarray]) -> str | None:
+    """A note where what is asked for, from ``since`` on, begins before the rows that are left; None where it does not.
+
+    oldest: of the oldest whole segment, None where none before it is missing. wall: boot id, CLOCK_BOOTTIME ns -> Unix ns, arrays
+    of shape (n,); NULL_I64 where not known, and then it is told, as it may.
+    """
+    if oldest is None:
+        return None
+    start = np.array([oldest.created_ns], np.int64)
+    if since is not None:
+        if since.boot_id == oldest.boot_id:
+            reaches = since.t_ns < oldest.created_ns
+        else:
+            begin = int(wall(oldest.boot_id, start)[0])
+            reaches = since.wall_ns is not None and (begin == NULL_I64 or since.wall_ns < begin)
+        if not reaches:
+            return None
+    at = f"boot+{oldest.created_ns // 10**9}.{oldest.created_ns // 10**6 % 1000:03d}"
+    return dated(f"rows before {at} were removed by retention (max_bytes, max_age_days), all but findings", lambda t: wall(oldest.boot_id, t))
