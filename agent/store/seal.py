@@ -171,13 +171,18 @@ def retain(limits: Retention, lived: Lived) -> None:
 
 
 def _head(seq: int) -> dict[str, Any]:
-    with open(f"{segments.sealed_name(seq)}/{segments.HEAD}", encoding="utf-8") as file:
-        return dict(json.load(file))
+    """Without tables, and as old as the store, where it is damaged: no reason to keep the others for ever."""
+    try:
+        with open(f"{segments.sealed_name(seq)}/{segments.HEAD}", encoding="utf-8") as file:
+            head = dict(json.load(file))
+        return head | {"tables": dict(head["tables"]), "lived_ns": int(head.get("lived_ns", 0))}
+    except (FileNotFoundError, KeyError, TypeError, ValueError):
+        return {"tables": {}, "lived_ns": 0}
 
 
 def _sealed_ns(seq: int) -> int:
     """The store's clock when it was sealed; its start where that is not known."""
-    return int(_head(seq).get("lived_ns", 0))
+    return int(_head(seq)["lived_ns"])
 
 
 def _age_s(seq: int, lived: Lived) -> float:

@@ -277,6 +277,21 @@ def test_retention_removes_the_oldest_by_size_and_by_age(tmp_path: Path) -> None
     assert ask(tmp_path, "SELECT t_ns FROM tcp_reset GROUP BY 1 ORDER BY 1", "tcp_reset") == [(3,), (4,)]
 
 
+@pytest.mark.parametrize("content", [None, b"", b"{", b"\xff", b"[]", b"{}", b'{"tables": 3}', b'{"tables": {}, "lived_ns": "x"}'])
+def test_a_damaged_head_does_not_stop_sealing_and_retention(tmp_path: Path, content: bytes | None) -> None:
+    for n in range(4):
+        store = open_store(tmp_path)
+        store.append([make("tcp_reset", 3, t_ns=n)])
+        store.close()
+    seal_now(tmp_path, below=4)
+    one = sum(file.stat().st_size for file in (tmp_path / segments.sealed_name(3)).iterdir())
+    head = tmp_path / segments.sealed_name(2) / segments.HEAD
+    head.unlink() if content is None else head.write_bytes(content)
+    done = seal_now(tmp_path, max_bytes=2 * one + one // 2)
+    assert done.returncode == 0, done.stderr
+    assert ask(tmp_path, "SELECT t_ns FROM tcp_reset GROUP BY 1 ORDER BY 1", "tcp_reset") == [(2,), (3,)]
+
+
 def with_findings(path: Path, n: int) -> None:
     """n sealed segments, of which each second holds a finding."""
     for i in range(n):
