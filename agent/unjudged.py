@@ -29,6 +29,7 @@ class Unjudged:
         self._looked_ns = -_LOOK_NS
         self._told = dict.fromkeys(REASONS, 0)
         self._told_ns = dict.fromkeys(REASONS, -_TELL_NS)
+        self._seen = dict.fromkeys(REASONS, (0, 0))  # count, and when it was first seen
         self._none_ns = dict.fromkeys(REASONS, 0)  # until when nothing was left out that has not been told
 
     def fds(self) -> list[int]:
@@ -52,12 +53,14 @@ class Unjudged:
         stage = TABLES["loss"].code("stage", "intake")
         counts, out = self._losses(), []
         for reason in REASONS:
+            if counts[reason] != self._seen[reason][0]:
+                self._seen[reason] = counts[reason], now_ns
             more = counts[reason] - self._told[reason]
             if more and now_ns - self._told_ns[reason] < every_ns:
                 continue
             if more:
                 out.append(make("loss", 1, t_ns=now_ns, stage=stage, source=f"correlator {reason}".encode(), count=more,
-                                from_ns=max(self._none_ns[reason] - _BEHIND_NS, 0), to_ns=now_ns))  # fmt: skip
+                                from_ns=max(self._none_ns[reason] - _BEHIND_NS, 0), to_ns=self._seen[reason][1]))  # fmt: skip
                 self._told[reason], self._told_ns[reason] = counts[reason], now_ns
             self._none_ns[reason] = now_ns
         return out

@@ -7,11 +7,11 @@ from typing import Any
 
 #: What the correlator left out, by reason (`Correlator.losses`), in words. The rows themselves are stored.
 LEFT_OUT = {
-    "subjects": "seconds of limiters, queues, brokers or listeners, of which there were more than it watches",
+    "subjects": "seconds of limiters, queues, brokers or listeners beyond those it watches",
     "pending": "rows that came faster than it takes them",
     "late": "rows that came too late",
-    "findings": "findings, of which there were more than it follows",
-    "evidence": "rows of evidence, which made room for newer ones",
+    "findings": "findings beyond those it follows",
+    "evidence": "rows of evidence that made room for newer ones",
 }
 
 Gap = dict[str, Any]
@@ -41,5 +41,5 @@ def _lost(alike: list[Gap], stage: str, source: str) -> str:
     count = "an unknown number of" if any(g["count"] is None for g in alike) else sum(g["count"] for g in alike)
     of, _, reason = (source or "").partition(" ")
     if of == "correlator" and reason in LEFT_OUT:
-        return f"not looked at for findings: {count} {LEFT_OUT[reason]}"
+        return f"{count} not looked at for findings ({LEFT_OUT[reason]})"
     return f"{count} records lost in {stage} ({source})"

@@ -85,7 +85,7 @@ def test_what_the_correlator_left_out_is_not_called_lost(tmp_path: Path) -> None
     now = boot_now()
     path = store(tmp_path, lost(now - 90 * S, b"correlator subjects", "intake", count=600), lost(now, b"correlator subjects", "intake", count=500))
     said = tickscope("findings", "--store", path).stderr
-    assert b"gap: not looked at for findings: 1100 seconds of limiters" in said and b"in 2 intervals" in said
+    assert b"gap: 1100 not looked at for findings (seconds of limiters, " in said and b"watches) in 2 intervals, between boot+" in said
     assert b"records lost" not in said and b"see gaps" in said
 
 

@@ -35,8 +35,8 @@ def test_the_first_at_once_then_one_row_a_minute_until_the_end() -> None:
         seen += told(source.drain(now))
     assert [count for _, count, _, _ in seen] == [1, 600, 299]
     assert {name for name, *_ in seen} == {"correlator subjects"}
-    assert [(to - T0) // S for *_, to in seen] == [30, 90, 150]
-    assert seen[0][2] == T0 + 27 * S
+    assert [(to - T0) // S for *_, to in seen] == [30, 90, 120]  # the last is told at 150
+    assert [start for *_, start, _ in seen] == [T0 + 27 * S, T0 + 28 * S, T0 + 88 * S]
     assert all(before[3] >= after[2] for before, after in pairwise(seen))
     counts["late"] += 2
     counts["evidence"] += 9
