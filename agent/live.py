@@ -12,7 +12,7 @@ import sys
 import textwrap
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from agent.status import Status
 
 WINDOW_S = 10
+_SHOWN = 4  # limiters, and queues; the screen has to hold the rest too
 _KEPT = ("tcp_rtt", "tcp_connect", "tls_handshake", "syscall_latency", "slow_syscall", "limiter_decision", "queue_lag", "socket_queue")
 
 
@@ -78,6 +79,12 @@ def _cut(line: str, width: int) -> str:
         parts += [text[:left], escape]
         left -= len(text[:left])
     return "".join(parts)
+
+
+def _more(things: Sized, name: str) -> Iterable[str]:
+    """That not all of them were shown."""
+    if len(things) > _SHOWN:
+        yield f"{'':8}and {len(things) - _SHOWN} more: tickscope {name}"
 
 
 class Live:
@@ -210,21 +217,24 @@ class Live:
             yield self._bold("limiters") + "  no decisions seen"
             return
         names = TABLES["limiter_decision"].by_name["result"].names
-        for limiter in np.unique(rows["limiter_id"])[:4]:
+        limiters = np.unique(rows["limiter_id"])
+        for limiter in limiters[:_SHOWN]:
             mine = rows[rows["limiter_id"] == limiter]
             counts = " ".join(f"{names[code]} {n}" for code, n in zip(*np.unique(mine["result"], return_counts=True), strict=True))
             timed = mine["duration_ns"][mine["duration_ns"] != NULL_I64].astype(float)
             p99 = duration(float(np.percentile(timed, 99))) if len(timed) else "-"
             yield self._bold("limiter ") + f"{printable(limiter)} ({printable(mine['comm'][-1])} pid {mine['pid'][-1]}): {counts}  p99 {p99}"
+        yield from _more(limiters, "limiters")
 
     def _queues(self) -> Iterable[str]:
         rows = self._rows("queue_lag")
         latest: dict[Any, np.void] = {(r["destination"], r["consumer_group"]): r for r in rows}
-        for row in list(latest.values())[:4]:
+        for row in list(latest.values())[:_SHOWN]:
             lag = "?" if row["lag_messages"] == NULL_I64 else row["lag_messages"]
             age = row["oldest_undelivered_s"]
             old = f", oldest {age:.1f} s" if not math.isnan(age) else ""
             yield self._bold("queue   ") + f"{printable(row['destination'])}/{printable(row['consumer_group'])}: lag {lag}{old} {printable(row['status'])}"
+        yield from _more(latest, "queues")
         sockets = self._rows("socket_queue")
         accept = sockets[sockets["kind"] == 0]
         if len(accept):

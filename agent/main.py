@@ -157,6 +157,7 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: helper_room
     from agent.status import Status
     from agent.store.hot import HotStore
     from agent.store.spawn import Limits
+    from agent.unjudged import Unjudged
 
     boot = host.boot_id()
     limits = Limits(max_bytes=config.max_bytes, max_age_s=config.max_age_days * 86400)
@@ -165,7 +166,8 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: helper_room
     sources = _kernel_sources(config, loaded, helper, {"watch": watch, "history": history, "last": LastReading(store_fd, boot)})
     sources += [NoticeSource(watch, hooks), Intake(intake_socket, config.intake_keys), *_queues(config, loaded), _time_daemons(config, history)]
     sinks, missing = _sinks(config, boot, history)
-    loop = Loop(sources, store, Correlator(with_threshold(jump_threshold_ns(config.jump_threshold))), [s for s in sinks if hasattr(s, "offer")])
+    correlator = Correlator(with_threshold(jump_threshold_ns(config.jump_threshold)))
+    loop = Loop([*sources, Unjudged(correlator.losses)], store, correlator, [s for s in sinks if hasattr(s, "offer")])
     loop.closing += [s for s in sinks if not hasattr(s, "offer")]
     loop.failures.update(missing)
     if "syscalls" in loaded.families:

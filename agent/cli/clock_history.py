@@ -54,6 +54,7 @@ def command(since: str | None, until: str | None, plot: str | None, fmt: str, st
     tickscope clock history --since 1d
     tickscope clock history --since 1d --plot clock.svg
     """
+    from agent.cli.gaps import tell
     from agent.cli.output import emit_rows, note, quiet_pipe
     from agent.cli.picture import FORMATS
     from agent.store.query import Session
@@ -61,7 +62,7 @@ def command(since: str | None, until: str | None, plot: str | None, fmt: str, st
     if plot and plot != "-" and Path(plot).suffix.lower() not in FORMATS:
         raise AgentError(f"cannot draw {plot}", why=f"its name ends in none of {', '.join(FORMATS)}", exit_code=USAGE)
     course = None
-    with Session(store, ["clock_offset", "clock_change"], since, until, whole=True) as session:
+    with Session(store, ["clock_offset", "clock_change", "loss"], since, until, whole=True) as session:
         actors = {(r[0], r[1]): r[2:] for r in session.run("SELECT boot_id, t_ns, via, pid, comm FROM clock_change").rows}
         known = histories(session)
         rows = [row for boot, one in known.items() for row in _segments(boot, one, actors, ended=boot != session.boots[-1])]
@@ -70,11 +71,13 @@ def command(since: str | None, until: str | None, plot: str | None, fmt: str, st
             values = ", ".join(f"({i}, '{r['boot_id']}', {r['t_ns']}, {r['until_ns']})" for i, r in enumerate(rows))
             kept = session.run(f"SELECT i FROM (VALUES {values}) v(i, boot_id, t_ns, until_ns) WHERE {' AND '.join(where)} ORDER BY i").rows
             rows = [rows[i] for (i,) in kept]
+        gaps, notes = session.gaps(), session.notes
         if rows and (plot or (fmt == "table" and sys.stdout.isatty())):
             newest = [r for r in rows if r["boot_id"] == rows[-1]["boot_id"]]
             course = _course(session, known[newest[-1]["boot_id"]], newest)
             if plot and len(newest) < len(rows):
                 note("note: the plot shows the newest boot; --until chooses an earlier one")
+    tell(gaps, notes, "table" if plot else fmt)
     if course is not None and plot and plot != "-":
         from agent.cli.clock_plot import draw
 
@@ -87,7 +90,7 @@ def command(since: str | None, until: str | None, plot: str | None, fmt: str, st
         with quiet_pipe():
             click.echo("\n".join(text(course, shutil.get_terminal_size((100, 40)).columns)) + "\n")
     if not plot:
-        emit_rows(rows, fmt, _SEGMENT)
+        emit_rows(rows, fmt, _SEGMENT, {"gaps": gaps})
     if not rows:
         note("no offset history in that time")
         click.get_current_context().exit(NO_ROWS)

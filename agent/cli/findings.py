@@ -32,10 +32,11 @@ def command(only_open: bool, since: str | None, until: str | None, fmt: str, sto
     tickscope findings --since 1h
     tickscope findings --open -o json
     """
+    from agent.cli.gaps import tell
     from agent.cli.output import note
     from agent.store.query import Session
 
-    with Session(store, ["finding"], since, until) as session:
+    with Session(store, ["finding", "loss"], since, until) as session:
         rows = latest(session, "state = 'open'" if only_open else "true")
         if only_open and not until:
             rows = [row for row in rows if not left_open(session, row)]
@@ -43,11 +44,11 @@ def command(only_open: bool, since: str | None, until: str | None, fmt: str, sto
             rows = [{**row, "state": "left open"} if left_open(session, row) else row for row in rows]
         if fmt == "table":
             rows = [{**row, "sentence": in_wall_time(session, row)} for row in rows]
-        for text in session.notes:
-            note(f"note: {text}")
-    show(rows, fmt)
+        gaps, notes = session.gaps(), session.notes
+    show(rows, fmt, {"gaps": gaps})
+    tell(gaps, notes, fmt)
     if not rows:
-        note("no findings: nothing wrong was seen" + (" in that time" if since or until else ""))
+        note(none(gaps, " in that time" if since or until else ""))
         click.get_current_context().exit(NO_ROWS)
 
 
@@ -71,14 +72,23 @@ def in_wall_time(session: Session, row: dict[str, Any]) -> str:
     return dated(row["sentence"] or "", lambda t_ns: session.wall(row["boot_id"], t_ns))
 
 
+def none(gaps: Sequence[dict[str, Any]], when: str = "") -> str:
+    """That there is no finding, in words; no good news where records that could have made one were lost."""
+    from agent.cli.gaps import hides_findings
+
+    if hides_findings(gaps):
+        return f"no findings{when}, but not everything was seen: see gaps"
+    return f"no findings: nothing wrong was seen{when}"
+
+
 def decoded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows with their JSON texts as values."""
     return [{**row, **{name: json.loads(row[name] or "[]") for name in ("causes", "evidence", "ruled_out")}} for row in rows]
 
 
-def show(rows: Sequence[dict[str, Any]], fmt: str) -> None:
-    """Prints findings in the asked format."""
+def show(rows: Sequence[dict[str, Any]], fmt: str, extra: dict[str, Any] | None = None) -> None:
+    """Prints findings in the asked format. extra: members of the JSON document beside them."""
     from agent.cli.output import emit_rows
     from agent.store.names import columns
 
-    emit_rows(rows, fmt, SHOWN if fmt == "table" else columns("finding"), chosen=True)
+    emit_rows(rows, fmt, SHOWN if fmt == "table" else columns("finding"), extra, chosen=True)

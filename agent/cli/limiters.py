@@ -38,6 +38,7 @@ def command(since: str, known: bool, fmt: str, store: str) -> None:
     Counts are of the decisions seen: where sample_rate is below 1, a share of them. On stderr: Go programs that contain
     a known limiter and cannot be watched, with the reason.
     """
+    from agent.cli.gaps import tell
     from agent.cli.output import emit_rows, note
 
     if known:
@@ -51,8 +52,7 @@ def command(since: str, known: bool, fmt: str, store: str) -> None:
         binaries = session.run(_BINARIES.format(where=where)).dicts()
         notes, gaps = session.notes, session.gaps()
     emit_rows(rows, fmt, _COLUMNS, {"binaries": binaries, "gaps": gaps})
-    for text in notes:
-        note(f"note: {text}")
+    tell(gaps, notes, fmt)
     if fmt != "json":
         for one in binaries:
             if one["state"] in ("unavailable", "degraded"):

@@ -35,7 +35,8 @@ def command(table: str, since: str | None, until: str | None, where: str | None,
     tickscope query tcp_rtt --since 1m --group-by peer
     tickscope query slow_syscall --since 10m --where "syscall = 'fsync'" --top 5
     """
-    from agent.cli.output import emit_rows
+    from agent.cli.gaps import tell
+    from agent.cli.output import emit_rows, note
     from agent.store import group, query
     from agent.store import names as naming
     from agent.tables import TABLES
@@ -66,8 +67,9 @@ def command(table: str, since: str | None, until: str | None, where: str | None,
         row.update({c.name: _parsed(row[c.name]) for c in known.columns if c.kind == "json" and c.name in row})
     emit_rows(rows, fmt, names or ([*by, "count", *group.QUANTILES, "max"] if by else every), extra | {"gaps": gaps},
               units=units, chosen=bool(names))
-    _tell(rows, gaps if fmt != "json" else [], notes, table, since or until)
+    tell(gaps, notes, fmt)
     if not rows:
+        note(f"no rows in {table}" + (": widen --since/--until or see `tickscope probes`" if since or until else " match; see `tickscope probes`"))
         click.get_current_context().exit(NO_ROWS)
 
 
@@ -96,21 +98,3 @@ def _parsed(value: str | None) -> Any:
         return None if value is None else json.loads(value)
     except ValueError:
         return value  # Cut off by the column's width: shown as the text it is.
-
-
-def _tell(rows: list[dict[str, Any]], gaps: list[dict[str, Any]], notes: list[str], table: str, bounded: str | None) -> None:
-    from agent.cli.cells import cell
-    from agent.cli.output import note
-
-    for text in notes:
-        note(f"note: {text}")
-    alike: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for gap in gaps:
-        alike.setdefault((gap["boot_id"], gap["stage"], gap["source"]), []).append(gap)
-    for (_, stage, source), each in alike.items():
-        lost = "an unknown number of" if any(g["count"] is None for g in each) else sum(g["count"] for g in each)
-        times = f" in {len(each)} intervals" if len(each) > 1 else ""
-        note(f"gap: {lost} records lost in {stage} ({source}){times}, "
-             f"between {cell('from_ns', each[0]['from_ns'])} and {cell('to_ns', each[-1]['to_ns'])}")
-    if not rows:
-        note(f"no rows in {table}" + (": widen --since/--until or see `tickscope probes`" if bounded else " match; see `tickscope probes`"))

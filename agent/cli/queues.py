@@ -59,10 +59,12 @@ def command(since: str, now: bool, fmt: str, store: str) -> None:
     tickscope queues
     tickscope query queue_lag --since 10m --group-by destination,consumer_group
     """
+    from agent.cli.gaps import tell
     from agent.cli.output import emit_rows, note
 
-    rows = _asked() if now else _stored(store, since)
-    emit_rows(rows, fmt, COLUMNS)
+    rows, gaps, notes = (_asked(), [], []) if now else _stored(store, since)
+    emit_rows(rows, fmt, COLUMNS, {"gaps": gaps})
+    tell(gaps, notes, fmt)
     if not rows:
         note("no queues; is the agent running? `tickscope status`")
         click.get_current_context().exit(NO_ROWS)
@@ -74,11 +76,13 @@ def _asked() -> list[dict[str, Any]]:
     return [dict.fromkeys(COLUMNS) | row for row in kernel_queues()]
 
 
-def _stored(store: str, since: str) -> list[dict[str, Any]]:
+def _stored(store: str, since: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
+    """(queues, gaps, notes)."""
     from agent.store.query import Session
 
-    with Session(store, ["queue_lag", "socket_queue"], since) as session:
+    with Session(store, ["queue_lag", "socket_queue", "loss"], since) as session:
         where = " AND ".join(session.window.rows()) or "true"
         newest = ", ".join(f"{key} DESC" for key in session.order().rsplit(", ", 1))
         found = [session.run(sql.format(where=where, newest=newest)).dicts() for sql in (_BROKERS, _KERNEL)]
-    return [dict.fromkeys(COLUMNS) | row for rows in found for row in rows]
+        gaps, notes = session.gaps(), session.notes
+    return [dict.fromkeys(COLUMNS) | row for rows in found for row in rows], gaps, notes

@@ -17,15 +17,18 @@ def command(text: str, fmt: str, store: str) -> None:
     \b
     tickscope sql "SELECT comm, count(*) FROM slow_syscall GROUP BY ALL ORDER BY 2 DESC"
     """
+    from agent.cli.gaps import tell
     from agent.cli.output import emit_rows, note
     from agent.store.query import Session, mentioned
     from agent.tables import TABLES
 
-    with Session(store, mentioned(text) or list(TABLES)) as session:
+    asked = mentioned(text)
+    with Session(store, [*asked, "loss"] if asked else list(TABLES)) as session:
         result = session.run(text)
-        for problem in session.notes:
-            note(f"note: {problem}")
-    emit_rows(result.dicts(), fmt, result.columns, {"columns": result.columns}, chosen=True)
+        gaps = session.gaps() if asked else []
+        notes = session.notes
+    emit_rows(result.dicts(), fmt, result.columns, {"columns": result.columns, "gaps": gaps}, chosen=True)
+    tell(gaps, notes, fmt)
     if not result.rows:
         note("no rows")
         click.get_current_context().exit(NO_ROWS)

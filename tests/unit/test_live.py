@@ -62,6 +62,16 @@ def test_clock_changes_in_words(live: Live) -> None:
         assert said in shown(live)
 
 
+@pytest.mark.parametrize("n", [4, 5, 9])
+def test_limiters_and_queues_beyond_the_shown_are_counted(live: Live, n: int) -> None:
+    live.offer(make("limiter_decision", n, limiter_id=[b"l%d" % i for i in range(n)], comm=b"app", pid=1))
+    live.offer(make("queue_lag", n, destination=[b"q%d" % i for i in range(n)], consumer_group=b"g", lag_messages=1))
+    lines = shown(live)
+    assert (sum(line.startswith("limiter ") for line in lines), sum(line.startswith("queue ") for line in lines)) == (4, 4)
+    said = [line.strip() for line in lines if " more: " in line]
+    assert said == ([f"and {n - 4} more: tickscope {name}" for name in ("limiters", "queues")] if n > 4 else [])
+
+
 def test_rates_take_as_many_lines_as_they_need(live: Live) -> None:
     lines = [line for line in shown(live) if " 1000" in line]
     assert all(len(line) <= 80 for line in lines)
