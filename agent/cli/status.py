@@ -85,6 +85,6 @@ def _human(d: dict[str, Any]) -> None:
         offset = "" if told["offset_ns"] is None else f", offset {cell('offset_ns', told['offset_ns'])}, bound {cell('distance_ns', told['distance_ns'])}"
         print(f"{told['daemon']}  {told['state']}{of}{offset}" + (f": {told['reason']}" if told["reason"] else ""))
     print("rows  " + (", ".join(f"{n} {t}" for t, n in sorted(d["rows"].items())) or "none yet"))
-    print("lost  " + (", ".join(f"{x['count']} of {x['source']} ({x['stage']})" for x in d["loss"]) or "nothing"))
+    print("lost  " + (", ".join(f"{'an unknown number' if x['count'] is None else x['count']} of {x['source']} ({x['stage']})" for x in d["loss"]) or "nothing"))
     for name, part in (("clock", {k: d["clock"].get(k) for k in _CLOCK}), ("store", d["store"]), *((k, v) for k, v in d["export"].items())):
         print(f"{name}  " + ", ".join(f"{k.removesuffix('_ns').removesuffix('_us')} {cell(k, v)}" for k, v in part.items() if v not in (None, "")))
