@@ -157,8 +157,7 @@ class Live:
         yield from self._limiters()
         yield from self._queues()
         yield ""
-        lost = ", ".join(f"{x['count']} of {x['source']} ({x['stage']})" for x in self._status.losses())
-        yield self._bold("lost    ") + (lost or "nothing")
+        yield self._bold("lost    ") + (self._status.lost() or "nothing")
         yield self._bold("findings") + ("" if self._findings else " none")
         for row in sorted(self._findings.values(), key=_weight)[::-1]:
             state = TABLES["finding"].by_name["state"].names[row["state"]]

@@ -75,9 +75,15 @@ class Status:
         return out
 
     def losses(self) -> list[dict[str, Any]]:
-        lost = dict(self._loop.lost)
-        lost.update({("store", table): n for table, n in self._loop.store.losses().items()})
-        return [{"stage": stage, "source": source, "count": n} for (stage, source), n in sorted(lost.items()) if n]
+        """Records lost since the start; ``count`` is None where nobody knows how many."""
+        lost: dict[tuple[str, str], int | None] = {key: n for key, n in self._loop.lost.items() if n}
+        lost.update({("store", table): n for table, n in self._loop.store.losses().items() if n})
+        lost.update(dict.fromkeys(self._loop.lost_unknown))
+        return [{"stage": stage, "source": source, "count": lost[stage, source]} for stage, source in sorted(lost)]
+
+    def lost(self) -> str:
+        """The same in words; empty where nothing was lost."""
+        return ", ".join(f"{'an unknown number' if x['count'] is None else x['count']} of {x['source']} ({x['stage']})" for x in self.losses())
 
     def sources(self) -> list[dict[str, str]]:
         """Sources that fail, and why; a queue's own failures too."""
@@ -152,5 +158,4 @@ class Status:
         """Totals and losses on stderr."""
         rows = ", ".join(f"{n} {name}" for name, n in sorted(self._loop.totals.items()) if name not in ("loss", "finding"))
         found = self._loop.totals["finding"]
-        lost = ", ".join(f"{x['count']} of {x['source']} ({x['stage']})" for x in self.losses()) or "nothing"
-        say(f"stopped after {time.monotonic() - self._started:.1f} s: {rows or 'no rows'}; {found} finding updates; lost: {lost}")
+        say(f"stopped after {time.monotonic() - self._started:.1f} s: {rows or 'no rows'}; {found} finding updates; lost: {self.lost() or 'nothing'}")

@@ -66,7 +66,7 @@ def command(wait_s: float, fmt: str, store: str) -> None:
 
 def _human(d: dict[str, Any]) -> None:
     from agent.cli.cells import cell
-    from agent.cli.gaps import LEFT_OUT
+    from agent.unjudged import REASONS
 
     print(f"agent pid {d['pid']}, up {d['uptime_s']:.0f} s, ready after {d['ready_s']:.2f} s, {d['cpu_s']:.1f} s of processor time")
     for p in d["processes"]:
@@ -86,9 +86,8 @@ def _human(d: dict[str, Any]) -> None:
         offset = "" if told["offset_ns"] is None else f", offset {cell('offset_ns', told['offset_ns'])}, bound {cell('distance_ns', told['distance_ns'])}"
         print(f"{told['daemon']}  {told['state']}{of}{offset}" + (f": {told['reason']}" if told["reason"] else ""))
     print("rows  " + (", ".join(f"{n} {t}" for t, n in sorted(d["rows"].items())) or "none yet"))
-    lost = [f"{x['count']} of {x['source']} ({x['stage']})" for x in d["loss"] if not x["source"].startswith("correlator ")]
-    print("lost  " + (", ".join(lost) or "nothing"))
-    left_out = [f"{n} {LEFT_OUT.get(reason, reason)}" for reason, n in d["correlator_dropped"].items() if n]
-    print("correlator left out  " + ("; ".join(left_out) or "nothing"))
+    print("lost  " + (", ".join(f"{'an unknown number' if x['count'] is None else x['count']} of {x['source']} ({x['stage']})" for x in d["loss"]) or "nothing"))
+    left_out = [f"{d['correlator_dropped'][reason]} {words}" for reason, words in REASONS.items() if d["correlator_dropped"][reason]]
+    print("not looked at for findings  " + ("; ".join(left_out) or "nothing"))
     for name, part in (("clock", {k: d["clock"].get(k) for k in _CLOCK}), ("store", d["store"]), *((k, v) for k, v in d["export"].items())):
         print(f"{name}  " + ", ".join(f"{k.removesuffix('_ns').removesuffix('_us')} {cell(k, v)}" for k, v in part.items() if v not in (None, "")))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -121,17 +121,16 @@ class KernelSource:
                    from_ns=self._checked_ns, to_ns=now_ns)  # fmt: skip
         self._checked_ns = now_ns
 
-    def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterable[Batch]:
+    def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterator[Batch]:
         """Everything still in the kernel, both map slots: for the end of a run."""
-        out = list(self.drain(now_ns))
+        yield from self.drain(now_ns)
         for step in (1, 2):
             if self._aggregates and not self._read_due:
                 self._started_ns, self._flipped_ns = self._flipped_ns, now_ns + step
                 self.control["slot"] ^= 1
                 self._read_due = True
             wait(GRACE_NS / 1e9)
-            out += self.drain(now_ns + GRACE_NS * (step + 1))
-        return out
+            yield from self.drain(now_ns + GRACE_NS * (step + 1))
 
     def close(self) -> None:
         """Unmaps the rings and detaches every program that the loader attached."""

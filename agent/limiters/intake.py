@@ -2,7 +2,8 @@
 
 Who sent it is told by the kernel (SCM_CREDENTIALS), not by the sender. Beyond the members of the contract a program may name
 the thread that decided (``tid``, as gettid() gives it), so that system calls inside the decision can be found, and when (``t_ns``, as its
-CLOCK_BOOTTIME reads, which in a time namespace is not the host's), where it reports later than it decides.
+CLOCK_BOOTTIME reads, which in a time namespace is not the host's), where it reports later than it decides; waits inside a decision are known for
+two seconds (agent/limiters/waits.py).
 
 A full queue makes a blocking sender wait and a non-blocking one get EAGAIN (unix(7)): nothing is dropped on the way that
 could be counted here. Senders that must not wait use MSG_DONTWAIT. How much fits is fixed when the socket is made.
@@ -19,7 +20,7 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from math import isfinite
 from pathlib import Path
@@ -62,6 +63,9 @@ class Identity(NamedTuple):
     ahead_ns: int
 
 
+_NOBODY = Identity(NULL_I64, b"", NULL_I64)
+
+
 def process_identity(pid: int) -> Identity:
     """From /proc/PID/stat (proc(5)), for any process of the host.
 
@@ -70,7 +74,7 @@ def process_identity(pid: int) -> Identity:
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
-        return Identity(NULL_I64, b"", NULL_I64)
+        return _NOBODY
     end = text.rindex(b")")
     try:
         ahead_ns = timens.of(pid).boottime_ns
@@ -124,19 +128,36 @@ class Intake:
         self._identities: dict[int, tuple[int, Identity]] = {}
         self._arrival = Arrival()
         self._malformed = self._reported = 0
+        self._waiting = False
         self._reported_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
     def fds(self) -> list[int]:
         return [self._socket.fileno()]
 
-    def drain(self, now_ns: int) -> Iterable[Batch]:
+    def drain(self, now_ns: int) -> Iterator[Batch]:
+        yield from self._read()
+        yield from self._loss(now_ns, _LOSS_INTERVAL_NS)
+
+    def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterator[Batch]:
+        """All that wait: for the end of a run. Who sends after it has begun gets EPIPE, so nothing is left behind unseen; what waits is bounded by
+        the queue's length."""
+        self._socket.shutdown(socket.SHUT_RD)
+        self._waiting = True
+        while self._waiting:
+            yield from self._read()
+        yield from self._loss(time.clock_gettime_ns(time.CLOCK_BOOTTIME), 0)
+
+    def _read(self) -> Iterator[Batch]:
+        """At most ``max_datagrams``; ``_waiting`` tells whether there may be more."""
         columns: dict[str, list[Any]] = {}
+        self._waiting = True
         self._arrival.begin()
         for _ in range(self._max_datagrams):
             try:
                 data, ancillary, flags, _ = self._socket.recvmsg(MAX_DATAGRAM_BYTES, _ANCILLARY_BYTES)
             except BlockingIOError:
                 self._arrival.emptied()
+                self._waiting = False
                 break
             read_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
             t_ns = self._arrival.sent_ns(ancillary, read_ns)
@@ -154,11 +175,8 @@ class Intake:
             columns = columns or {name: [] for name in _COLUMNS}
             for name, column in columns.items():
                 column.append(values.get(name, _UNKNOWN[name]))
-        batches = []
         if columns:
-            batches.append(make(TABLE.name, len(columns["t_ns"]), source=TABLE.code("source", "socket"), **columns))
-        batches.extend(self._loss(now_ns))
-        return batches
+            yield make(TABLE.name, len(columns["t_ns"]), source=TABLE.code("source", "socket"), **columns)
 
     def losses(self) -> dict[str, int]:
         """Datagrams that were no decisions, so far."""
@@ -201,14 +219,17 @@ class Intake:
             return known[1]
         if len(self._identities) > 4096:
             self._identities.clear()
-        identity = process_identity(pid)
+        try:
+            identity = process_identity(pid)
+        except Exception:  # noqa: BLE001 - what /proc says of one sender must not cost the others' datagrams
+            identity = _NOBODY
         self._identities[pid] = (now_ns, identity)
         return identity
 
-    def _loss(self, now_ns: int) -> Iterable[Batch]:
+    def _loss(self, now_ns: int, interval_ns: int) -> Iterator[Batch]:
         if self._malformed == self._reported:
             self._reported_ns = now_ns
-        elif now_ns - self._reported_ns >= _LOSS_INTERVAL_NS:
+        elif now_ns - self._reported_ns >= interval_ns:
             count, self._reported = self._malformed - self._reported, self._malformed
             yield make(
                 "loss",

@@ -2,10 +2,14 @@
 
 The kernel cannot know when such a decision began. So once a process has reported one, all its waits of a millisecond or more
 come up, and only those that lie inside a decision's interval go on: there they are the answer, elsewhere they are idleness.
+
+What comes up is kept for two seconds. Where a decision is reported later than that after a wait of its ended, the wait is gone:
+nobody could tell it from idleness, so it is not counted as a loss either.
 """
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections.abc import Iterable
 
@@ -19,16 +23,18 @@ from agent.kernel.load import Family
 from agent.tables import TABLES
 
 _KEEP_NS = 2_000_000_000
+_WATCH_NS = 600_000_000_000
 _WAITING = TABLES["slow_syscall"].code("kind", "waiting")
 _UPROBE = TABLES["limiter_decision"].code("source", "uprobe")
 
 
 class Watched:
-    """A filter of batches. Registers the reporting processes in the kernel's ``syscalls_watched``; up to its 1,024 entries."""
+    """A filter of batches. Registers the reporting processes in the kernel's ``syscalls_watched``; where its 1,024 entries do not do, those that
+    reported last. Raises OSError where the kernel refuses the map."""
 
     def __init__(self, family: Family) -> None:
         self._fd = family.maps.get("syscalls_watched", -1)
-        self._known: dict[int, int] = {}
+        self._known: dict[int, int] = {}  # pid -> when it reported last, that one first which has not for longest
         self._waits = TABLES["slow_syscall"].empty(0)
         self._decisions = TABLES["limiter_decision"].empty(0)
 
@@ -60,12 +66,25 @@ class Watched:
         return (Batch("slow_syscall", out),) if len(out) else ()
 
     def _watch(self, pids: set[int], now_ns: int) -> None:
-        for pid in pids - self._known.keys():
-            if self._fd >= 0:
-                bpf.update(self._fd, struct.pack("<I", pid), struct.pack("<Q", now_ns))
         for pid in pids:
+            if self._known.pop(pid, None) is None:
+                self._register(pid, now_ns)
             self._known[pid] = now_ns
         if len(self._known) > 512:
-            for pid in [p for p, seen in self._known.items() if seen < now_ns - 600_000_000_000]:
-                del self._known[pid]
-                bpf.delete(self._fd, struct.pack("<I", pid))
+            for pid in [p for p, seen in self._known.items() if seen < now_ns - _WATCH_NS]:
+                self._forget(pid)
+
+    def _register(self, pid: int, now_ns: int) -> None:
+        while self._fd >= 0:
+            try:
+                bpf.update(self._fd, struct.pack("<I", pid), struct.pack("<Q", now_ns))
+                return
+            except OSError as error:
+                if error.errno not in (errno.E2BIG, errno.ENOSPC) or not self._known:
+                    raise
+                self._forget(next(iter(self._known)))
+
+    def _forget(self, pid: int) -> None:
+        del self._known[pid]
+        if self._fd >= 0:
+            bpf.delete(self._fd, struct.pack("<I", pid))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import signal
+import socket
 import subprocess
+import sys
 import termios
 import time
 from collections.abc import Callable
@@ -164,3 +167,65 @@ def test_a_terminal_that_is_closed_ends_the_agent_cleanly(start: Callable[..., A
     assert on_terminal.wait(30) == 0, agent.log()
     assert "stopped after" in agent.log()
     assert not list(agent.run_dir.glob("*.sock"))
+
+
+def report(agent: Agent, *messages: bytes) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
+        client.setsockopt(socket.SOL_SOCKET, 32, 64 << 20)  # SO_SNDBUFFORCE: so many wait at once
+        client.connect(str(agent.run_dir / "intake.sock"))
+        for message in messages:
+            client.send(message)
+
+
+def decision(limiter: str) -> bytes:
+    return json.dumps({"limiter": limiter, "result": "allowed"}).encode()
+
+
+def test_decisions_that_wait_when_the_agent_is_told_to_stop_are_stored_and_malformed_ones_counted(start: Callable[..., Agent]) -> None:
+    agent = start().ready()
+    os.kill(agent.process.pid, signal.SIGSTOP)
+    report(agent, *[decision("last")] * 4001, *[b"{"] * 7)
+    os.kill(agent.process.pid, signal.SIGINT)
+    os.kill(agent.process.pid, signal.SIGCONT)
+    assert agent.process.wait(30) == 130
+    document = agent.json("query", "limiter_decision", "--where", "limiter_id = 'last'", "--limit", "5000")
+    assert len(document["rows"]) == 4001
+    assert [(g["stage"], g["source"], g["count"]) for g in document["gaps"]] == [("intake", "intake", 7)]
+    assert "7 of intake (intake)" in agent.log()
+
+
+def test_reporters_that_have_ended_and_many_at_once_do_not_end_the_agent(start: Callable[..., Agent]) -> None:
+    """1,061 processes report, more than the kernel's map of them holds, and all have ended, unwaited for, when the agent reads."""
+    agent = start().ready()
+    os.kill(agent.process.pid, signal.SIGSTOP)
+    code = (
+        "import os, socket, sys\n"
+        "s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+        "s.setsockopt(socket.SOL_SOCKET, 32, 64 << 20)\n"
+        "s.connect(sys.argv[1])\n"
+        "for _ in range(1061):\n"
+        "    pid = os.fork()\n"
+        "    if not pid:\n"
+        "        s.send(sys.argv[2].encode())\n"
+        "        os._exit(0)\n"
+        "    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)\n"
+        "print('sent', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", code, str(agent.run_dir / "intake.sock"), decision("brief").decode()]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as senders:
+        assert senders.stdout is not None
+        assert senders.stdout.readline() == "sent\n"
+        os.kill(agent.process.pid, signal.SIGCONT)
+        rows = agent.json("status", "--wait", "20")["rows"]
+        end = time.monotonic() + 20
+        while rows.get("limiter_decision", 0) < 1061:
+            assert time.monotonic() < end
+            time.sleep(0.2)
+            rows = agent.status()["rows"]
+        senders.communicate("")
+    report(agent, decision("after"))
+    assert agent.rows("limiter_decision", "limiter_id = 'after'", 1)
+    assert agent.status()["sources"] == []
+    assert len(agent.json("query", "limiter_decision", "--where", "limiter_id = 'brief'", "--limit", "5000")["rows"]) == 1061
+    assert agent.stop() == 130

@@ -20,10 +20,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agent.clock import timens
 from agent.columns import NULL_I64
 from agent.errors import AgentError
 from agent.limiters.arrival import Arrival
-from agent.limiters.intake import TABLE, Intake, IntakeSocket, process_identity
+from agent.limiters.intake import QUEUE_LENGTH, TABLE, Intake, IntakeSocket, process_identity
 
 
 @pytest.fixture
@@ -238,6 +239,51 @@ def test_loss_rows_cover_the_time(path: Path, intake: Intake) -> None:
     (row,) = batch.rows
     assert (batch.table, row["source"], row["count"], row["from_ns"], row["to_ns"]) == ("loss", b"intake", 3, start, start + 2_000_000_000)
     assert list(intake.drain(start + 9_000_000_000)) == []
+
+
+def test_a_sender_that_has_ended_costs_nobody_s_decisions(path: Path, intake: Intake) -> None:
+    """Nobody has waited for it, so /proc shows it, but without clocks; whoever may not read others' namespaces gets nothing else to hold on to."""
+    code = "import socket, sys; s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); s.connect(sys.argv[1]); s.send(sys.argv[2].encode())"
+    send(path, {"limiter": "before", "result": "allowed"})
+    child = subprocess.Popen([sys.executable, "-c", code, str(path), json.dumps({"limiter": "x", "result": "allowed", "t_ns": 1})])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    send(path, {"limiter": "after", "result": "allowed"})
+    os.seteuid(65534)
+    try:
+        with pytest.raises(ValueError, match="has ended"):
+            timens.of(child.pid)
+        rows = decisions(intake)
+    finally:
+        os.seteuid(0)
+    assert rows["limiter_id"].tolist() == [b"before", b"x", b"after"]
+    assert rows["pid"].tolist() == [os.getpid(), child.pid, os.getpid()]
+    assert rows["proc_start_ns"][1] != NULL_I64
+    assert intake.losses() == {"malformed": 0}
+    child.wait()
+
+
+def test_the_end_takes_all_that_waits_and_tells_what_was_malformed(path: Path) -> None:
+    source = Intake(IntakeSocket.create(path))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
+        client.setblocking(False)
+        client.setsockopt(socket.SOL_SOCKET, 32, 64 << 20)  # SO_SNDBUFFORCE: the queue's length is the limit, not the sender's memory
+        client.connect(str(path))
+        sent = 0
+        try:
+            while True:
+                client.send(json.dumps({"limiter": "a", "result": "allowed", "cost": sent}).encode() if sent % 10 else b"{")
+                sent += 1
+        except BlockingIOError:
+            assert sent >= QUEUE_LENGTH
+        batches = list(source.finish(time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.sleep))
+        with pytest.raises(BrokenPipeError):
+            client.send(b"{}")
+    rows = np.concatenate([b.rows for b in batches if b.table == TABLE.name])
+    assert rows["cost"].tolist() == [i for i in range(sent) if i % 10]
+    (loss,) = [b.rows for b in batches if b.table == "loss"]
+    assert loss["count"].tolist() == [len(range(0, sent, 10))]
+    assert loss["from_ns"] < loss["to_ns"]
+    source.close()
 
 
 def test_descriptors_that_a_sender_attaches_do_not_stay(path: Path, intake: Intake) -> None:

@@ -12,7 +12,7 @@ from agent.batch import Batch, make
 from agent.live import Live, _cut
 from agent.tables import TABLES
 
-STATUS = {"probes": [], "losses": [], "clock": {"synchronised": False, "maxerror_us": 16_000_000, "drift_ppb": 120}}
+STATUS = {"probes": [], "lost": "", "clock": {"synchronised": False, "maxerror_us": 16_000_000, "drift_ppb": 120}}
 
 EPOCH_NS = 1_700_000_000 * 10**9
 

@@ -15,6 +15,16 @@ from agent.status import Status
 from agent.tables import TABLES
 
 
+def test_a_loss_of_unknown_size_is_told_as_such() -> None:
+    loop: Any = SimpleNamespace(lost={("kernel", "tcp"): 5, ("intake", "intake"): 2, ("ring", "none"): 0}, lost_unknown={("intake", "intake"), ("intake", "clock")},
+                                store=SimpleNamespace(losses=lambda: {"tcp_rtt": 7, "loss": 0}))  # fmt: skip
+    anything: Any = SimpleNamespace()
+    status = Status(anything, loop, anything, anything, anything, anything)
+    assert [(x["stage"], x["source"], x["count"]) for x in status.losses()] == [
+        ("intake", "clock", None), ("intake", "intake", None), ("kernel", "tcp", 5), ("store", "tcp_rtt", 7)]  # fmt: skip
+    assert status.lost() == "an unknown number of clock (intake), an unknown number of intake (intake), 5 of tcp (kernel), 7 of tcp_rtt (store)"
+
+
 def test_runs_that_the_kernel_left_out_are_losses(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Batch] = []
     missed = {3: 0, 4: 0}
