@@ -30,13 +30,13 @@ def command(finding: str, fmt: str, store: str) -> None:
     import numpy as np
 
     from agent.cli.findings import in_wall_time, latest, left_open, none
-    from agent.cli.gaps import tell
+    from agent.cli.gaps import tell, unjudged
     from agent.cli.output import emit, note
     from agent.store.query import Session
 
     if finding != "last" and not re.fullmatch(r"[0-9a-fA-F]{1,32}", finding):
         raise AgentError(f"no finding has the id {finding!r}", remedy="name an id that `tickscope findings` shows, or: last", exit_code=USAGE)
-    with Session(store, ["finding", "loss"]) as session:
+    with Session(store, ["finding", "loss", "probe_status"]) as session:
         gaps = session.gaps()
         rows = latest(session, "true" if finding == "last" else f"starts_with(finding_id, '{finding.lower()}')")
         if rows:
@@ -44,10 +44,11 @@ def command(finding: str, fmt: str, store: str) -> None:
             ended, words = left_open(session, row), in_wall_time(session, row)
             began_ns = int(session.wall(row["boot_id"], np.array([row["start_ns"]], np.int64))[0])
             gaps = [gap for gap in gaps if _overlaps(gap, row)]
-        notes = session.notes
+        left_out = [] if rows else unjudged(session)
+        notes = [*session.notes, *left_out]
     tell(gaps if rows or finding == "last" else [], notes, fmt if rows else "table")
     if not rows:
-        note(none(gaps) if finding == "last" else f"no finding's id starts with {finding}; see: tickscope findings")
+        note(none(gaps, left_out) if finding == "last" else f"no finding's id starts with {finding}; see: tickscope findings")
         click.get_current_context().exit(NO_ROWS)
     if finding != "last" and len({row["finding_id"] for row in rows}) > 1:
         raise AgentError(f"{len(rows)} findings have an id that starts with {finding}", why=", ".join(row["finding_id"] for row in rows[:5]),

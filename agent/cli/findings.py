@@ -32,11 +32,11 @@ def command(only_open: bool, since: str | None, until: str | None, fmt: str, sto
     tickscope findings --since 1h
     tickscope findings --open -o json
     """
-    from agent.cli.gaps import tell
+    from agent.cli.gaps import tell, unjudged
     from agent.cli.output import note
     from agent.store.query import Session
 
-    with Session(store, ["finding", "loss"], since, until) as session:
+    with Session(store, ["finding", "loss", "probe_status"], since, until) as session:
         rows = latest(session, "state = 'open'" if only_open else "true")
         if only_open and not until:
             rows = [row for row in rows if not left_open(session, row)]
@@ -44,11 +44,12 @@ def command(only_open: bool, since: str | None, until: str | None, fmt: str, sto
             rows = [{**row, "state": "left open"} if left_open(session, row) else row for row in rows]
         if fmt == "table":
             rows = [{**row, "sentence": in_wall_time(session, row)} for row in rows]
-        gaps, notes = session.gaps(), session.notes
+        gaps, left_out = session.gaps(), unjudged(session)
+        notes = [*session.notes, *left_out]
     show(rows, fmt, {"gaps": gaps})
     tell(gaps, notes, fmt)
     if not rows:
-        note(none(gaps, " in that time" if since or until else ""))
+        note(none(gaps, left_out, " in that time" if since or until else ""))
         click.get_current_context().exit(NO_ROWS)
 
 
@@ -72,12 +73,12 @@ def in_wall_time(session: Session, row: dict[str, Any]) -> str:
     return dated(row["sentence"] or "", lambda t_ns: session.wall(row["boot_id"], t_ns))
 
 
-def none(gaps: Sequence[dict[str, Any]], when: str = "") -> str:
-    """That there is no finding, in words; no good news where records that could have made one were lost."""
+def none(gaps: Sequence[dict[str, Any]], left_out: Sequence[str], when: str = "") -> str:
+    """That there is no finding, in words; no good news where records that could have made one were lost or not looked at."""
     from agent.cli.gaps import hides_findings
 
-    if hides_findings(gaps):
-        return f"no findings{when}, but not everything was seen: see gaps"
+    if hides_findings(gaps) or left_out:
+        return f"no findings{when}, but not everything was seen: see above"
     return f"no findings: nothing wrong was seen{when}"
 
 

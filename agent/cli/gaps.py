@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-#: What the correlator left out, by reason (`Correlator.losses`), in words. The rows themselves are stored.
-LEFT_OUT = {
-    "subjects": "seconds of limiters, queues, brokers or listeners beyond those it watches",
-    "pending": "rows that came faster than it takes them",
-    "late": "rows that came too late",
-    "findings": "findings beyond those it follows",
-    "evidence": "rows of evidence that made room for newer ones",
-}
+from agent.unjudged import NAME as UNJUDGED
+
+if TYPE_CHECKING:
+    from agent.store.query import Session
 
 Gap = dict[str, Any]
 
@@ -29,7 +25,8 @@ def tell(gaps: Iterable[Gap], notes: Iterable[str], fmt: str) -> None:
         alike.setdefault((gap["boot_id"], gap["stage"], gap["source"]), []).append(gap)
     for (_, stage, source), each in alike.items():
         times = f" in {len(each)} intervals" if len(each) > 1 else ""
-        note(f"gap: {_lost(each, stage, source)}{times}, between {cell('from_ns', each[0]['from_ns'])} and {cell('to_ns', each[-1]['to_ns'])}")
+        lost = "an unknown number of" if any(g["count"] is None for g in each) else sum(g["count"] for g in each)
+        note(f"gap: {lost} records lost in {stage} ({source}){times}, between {cell('from_ns', each[0]['from_ns'])} and {cell('to_ns', each[-1]['to_ns'])}")
 
 
 def hides_findings(gaps: Sequence[Gap]) -> bool:
@@ -37,9 +34,9 @@ def hides_findings(gaps: Sequence[Gap]) -> bool:
     return any(gap["stage"] != "export" for gap in gaps)
 
 
-def _lost(alike: list[Gap], stage: str, source: str) -> str:
-    count = "an unknown number of" if any(g["count"] is None for g in alike) else sum(g["count"] for g in alike)
-    of, _, reason = (source or "").partition(" ")
-    if of == "correlator" and reason in LEFT_OUT:
-        return f"{count} not looked at for findings ({LEFT_OUT[reason]})"
-    return f"{count} records lost in {stage} ({source})"
+def unjudged(session: Session) -> list[str]:
+    """What the correlator did not look at in the session's window (agent/unjudged.py), as a note. Needs probe_status."""
+    where = " AND ".join([*session.window.rows(), f"probe = '{UNJUDGED}'"])
+    said = session.run(f"SELECT reason FROM probe_status WHERE {where} ORDER BY {session.order()}").rows
+    times = f" (and {len(said) - 1} times more before)" if len(said) > 1 else ""
+    return [f"{said[-1][0]}{times}"] if said else []

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from agent.batch import Batch, make
 from agent.clock import timens
-from agent.columns import NULL_I64
+from agent.columns import NULL_I64, fitted
 from agent.errors import PRIVILEGE, AgentError
 from agent.limiters.arrival import STAMP_BYTES, Arrival, stamp
 from agent.tables import TABLES
@@ -114,7 +114,7 @@ class IntakeSocket:
 class Intake:
     """Reads decisions from a socket of ``IntakeSocket``; a ``Source``, see agent.batch.
 
-    keys: ``hashed`` stores 8 bytes of BLAKE2b as hex, ``clear`` the key itself, cut to its column.
+    keys: ``hashed`` stores 8 bytes of BLAKE2b as hex, ``clear`` the key itself, as its column holds it.
     max_datagrams: read by one drain at most; the socket stays readable when there are more.
     """
 
@@ -274,9 +274,8 @@ def _number(value: Any, least: float = 0) -> float | int:
 
 
 def _text(value: str) -> bytes:
-    """UTF-8, cut at a character to what any text column of the table holds."""
-    data = value.encode("utf-8", "replace")
-    return data if len(data) <= 48 else data[:48].decode("utf-8", "ignore").encode()
+    """UTF-8, as any text column of the table holds it."""
+    return fitted(value.encode("utf-8", "replace"), 48)
 
 
 def _hashed(key: str) -> bytes:

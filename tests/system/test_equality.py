@@ -87,7 +87,7 @@ def test_datagrams_of_a_program(start: Callable[..., Agent]) -> None:
     rows = agent.rows("limiter_decision", f"pid = {pid}", 1009)
     assert Counter((r["limiter_id"], r["result"]) for r in rows) == {("orders", "refused"): 145, ("orders", "allowed"): 864}
     assert sorted(r["duration_ns"] for r in rows) == list(range(1000, 2009))
-    assert sum(r["count"] for r in agent.json("query", "loss", "--where", "source = 'intake'")["rows"]) == 101
+    assert sum(r["count"] for r in agent.json("query", "loss", "--where", "stage = 'intake'")["rows"]) == 101
     no_loss(agent)
 
 

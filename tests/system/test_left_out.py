@@ -22,7 +22,8 @@ def test_limiters_beyond_those_that_are_watched(start: Callable[..., Agent]) -> 
             if i % 50 == 49:
                 time.sleep(0.05)  # a socket holds but so many
     assert len(agent.rows("limiter_decision", "true", LIMITERS)) == LIMITERS
-    (row, *_) = agent.rows("loss", "source = 'correlator subjects'", 1)
-    assert row["stage"] == "intake" and row["count"] > 0
+    (row, *_) = agent.rows("probe_status", "probe = 'correlator'", 1)
+    assert row["state"] == "degraded" and "seconds of limiters" in row["reason"]
     assert any(agent.status()["correlator_dropped"]["subjects"] >= LIMITERS - WATCHED or time.sleep(0.1) for _ in range(300))
-    assert "correlator subjects" in {gap["source"] for gap in agent.json("findings")["gaps"]}
+    assert agent.status()["loss"] == []
+    assert "not looked at for findings" in agent.cli("findings", check=False).stderr

@@ -15,6 +15,7 @@ from agent.columns import NULL_I64
 from agent.store.hot import HotStore
 from agent.store.window import this_boot
 from agent.tables import TABLES
+from agent.unjudged import REASONS, Unjudged
 from tests.unit.correlate_scenarios import T0, S, broker_slow, latest, run
 from tests.unit.test_replay_cli import HEAD, tickscope
 
@@ -64,7 +65,7 @@ def test_gaps_are_in_the_document(gappy: Path, argv: list[str]) -> None:
 def test_no_finding_beside_a_gap_is_no_good_news(gappy: Path, argv: list[str]) -> None:
     said = tickscope(*argv, "--store", gappy).stderr
     assert b"nothing wrong" not in said
-    assert b"but not everything was seen: see gaps" in said
+    assert b"but not everything was seen: see above" in said
 
 
 def test_a_gap_outside_the_window_says_nothing_of_it(tmp_path: Path) -> None:
@@ -72,7 +73,7 @@ def test_a_gap_outside_the_window_says_nothing_of_it(tmp_path: Path) -> None:
     path = store(tmp_path, lost(now - 60 * S))
     said = tickscope("findings", "--since", "30s", "--store", path).stderr
     assert b"nothing wrong was seen in that time" in said and b"gap" not in said
-    assert b"see gaps" in tickscope("findings", "--since", "1h", "--store", path).stderr
+    assert b"see above" in tickscope("findings", "--since", "1h", "--store", path).stderr
 
 
 def test_what_only_an_exporter_lost_was_looked_at(tmp_path: Path) -> None:
@@ -81,12 +82,20 @@ def test_what_only_an_exporter_lost_was_looked_at(tmp_path: Path) -> None:
     assert hides_findings([{"stage": "export"}, {"stage": "kernel"}])
 
 
-def test_what_the_correlator_left_out_is_not_called_lost(tmp_path: Path) -> None:
-    now = boot_now()
-    path = store(tmp_path, lost(now - 90 * S, b"correlator subjects", "intake", count=600), lost(now, b"correlator subjects", "intake", count=500))
+def test_what_the_correlator_left_out_is_told_and_not_called_lost(tmp_path: Path) -> None:
+    counts = dict.fromkeys(REASONS, 0)
+    source, now = Unjudged(lambda: counts), boot_now()
+    counts["subjects"] = 600
+    rows = [*source.drain(now - 90 * S)]
+    counts.update(subjects=1100, late=3)
+    path = store(tmp_path, *rows, *source.drain(now))
     said = tickscope("findings", "--store", path).stderr
-    assert b"gap: 1100 not looked at for findings (seconds of limiters, " in said and b"watches) in 2 intervals, between boot+" in said
-    assert b"records lost" not in said and b"see gaps" in said
+    assert b"note: not looked at for findings: 500 seconds of limiters, " in said
+    assert b", 3 rows that came too late (and 1 times more before)" in said
+    assert b"not everything was seen: see above" in said
+    assert b"lost" not in said
+    assert json.loads(tickscope("findings", "--store", path, "-o", "json").stdout)["gaps"] == []
+    assert b"not everything was seen" in tickscope("explain", "--store", path).stderr
 
 
 def test_a_finding_is_told_with_the_gaps_of_its_own_time(tmp_path: Path) -> None:

@@ -304,13 +304,14 @@ def test_one_drain_is_bounded_and_the_rest_stays(path: Path) -> None:
     source.close()
 
 
-def test_clear_keys_are_cut_at_a_character(path: Path) -> None:
+def test_long_names_are_cut_at_a_character_and_stay_apart(path: Path) -> None:
     source = Intake(IntakeSocket.create(path), keys="clear")
-    send(path, {"limiter": "a", "result": "allowed", "key": "ü" * 100}, {"limiter": "é" * 100, "result": "allowed", "key": 17})
+    send(path, *({"limiter": "é" * 100 + end, "result": "allowed", "key": key} for end, key in (("a", "ü" * 100), ("b", 17))))
     rows = decisions(source)
-    assert rows["key"].tolist() == [("ü" * 24).encode(), b"17"]
-    assert rows["limiter_id"][1] == ("é" * 24).encode()
-    source.close()
+    assert rows["key"].tolist() == [("ü" * 19).encode() + b"~" + blake2b(("ü" * 100).encode(), digest_size=4).hexdigest().encode(), b"17"]
+    first, second = rows["limiter_id"].tolist()
+    assert first.decode()[:19] == second.decode()[:19] == "é" * 19
+    assert first != second
 
 
 def test_creating_takes_a_stale_path_over_and_leaves_a_live_one(path: Path) -> None:
