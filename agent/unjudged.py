@@ -44,7 +44,7 @@ class Unjudged:
         self._looked_ns = now_ns
         return self._rows(now_ns)
 
-    def finish(self, now_ns: int, _: object = None) -> Iterable[Batch]:
+    def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterable[Batch]:
         """What was not told yet."""
         return self._rows(now_ns)
 

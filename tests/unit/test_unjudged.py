@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,8 @@ def test_the_first_at_once_then_one_row_a_minute_until_the_end() -> None:
     assert seen == [(30, f"1 {words}"), (90, f"600 {words}"), (150, f"299 {words}")]
     counts["late"] += 2
     counts["evidence"] += 9
-    assert told(source.finish(T0 + 200 * S, None)) == [f"2 {REASONS['late']}"]
-    assert told(source.finish(T0 + 201 * S, None)) == []
+    assert told(source.finish(T0 + 200 * S, wait=time.sleep)) == [f"2 {REASONS['late']}"]
+    assert told(source.finish(T0 + 201 * S, wait=time.sleep)) == []
 
 
 def test_all_reasons_at_once_fit_the_row() -> None:
