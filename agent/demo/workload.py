@@ -15,6 +15,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -28,6 +29,7 @@ from agent.demo.processes import Processes, own_directory
 BASE, PREFIX = Path("/var/tmp"), "tickscope-demo-"  # not /tmp: where that is memory, syncing a file is nothing
 FIRST_STALL_S, STALL_EVERY_S, STALL_S = 15.0, 30.0, 1.5
 STEP_US, STEP_BACK_S = 300, 1.0
+INTAKE_S = 30.0
 
 
 class Ended(Exception):
@@ -72,10 +74,8 @@ class Supervisor:
         return {"redis_url": self._redis and self._redis.url, "notes": notes}
 
     def run(self) -> None:
-        """Until Ended. Times count from the moment that the agent's intake socket is there."""
-        until = time.monotonic() + 10
-        while not self._intake.exists() and time.monotonic() < until:
-            self._sleep(0.1)
+        """Until Ended. Times count from the moment that the agent is ready."""
+        self._wait_for_agent()
         stall_at = time.monotonic() + self._first_stall_s
         while True:
             self._sleep(max(0.0, stall_at - time.monotonic()))
@@ -87,6 +87,25 @@ class Supervisor:
                 self._step(STEP_US)
                 self._sleep(STEP_BACK_S)
                 self._step(-STEP_US)
+
+    def _wait_for_agent(self) -> None:
+        """Until it answers on its control socket, which it makes before the intake: its first start on a kernel compiles for a while."""
+        until = time.monotonic() + INTAKE_S
+        while not self._intake.exists() and time.monotonic() < until:
+            self._sleep(0.1)
+        path = self._intake.with_name("control.sock")
+        with socket.socket(socket.AF_UNIX) as asked:
+            while path.exists():
+                try:
+                    asked.connect(str(path))
+                    asked.sendall(b"status\n")
+                    break
+                except OSError:  # left behind by an agent that was killed, or not there yet
+                    self._sleep(0.1)
+            else:
+                return
+            while not select.select([asked], [], [], 0)[0]:
+                self._sleep(0.1)
 
     def close(self) -> None:
         """Undoes everything."""

@@ -21,7 +21,7 @@ from agent.demo.session import Workload
 from agent.demo.workload import BASE, PREFIX
 from agent.limiters.intake import TABLE, Intake, IntakeSocket
 from agent.queues.redis_streams import RedisStreams
-from agent.queues.resp import RedisUrl
+from agent.queues.resp import RedisDown, RedisUrl, RespClient
 
 DEADLINE_S = 60.0
 
@@ -112,6 +112,36 @@ def test_the_workload_is_real_stalls_redis_and_leaves_nothing(intake: tuple[Path
     assert directories(supervisor) == []
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", int(workload.redis_url.split(":")[2].split("/")[0])))
+
+
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not installed")
+def test_redis_is_stalled_only_once_the_agent_is_ready(intake: tuple[Path, Intake]) -> None:
+    """On a first start it compiles for a while, and would not see the stall."""
+    path, _ = intake
+    with socket.socket(socket.AF_UNIX) as control:
+        control.bind(str(path.with_name("control.sock")))
+        control.listen(1)
+        control.settimeout(DEADLINE_S)
+        with Workload(path, duration_s=1) as workload:
+            assert workload.redis_url is not None
+            client = RespClient(RedisUrl.parse(workload.redis_url), timeout_s=0.8)
+            asked, _ = control.accept()
+            until = time.monotonic() + 3
+            while time.monotonic() < until:
+                client.pipeline([("PING",)])
+            with asked:
+                assert asked.recv(100) == b"status\n"
+                asked.sendall(b"{}\n")
+
+            def stalled() -> bool:
+                try:
+                    client.pipeline([("PING",)])
+                except RedisDown:
+                    return True
+                return False
+
+            wait_for(stalled)
+            client.close()
 
 
 PARENT = """
