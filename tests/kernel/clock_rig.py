@@ -15,7 +15,7 @@ import numpy as np
 
 from agent.clock import process, sample
 from agent.clock.history import History
-from agent.kernel.load import load
+from agent.kernel.load import load, release
 from agent.kernel.source import KernelSource
 from agent.kernel.targets import Targets
 from agent.probes import discover
@@ -149,4 +149,5 @@ class Rig:
         for source in reversed(self.sources):
             source.close()  # type: ignore[attr-defined]
         self.attacher.close()
+        release(self.loaded)
         self.watch.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.kernel.load import load
+from agent.kernel.load import load, release
 from agent.kernel.source import KernelSource
 from agent.kernel.targets import Targets
 from agent.probes import discover
@@ -93,6 +93,7 @@ class Rig:
         for source in reversed(self.sources):
             source.close()  # type: ignore[attr-defined]
         self.attacher.close()
+        release(self.loaded)
 
 
 def names(rows: np.ndarray, column: str) -> list[str]:

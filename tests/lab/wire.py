@@ -99,10 +99,14 @@ class Wire:
     def _forward(self) -> None:
         due: list[tuple[float, int, int, bytes]] = []
         number = 0
+        readable = select.epoll()  # not select(): descriptors of a long run have numbers beyond 1,024
+        for fd in (*self._fds, self._stop_r):
+            readable.register(fd, select.EPOLLIN)
         while True:
             timeout = None if not due else max(0.0, due[0][0] - time.monotonic())
-            ready, _, _ = select.select([*self._fds, self._stop_r], [], [], timeout)
+            ready = [fd for fd, _ in readable.poll(timeout)]
             if self._stop_r in ready:
+                readable.close()
                 return
             now = time.monotonic()
             for fd in ready:
