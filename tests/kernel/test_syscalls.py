@@ -182,6 +182,19 @@ class Family:
 
         return self.attached.wait("syscall_latency", mine, lambda r: r["count"].sum() >= n)  # type: ignore[attr-defined,no-any-return]
 
+    def sampled(self, n: int) -> np.ndarray:
+        """At least n rows of the windows in which a program calls getppid() without end."""
+        child = subprocess.Popen([sys.executable, "-c", "import os\nwhile True: os.getppid()"])
+
+        def mine(rows: np.ndarray) -> np.ndarray:
+            return rows[(rows["pid"] == child.pid) & (rows["basis"] == SAMPLED) & (rows["syscall"] == b"getppid")]
+
+        try:
+            return self.attached.wait("syscall_latency", mine, lambda r: len(r) >= n)  # type: ignore[attr-defined,no-any-return]
+        finally:
+            child.kill()
+            child.wait()
+
 
 def attach_raw_tracepoint(program: int, name: bytes) -> int:
     text = ct.create_string_buffer(name)
@@ -411,14 +424,7 @@ def test_full_counts_every_call_of_a_crowd(attach: Callable[..., object]) -> Non
 
 def test_sampling_windows_are_marked(attach: Callable[..., object]) -> None:
     family = Family(attach, "sampled")
-    child = subprocess.Popen([sys.executable, "-c", "import os\nwhile True: os.getppid()"])
-    try:
-        rows = family.attached.wait(  # type: ignore[attr-defined]
-            "syscall_latency", lambda r: r[(r["pid"] == child.pid) & (r["basis"] == SAMPLED) & (r["syscall"] == b"getppid")], lambda r: len(r) >= 2
-        )
-    finally:
-        child.kill()
-        child.wait()
+    rows = family.sampled(2)
     assert rows["count"].min() > 100
     assert np.all((rows["sample_rate"] > 0) & (rows["sample_rate"] < 1))
 
@@ -434,14 +440,7 @@ def test_a_windows_share_is_that_of_its_own_interval(attach: Callable[..., objec
         window._length_ns, window._next_ns = window._length_ns % 80_000_000 + 20_000_000, 0
 
     window._closed.append(closed)
-    child = subprocess.Popen([sys.executable, "-c", "import os\nwhile True: os.getppid()"])
-    try:
-        rows = family.attached.wait(  # type: ignore[attr-defined]
-            "syscall_latency", lambda r: r[(r["pid"] == child.pid) & (r["basis"] == SAMPLED) & (r["syscall"] == b"getppid")], lambda r: len(r) >= 4
-        )
-    finally:
-        child.kill()
-        child.wait()
+    rows = family.sampled(4)
     share = [open_ns[int(r["t_ns"] - r["interval_ns"])] / r["interval_ns"] for r in rows]
     assert rows["sample_rate"] == pytest.approx(share)
 
