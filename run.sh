@@ -7,5 +7,8 @@ case ${1:-} in
 -h | --help | --version) ;;
 -* | '') set -- run "$@" ;;
 esac
-if [ "$1" = demo ]; then install_for demo; else install_for run; fi
+case $1 in
+demo | lab) install_for "$1" ;;
+*) install_for run ;;
+esac
 exec "$TICKSCOPE_VENV/bin/tickscope" "$@"

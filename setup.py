@@ -14,7 +14,7 @@ setup(
     packages=find_packages(include=["agent*", "bpf*", "exporters*", "dashboards*"]),
     package_data={
         "bpf": ["*.c", "*.h", "include/**/*.h"],
-        "agent": ["kernel/*.txt", "demo/golimiter/*"],
+        "agent": ["kernel/*.txt", "demo/golimiter/*", "lab/programs/goapi_source/*"],
         "dashboards": ["*.json", "*.yaml"],
     },
     install_requires=[
@@ -27,7 +27,8 @@ setup(
         "pyarrow>=18,<27",
         "hiredis>=3,<4",
         "PyYAML>=6,<7",
+        "pillow>=10.1,<13",
     ],
-    extras_require={"plot": ["pillow>=10.1,<13"], "test": ["pillow>=10.1,<13", "pytest>=8,<10", "hypothesis>=6,<7", "ruff>=0.9,<1", "mypy>=1.14,<3", "setuptools>=68", "wheel", "redis>=5,<9"]},
-    entry_points={"console_scripts": ["tickscope=agent.cli.main:main"]},
+    extras_require={"test": ["pytest>=8,<10", "pytest-timeout>=2.3,<3", "hypothesis>=6,<7", "ruff>=0.9,<1", "mypy>=1.14,<3", "setuptools>=68", "wheel", "redis>=5,<9", "prometheus-client>=0.21,<1", "uvloop>=0.19,<1"]},
+    entry_points={"console_scripts": ["tickscope=agent.cli:main"]},
 )

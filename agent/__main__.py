@@ -1,5 +1,5 @@
 """``python -m agent`` is ``tickscope``."""
 
-from agent.cli.main import main
+from agent.cli import main
 
 main()

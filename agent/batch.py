@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from agent.columns import NULL_I64
 from agent.tables import TABLES
 
 
@@ -25,31 +26,25 @@ def make(table: str, n: int, **columns: object) -> Batch:
     return Batch(table, rows)
 
 
-class Source(Protocol):
-    """Produces batches; knows nothing of what follows. Called on the agent's one thread and must not block."""
+@dataclass(frozen=True)
+class Loss:
+    """Records of one source that were lost. count: None where nobody knows how many. from_ns, to_ns: not before, not after; t_ns: when it was noticed,
+    0 for the end, or the beginning where that is not known. All CLOCK_BOOTTIME, NULL_I64 unknown."""
 
-    name: str
+    source: str
+    count: int | None = None
+    from_ns: int = NULL_I64
+    to_ns: int = NULL_I64
+    t_ns: int = 0
 
-    def fds(self) -> list[int]:
-        """Descriptors that make the agent's loop wake at once when readable; may be empty."""
-        ...
-
-    def drain(self, now_ns: int) -> Iterable[Batch]:
-        """What has arrived since the last call; ``now_ns`` is CLOCK_BOOTTIME."""
-        ...
-
-    def close(self) -> None: ...
+    @property
+    def noticed_ns(self) -> int:
+        ends = (self.t_ns, self.to_ns if self.to_ns != NULL_I64 else 0, self.from_ns if self.from_ns != NULL_I64 else 0)
+        return next((end for end in ends if end), 0)
 
 
-class Sink(Protocol):
-    """Takes batches; must not block and must count what it drops."""
-
-    name: str
-
-    def offer(self, batch: Batch) -> None: ...
-
-    def losses(self) -> dict[str, int]:
-        """Records dropped so far, by reason."""
-        ...
-
-    def close(self) -> None: ...
+def losses(stage: str, *lost: Loss) -> Batch:
+    """Rows of table ``loss``, a row each. stage: one of that column's names."""
+    return make("loss", len(lost), stage=TABLES["loss"].code("stage", stage), source=[one.source.encode()[:64] for one in lost],
+                count=[NULL_I64 if one.count is None else one.count for one in lost], from_ns=[one.from_ns for one in lost],
+                to_ns=[one.to_ns for one in lost], t_ns=[one.noticed_ns for one in lost])  # fmt: skip

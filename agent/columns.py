@@ -6,8 +6,8 @@ them; texts are fixed-width bytes, so that a batch is one contiguous numpy array
 
 from __future__ import annotations
 
+from _blake2 import blake2b  # hashlib would bring OpenSSL with it
 from dataclasses import dataclass, field
-from hashlib import blake2b
 
 import numpy as np
 
@@ -26,6 +26,7 @@ class Column:
       json  text holding one JSON value.
     unit: ``ns`` ``us`` ``s`` ``bytes`` ``ppb`` ... or empty.
     attribute: name under which OTLP exports it (OpenTelemetry semantic conventions where they exist).
+    names: of an enum, its values by code; of a text, the values that are known, where they are few (others may still occur).
     """
 
     name: str
@@ -75,8 +76,8 @@ def fitted(name: bytes, width: int) -> bytes:
     return name[: width - 9].decode("utf-8", "ignore").encode() + b"~" + blake2b(name, digest_size=4).hexdigest().encode()
 
 
-def text(name: str, width: int, meaning: str, attribute: str = "") -> Column:
-    return Column(name, "str", meaning, "", attribute, width=width)
+def text(name: str, width: int, meaning: str, attribute: str = "", names: str = "") -> Column:
+    return Column(name, "str", meaning, "", attribute, width=width, names=tuple(names.split()))
 
 
 def enum(name: str, names: str, meaning: str, attribute: str = "") -> Column:

@@ -6,10 +6,9 @@ Order of precedence: flag, environment, file, default. Only the CLI reads files;
 from __future__ import annotations
 
 import dataclasses
-import difflib
+import ipaddress
 import json
 import os
-import re
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.clock.daemons.config import NtpConfig
+from agent.common.duration import parse_ns
+from agent.common.settings import Section
 from agent.errors import USAGE, AgentError
+from agent.log import FORMATS
 
 if TYPE_CHECKING:
     from agent.clock.hook_config import HookConfig
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 DEFAULT_FILE = Path("/etc/tickscope/tickscope.yaml")
 SYSCALL_MODES = ("blocked", "sampled", "full", "off")
 MAX_FILE_BYTES = 1 << 18
+_TOP = Section()
+_NOT_IN_FILES = ("duration_s", "live", "source")
 #: What sun_path holds (unix(7)), less the longest name that is put below run_dir.
 _MAX_RUN_DIR_BYTES = 107 - len("/notices.sock")
 
@@ -38,8 +42,9 @@ class Config:
     store: directory; run_dir: of the sockets. syscalls: how much of system call time is measured; syscalls_window_ms: of each
     second, with ``sampled``. slow_syscall_ms: from when a blocked call is an event. redis: URLs of servers whose streams are
     watched, ``redis://host:port/db?streams=a,b``. poll_s: between two looks at queues. intake_keys: ``hashed`` or ``clear``.
-    otlp: see exporters/config.py. ntp: see agent/clock/daemons/config.py. prometheus: listen address of the metrics page, empty for none. max_bytes, max_age_days:
-    of the store. without: probe families to leave out. duration_s: stop by itself (``run --duration``). live: show the summary.
+    otlp: see exporters/config.py. metrics: see exporters/page_config.py. ntp: see agent/clock/daemons/config.py. prometheus: listen address of the metrics page, empty for none. max_bytes, max_age_days:
+    of the store. without: probe families to leave out. log_format: of the lines on stderr. duration_s: stop by itself (``run --duration``).
+    live: show the summary. source: the file and the flags that all this comes from, by which SIGHUP reads it again.
     """
 
     store: str = "/var/lib/tickscope"
@@ -51,6 +56,7 @@ class Config:
     poll_s: float = 1.0
     intake_keys: str = "hashed"
     otlp: Mapping[str, object] = field(default_factory=dict)
+    metrics: Mapping[str, object] = field(default_factory=dict)
     ntp: Mapping[str, object] = field(default_factory=dict)
     notices: Mapping[str, object] = field(default_factory=dict)
     jump_threshold: str = "all"
@@ -58,25 +64,27 @@ class Config:
     max_bytes: int = 1 << 30
     max_age_days: float = 7.0
     without: tuple[str, ...] = ()
+    log_format: str = "text"
     duration_s: float = 0.0
     live: bool = False
+    source: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _one_of("syscalls", self.syscalls, SYSCALL_MODES)
-        _one_of("intake_keys", self.intake_keys, ("hashed", "clear"))
-        _within("syscalls_window_ms", self.syscalls_window_ms, 1, 500)
-        _within("slow_syscall_ms", self.slow_syscall_ms, 0.1, 60_000)
+        _TOP.one_of("syscalls", self.syscalls, SYSCALL_MODES)
+        _TOP.one_of("intake_keys", self.intake_keys, ("hashed", "clear"))
+        _TOP.one_of("log_format", self.log_format, FORMATS)
+        _TOP.number("syscalls_window_ms", self.syscalls_window_ms, 1, 500)
+        _TOP.number("slow_syscall_ms", self.slow_syscall_ms, 0.1, 60_000)
         jump_threshold_ns(self.jump_threshold)
         self.hooks()
-        _within("poll_s", self.poll_s, 0.1, 3600)
-        _within("max_bytes", self.max_bytes, 1 << 20, 1 << 50)
-        _within("max_age_days", self.max_age_days, 0.01, 36500)
+        _TOP.number("poll_s", self.poll_s, 0.1, 3600)
+        _TOP.number("max_bytes", self.max_bytes, 1 << 20, 1 << 50)
+        _TOP.number("max_age_days", self.max_age_days, 0.01, 36500)
         _path("store", self.store, 4095)
         _path("run_dir", self.run_dir, _MAX_RUN_DIR_BYTES)
-        port = self.prometheus.rpartition(":")[2]
-        if self.prometheus and not (port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 65536):
-            raise AgentError(f"prometheus cannot be {self.prometheus!r}", why="it is address:port, or empty", exit_code=USAGE)
-        _within("duration_s", self.duration_s, 0, 1e9)
+        if self.prometheus:
+            listen_address(self.prometheus)
+        _TOP.number("duration_s", self.duration_s, 0, 1e9)
         NtpConfig.parse(self.ntp)
 
     def hooks(self) -> HookConfig:
@@ -98,20 +106,25 @@ def jump_threshold_ns(text: str) -> int | None:
     """``128ms`` in ns, None for ``all``. Raises AgentError (exit code 2)."""
     if text == "all":
         return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ns|us|ms|s)", text)
-    if match is None:
-        raise AgentError(f"jump_threshold cannot be {text!r}", why="it is all, or a time as in 500us, 128ms, 1s", exit_code=USAGE)
-    return round(float(match[1]) * {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}[match[2]])
+    try:
+        return parse_ns(text)
+    except ValueError:
+        raise _TOP.wrong("jump_threshold", text, "it is all, or a time as in 500us, 128ms, 1s") from None
 
 
-def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise AgentError(f"{name} cannot be {value!r}", why=f"it is one of {', '.join(allowed)}", exit_code=USAGE)
-
-
-def _within(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise AgentError(f"{name} cannot be {value:g}", why=f"it lies between {low:g} and {high:g}", exit_code=USAGE)
+def listen_address(text: str) -> tuple[str, int]:
+    """(host, port) of ``127.0.0.1:9469``, ``localhost:9469``, ``[::1]:9469`` or ``:9469``. Raises AgentError (exit code 2)."""
+    host, _, port = text.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    six = ":" in bare
+    if not (port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 65536) or six != (bare != host) or set("[] ") & set(bare):
+        raise _TOP.wrong("prometheus", text, "it is address:port, [address]:port of an IPv6 address, or empty")
+    if six:
+        try:
+            ipaddress.IPv6Address(bare)
+        except ValueError as error:
+            raise _TOP.wrong("prometheus", text, str(error)) from error
+    return bare, int(port)
 
 
 def _path(name: str, value: str, most: int) -> None:
@@ -120,34 +133,36 @@ def _path(name: str, value: str, most: int) -> None:
     except UnicodeEncodeError:
         size = 0
     if not 0 < size <= most or "\0" in value:
-        raise AgentError(f"{name} cannot be {reprlib.repr(value)}", why=f"it is the path of a directory, at most {most} bytes long", exit_code=USAGE)
+        raise _TOP.wrong(name, value, f"it is the path of a directory, at most {most} bytes long")
 
 
 def _check_parts(config: Config, env: Mapping[str, str]) -> None:
     """What other rooms will read of the configuration. Raises AgentError (exit code 2)."""
     from exporters.config import resolve as resolve_otlp
+    from exporters.page_config import PageConfig
 
     resolve_otlp(config.otlp, env, {})
+    PageConfig.parse(config.metrics)
     families = sorted(p.stem for p in Path(__file__).with_name("probes").glob("[a-z]*.py"))
     for name in config.without:
         if name not in families:
             raise AgentError(f"without: there is no probe family {reprlib.repr(name)}", why=f"known: {', '.join(families)}", exit_code=USAGE)
     if config.redis:
-        from agent.queues.resp import RedisUrl
+        from agent.common.resp import RedisUrl
 
         for url in config.redis:
             RedisUrl.parse(url)
 
 
-def _coerce(key: str, value: Any, where: str) -> Any:
-    """A YAML value as the type of the field's default. Raises AgentError naming the line."""
+def _coerce(key: str, value: Any) -> Any:
+    """A YAML value as the type of the field's default. Raises AgentError."""
     default = next(f for f in dataclasses.fields(Config) if f.name == key)
     wanted = default.default if default.default is not dataclasses.MISSING else {}
     if isinstance(wanted, tuple):
         items = [value] if isinstance(value, str) else value
         if isinstance(items, list) and all(isinstance(i, str) for i in items):
             return tuple(items)
-        raise AgentError(f"{where}: {key} must be a list of texts", exit_code=USAGE)
+        raise AgentError(f"{key} must be a list of texts", exit_code=USAGE)  # a URL in it may hold a password
     if isinstance(wanted, bool) or isinstance(value, bool):
         if isinstance(wanted, bool) and isinstance(value, bool):
             return value
@@ -155,25 +170,22 @@ def _coerce(key: str, value: Any, where: str) -> Any:
             return "off"
         if key == "prometheus" and value is False:
             return ""
-        raise AgentError(f"{where}: {key} cannot be {value!r}", exit_code=USAGE)
+        raise _TOP.wrong(key, value, "it is true or false" if isinstance(wanted, bool) else "it is neither true nor false")
     if key == "notices" and isinstance(value, dict):
         from agent.clock.hook_config import parse
 
-        try:
-            parse(value)
-        except AgentError as error:
-            raise AgentError(f"{where}: {error.what}", why=error.why, remedy=error.remedy, exit_code=USAGE) from None
+        parse(value)
     try:
         if isinstance(wanted, (int, float)) and isinstance(value, (int, float)):
             return type(wanted)(value)
         if isinstance(wanted, dict) and isinstance(value, dict):
             return json.loads(json.dumps(value, default=str))
     except (OverflowError, ValueError, TypeError) as error:
-        raise AgentError(f"{where}: {key} cannot be {reprlib.repr(value)}", why=str(error), exit_code=USAGE) from error
+        raise _TOP.wrong(key, value, str(error)) from error
     if isinstance(value, type(wanted)):
         return value
     kind = "a text" if isinstance(wanted, str) else "a section of `key: value` lines" if isinstance(wanted, dict) else "a number"
-    raise AgentError(f"{where}: {key} must be {kind}, not {reprlib.repr(value)}", exit_code=USAGE)
+    raise _TOP.wrong(key, value, f"it is {kind}")
 
 
 def _read_text(path: Path, required: bool) -> str:
@@ -228,16 +240,13 @@ def _parse(path: Path, text: str) -> tuple[dict[Any, Any], dict[str, int]]:
 def read_file(path: Path, required: bool) -> dict[str, Any]:
     """The settings of a YAML file; none where it is missing and not required. Raises AgentError (exit code 2) with the line."""
     values, lines = _parse(path, _read_text(path, required))
-    known = [f.name for f in dataclasses.fields(Config) if f.name not in ("duration_s", "live")]
+    known = [f.name for f in dataclasses.fields(Config) if f.name not in _NOT_IN_FILES]
     out = {}
     for key, value in values.items():
         where = f"{path}:{lines.get(str(key), 1)}"
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-            raise AgentError(f"{where}: there is no setting {reprlib.repr(key)}", why=hint, exit_code=USAGE)
-        out[key] = _coerce(str(key), value, where)
         try:
+            _TOP.known([key], known)
+            out[key] = _coerce(str(key), value)
             _check_parts(Config(**{key: out[key]}), {})
         except AgentError as error:
             raise AgentError(f"{where}: {error.what}", why=error.why, remedy=error.remedy, exit_code=USAGE) from error
@@ -247,13 +256,15 @@ def read_file(path: Path, required: bool) -> dict[str, Any]:
 def resolve(flags: Mapping[str, Any], env: Mapping[str, str], path: str | None = None) -> Config:
     """The configuration in force. flags: values that were given on the command line, None where not."""
     chosen = path or env.get("TICKSCOPE_CONFIG")
+    file = Path(chosen).absolute() if chosen else DEFAULT_FILE
     values = read_file(Path(chosen) if chosen else DEFAULT_FILE, required=bool(chosen))
+    given = {k: v for k, v in flags.items() if v is not None}
     for variable, key in (("TICKSCOPE_STORE", "store"), ("TICKSCOPE_RUN_DIR", "run_dir"), ("TICKSCOPE_JUMP_THRESHOLD", "jump_threshold")):
         if env.get(variable):
             values[key] = env[variable]
     if env.get("TICKSCOPE_REDIS_URL"):
         values["redis"] = tuple(env["TICKSCOPE_REDIS_URL"].split())
-    values.update({k: v for k, v in flags.items() if v is not None})
-    config = Config(**values)
+    values.update(given)
+    config = Config(**values, source={"file": str(file), "chosen": bool(chosen), "flags": given})
     _check_parts(config, env)
     return config

@@ -2,72 +2,160 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
-import os
+import select
 import socket
-from collections.abc import Callable, Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agent.errors import UNREACHABLE, AgentError
+from agent.listener import Listener
+from agent.places import Places, peer
 
-_LIMIT = 256
+if TYPE_CHECKING:
+    from agent.batch import Batch
+
+CLIENTS = 32
+#: For a client to say what it wants and to take the answer.
+CLIENT_S = 2.0
+#: What hit a bound, in words (agent/bounds.py).
+REASONS = {
+    "refused": "connections refused, since their user had its share of the places",
+    "displaced": "connections closed to make room for other users'",
+    "late": f"connections closed that said nothing, or did not take their answer, within {CLIENT_S:g} s",
+    "no_descriptor": "times no connection could be taken for want of descriptors",
+}
+_LIMIT, _CHUNK = 256, 4096
 Answer = Callable[[], Mapping[str, object]]
 
 
-def bind(path: Path, gid: int) -> socket.socket:
-    """A listening socket at ``path``. Raises AgentError (exit code 4) where a live agent holds it."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with contextlib.suppress(FileNotFoundError), contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink()
-        else:
-            pid = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            raise AgentError(
-                f"another agent is running (pid {int.from_bytes(pid[:4], 'little')})",
-                why=f"it holds {path}",
-                remedy="stop it, or set TICKSCOPE_RUN_DIR and --store for a second one",
-                exit_code=UNREACHABLE,
-            )
-    try:
-        sock.bind(str(path))
-    except OSError as error:
-        raise AgentError(f"cannot make {path}", why=str(error.strerror), remedy="set TICKSCOPE_RUN_DIR to a directory that can be written",
-                         exit_code=UNREACHABLE) from error  # fmt: skip
-    os.chown(path, 0, gid)
-    path.chmod(0o660)
-    sock.listen(16)
-    sock.setblocking(False)
-    return sock
+@dataclass(eq=False)
+class Client:
+    """One connection. answer: what of it was not sent yet."""
+
+    sock: socket.socket
+    uid: int
+    until_s: float
+    request: bytes = b""
+    answer: memoryview | None = None
 
 
 class Control:
-    """Answers requests from the agent's loop. A client has a quarter of a second to send its line; nobody can hold the loop up."""
+    """Answers requests from the agent's loop, at most one in a turn; a ``Source`` without rows. Nobody can hold the loop up: it waits for nothing that a
+    client says or takes.
+
+    sock: listening, non-blocking.
+    """
+
+    name = "control"
 
     def __init__(self, sock: socket.socket, answers: Mapping[str, Answer]) -> None:
-        self.sock, self._answers = sock, answers
+        self._answers = answers
+        self._epoll = select.epoll()
+        self._clients: dict[int, Client] = {}
+        self._places: Places[Client] = Places(CLIENTS)
+        self._counts: Counter[str] = Counter()
+        self.listener = Listener(self._epoll, sock)
+
+    def counts(self) -> dict[str, int]:
+        """How often each bound was hit."""
+        return {**{reason: self._counts[reason] for reason in REASONS}, "no_descriptor": self.listener.deafened}
+
+    def fds(self) -> list[int]:
+        return [self._epoll.fileno()]
+
+    def drain(self, now_ns: int) -> Iterable[Batch]:
+        self.serve()
+        return ()
 
     def serve(self) -> None:
-        """Accepts and answers what waits now."""
-        try:
-            client, _ = self.sock.accept()
-        except OSError:
+        """Does what can be done now."""
+        now_s, answered = time.monotonic(), False
+        for client in [c for c in self._clients.values() if c.until_s < now_s]:
+            self._forget(client, "late")
+        for fd, _ in self._epoll.poll(0):
+            asking = self._clients.get(fd)
+            if asking is not None and asking.answer is not None:
+                self._send(asking)
+            elif asking is not None and not answered:
+                answered = self._hear(asking)
+        self._accept(now_s)
+
+    def _accept(self, now_s: float) -> None:
+        sock = self.listener.accept()
+        if sock is None:
             return
-        with client:
-            client.settimeout(0.25)
-            try:
-                request = client.recv(_LIMIT).decode(errors="replace").strip()
-                answer = self._answers.get(request)
-                document = answer() if answer else {"error": f"no request {request!r}; known: {', '.join(self._answers)}"}
-                client.sendall(json.dumps(document, default=str).encode() + b"\n")
-            except OSError:
-                return
+        client = Client(sock, peer(sock)[1], now_s + CLIENT_S)
+        leaves = self._places.enter(client.uid, client)
+        if leaves is client:
+            self._counts["refused"] += 1
+            sock.close()
+            return
+        self._clients[sock.fileno()] = client
+        self._epoll.register(sock, select.EPOLLIN)
+        if leaves is not None:
+            self._counts["displaced"] += 1
+            del self._clients[leaves.sock.fileno()]
+            leaves.sock.close()
+
+    def _hear(self, client: Client) -> bool:
+        """Takes what it said; True where that was a whole request, which is answered."""
+        try:
+            data = client.sock.recv(_CHUNK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            self._forget(client)
+            return False
+        client.request += data
+        request = client.request[:_LIMIT].partition(b"\n")[0].decode(errors="replace").strip()
+        if data and b"\n" not in client.request and len(client.request) < _LIMIT and request not in self._answers:
+            return False
+        if not client.request:
+            self._forget(client)
+            return False
+        client.answer, client.until_s = memoryview(self._document(request)), time.monotonic() + CLIENT_S
+        self._epoll.modify(client.sock, select.EPOLLOUT)
+        self._send(client)
+        return True
+
+    def _document(self, request: str) -> bytes:
+        """The answer, as a line. One that cannot be given says why, and costs the loop nothing."""
+        answer = self._answers.get(request)
+        try:
+            document = answer() if answer else {"error": f"no request {request!r}; known: {', '.join(self._answers)}"}
+            return json.dumps(document, default=str).encode() + b"\n"
+        except Exception as error:  # noqa: BLE001 - whoever asks next may ask for something else
+            return json.dumps({"error": f"cannot answer {request!r}: {type(error).__name__}: {error}"}).encode() + b"\n"
+
+    def _send(self, client: Client) -> None:
+        assert client.answer is not None
+        try:
+            client.answer = client.answer[client.sock.send(client.answer) :]
+        except BlockingIOError:
+            return
+        except OSError:
+            client.answer = memoryview(b"")
+        if not len(client.answer):
+            self._forget(client)
+
+    def _forget(self, client: Client, why: str = "") -> None:
+        del self._clients[client.sock.fileno()]
+        self._places.leave(client.uid, client)
+        client.sock.close()
+        if why:
+            self._counts[why] += 1
 
     def close(self) -> None:
-        self.sock.close()
+        for client in self._clients.values():
+            client.sock.close()
+        self.listener.close()
+        self._epoll.close()
 
 
 def ask(run_dir: str, request: str, timeout_s: float = 2.0) -> dict[str, object]:
@@ -82,7 +170,7 @@ def ask(run_dir: str, request: str, timeout_s: float = 2.0) -> dict[str, object]
             data = b""
             while chunk := sock.recv(1 << 16):
                 data += chunk
-        return dict(json.loads(data))
+        document = dict(json.loads(data))
     except TimeoutError as error:
         raise AgentError("the agent does not answer", why=f"nothing came from {path} within {timeout_s:g} s: it is still starting, or gets no processor time",
                          remedy="tickscope status --wait 30", exit_code=UNREACHABLE) from error  # fmt: skip
@@ -92,3 +180,6 @@ def ask(run_dir: str, request: str, timeout_s: float = 2.0) -> dict[str, object]
         raise AgentError("no agent answers", why=f"{path}: {error.strerror or error}", remedy=remedy, exit_code=UNREACHABLE) from error
     except ValueError as error:
         raise AgentError("the agent's answer was cut short", why=str(error), remedy="try again", exit_code=UNREACHABLE) from error
+    if set(document) == {"error"}:
+        raise AgentError("the agent gave no answer", why=str(document["error"]), remedy="look at the agent's log", exit_code=UNREACHABLE)
+    return document

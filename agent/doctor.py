@@ -107,7 +107,7 @@ def uprobes() -> Check:
 
 
 def cgroup() -> Check:
-    with open("/proc/mounts") as mounts:
+    with open("/proc/mounts", errors="backslashreplace") as mounts:
         v2 = [line.split()[1] for line in mounts if " cgroup2 " in line]
     if not v2:
         return Check("cgroup", "warn", "no cgroup v2 tree", "mount cgroup2; cgroup_id stays unknown")

@@ -1,9 +1,9 @@
-"""The one exception that the CLI turns into a message and an exit status, and the agent's own notes."""
+"""The one exception that the CLI turns into a message and an exit status."""
 
 from __future__ import annotations
 
-import contextlib
-import sys
+from agent.log import say as say  # noqa: PLC0414 - they lived here, and are found here by their old names
+from agent.printable import printable as printable  # noqa: PLC0414
 
 FAILURE, USAGE, NO_ROWS, UNREACHABLE, PRIVILEGE, INTERRUPTED = 1, 2, 3, 4, 5, 130
 
@@ -25,21 +25,3 @@ class AgentError(Exception):
         if self.remedy:
             lines.append(f"  try: {self.remedy}")
         return "\n".join(lines)
-
-
-def printable(name: str | bytes) -> str:
-    """A name that others chose, for people: bytes that are not UTF-8 as ``\\xff``, and so whatever would act on a terminal (``\\x1b``, ``\\n``)."""
-    text = name.decode(errors="surrogateescape") if isinstance(name, bytes) else name
-    return text if text.isprintable() else "".join(c if c.isprintable() else _code(c) for c in text)
-
-
-def _code(character: str) -> str:
-    if "\udc80" <= character <= "\udcff":
-        return f"\\x{ord(character) - 0xDC00:02x}"
-    return character.encode("unicode_escape").decode()
-
-
-def say(text: str) -> None:
-    """A line of the agent on stderr. That the terminal or the reader of a pipe has gone must not stop it."""
-    with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)

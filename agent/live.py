@@ -5,22 +5,24 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import re
 import select
-import shutil
 import sys
 import textwrap
 import time
 from collections import deque
-from collections.abc import Iterable, Sized
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from agent import log
 from agent.batch import Batch
 from agent.clock.instants import dated
 from agent.columns import NULL_I64
+from agent.common.duration import span
 from agent.errors import printable
+from agent.screen import Part, cut, fitted, joined, row, size
+from agent.store.prose import pieces
 from agent.tables import TABLES
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from agent.status import Status
 
 WINDOW_S = 10
-_SHOWN = 4  # limiters, and queues; the screen has to hold the rest too
+_SAID_S = 60  # how long a message of the agent stays on the screen
 _KEPT = ("tcp_rtt", "tcp_connect", "tls_handshake", "syscall_latency", "slow_syscall", "limiter_decision", "queue_lag", "socket_queue")
 
 
@@ -43,16 +45,6 @@ def percentile(hist: np.ndarray, q: float) -> float:
     return float(2.0 ** (bucket + (q * total - before) / hist[bucket]))
 
 
-def duration(ns: float) -> str:
-    """A time span for people."""
-    if math.isnan(ns):
-        return "-"
-    for unit, scale in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
-        if abs(ns) >= scale:
-            return f"{ns / scale:.3g} {unit}"
-    return f"{ns:.0f} ns"
-
-
 def _changed(row: np.void) -> str:
     """A row of clock_change in words."""
     kind = TABLES["clock_change"].by_name["kind"].names[row["kind"]]
@@ -61,7 +53,7 @@ def _changed(row: np.void) -> str:
     elif kind == "frequency" and row["freq_after_ppb"] != NULL_I64:
         kind += f" set to {row['freq_after_ppb'] / 1e3:+.3f} ppm"
     elif row["size_ns"] not in (NULL_I64, 0):
-        kind += f" of {duration(row['size_ns'])}"
+        kind += f" of {span(row['size_ns'])}"
     who = printable(row["comm"]) or "by whom was not seen"
     return f"{kind}, {who} pid {row['pid']}" if row["pid"] != NULL_I64 else f"{kind}, {who}"
 
@@ -72,19 +64,17 @@ def _weight(finding: np.void) -> tuple[bool, bool]:
     return finding["severity"] != table.code("severity", "notice"), finding["state"] == table.code("state", "open")
 
 
-def _cut(line: str, width: int) -> str:
-    """A line of at most that many characters on the screen; escape sequences take none."""
-    parts, left = [], width
-    for text, escape in re.findall(r"([^\x1b]*)(\x1b\[[0-9;]*m)?", line):
-        parts += [text[:left], escape]
-        left -= len(text[:left])
-    return "".join(parts)
+_LABEL = "\0"  # before a line that begins with a label of nine columns
 
 
-def _more(things: Sized, name: str) -> Iterable[str]:
-    """That not all of them were shown."""
-    if len(things) > _SHOWN:
-        yield f"{'':8}and {len(things) - _SHOWN} more: tickscope {name}"
+def _label(text: str) -> str:
+    return f"{_LABEL}{text:9}"
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Lines that are broken between words, and inside one only where it is longer than a line."""
+    indent = " " * (len(text) - len(text.lstrip()))
+    return textwrap.wrap(text, max(width, 8), subsequent_indent=indent + "  ", break_on_hyphens=False)
 
 
 class Live:
@@ -98,8 +88,12 @@ class Live:
         self._findings: dict[bytes, np.void] = {}
         self._changes: list[np.void] = []
         self._before: dict[str, int] = {}
+        self._rates: list[str] = []
+        self._said: deque[tuple[float, str]] = deque(maxlen=2)
         self._colour = not os.environ.get("NO_COLOR")
         loop.sinks.append(self)
+        if os.isatty(sys.stderr.fileno()):
+            log.show(lambda text: self._said.append((time.monotonic(), text)))
 
     def offer(self, batch: Batch) -> None:
         if batch.table in self._recent:
@@ -107,8 +101,8 @@ class Live:
         elif batch.table == "clock_change":
             self._changes = [*self._changes, *batch.rows][-2:]
         elif batch.table == "finding":
-            for row in batch.rows:
-                self._findings[row["finding_id"]] = row
+            for found in batch.rows:
+                self._findings[found["finding_id"]] = found
             while len(self._findings) > 5:
                 del self._findings[min(self._findings, key=lambda one: _weight(self._findings[one]))]
 
@@ -116,7 +110,8 @@ class Live:
         return {}
 
     def close(self) -> None:
-        self._write("\x1b[?25h")
+        log.show(None)
+        self._write("\x1b[?25h\x1b[?7h")
 
     def _write(self, text: str) -> None:
         """Nothing where the terminal is stopped (Ctrl-S) or gone: the agent waits for neither."""
@@ -125,10 +120,15 @@ class Live:
                 os.write(sys.stdout.fileno(), text.encode(sys.stdout.encoding, sys.stdout.errors or "strict"))  # no buffer keeps it
 
     def show(self, _: int) -> None:
-        """Redraws the screen."""
-        size = shutil.get_terminal_size((100, 40))
-        lines = [_cut(line, size.columns) for line in self._lines()][: size.lines - 1]
-        self._write("\x1b[?25l\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J")
+        """Once a second: the rates of that second, and the screen."""
+        self._rates = list(self._count())
+        self.draw()
+
+    def draw(self, _: int = 0) -> None:
+        """The screen, as large as it is now. No line goes on in the next one (?7l), should it become smaller meanwhile."""
+        now = size()
+        lines = [cut(line, now.columns) for line in self.lines(now.columns, now.lines - 1)]
+        self._write("\x1b[?25l\x1b[?7l\x1b[H" + "".join(f"\x1b[2K{line}\n" for line in lines) + "\x1b[J")
 
     def _rows(self, table: str) -> np.ndarray:
         kept = self._recent[table]
@@ -136,54 +136,65 @@ class Live:
             kept.popleft()
         return np.concatenate([TABLES[table].empty(0), *(rows for _, rows in kept)])
 
-    def _bold(self, text: str) -> str:
-        return f"\x1b[1m{text}\x1b[0m" if self._colour else text
+    def lines(self, width: int, height: int) -> list[str]:
+        """What is shown on a screen of that size. A label stands at the first line that has it, whichever that is."""
+        out, last = [], ""
+        for line in fitted(list(self._parts(width)), height, width):
+            label, text = (line[1:10], line[10:]) if line.startswith(_LABEL) else ("", line)
+            shown = label if label != last else " " * len(label)
+            out.append((f"\x1b[1m{shown}\x1b[0m" if self._colour and shown.strip() else shown) + text)
+            last = label
+        return out
 
-    def _lines(self) -> Iterable[str]:
+    def _parts(self, width: int) -> Iterator[Part]:
+        """Everything, in the order in which it stands on the screen."""
+        room = width - 9
         attached, other = self._status.counts()
-        yield self._bold("tickscope") + f"  {attached} probe families attached, {other} not whole   last {WINDOW_S} s   Ctrl-C stops"
+        words = [f"{attached} families attached", f"{other} not whole", f"last {WINDOW_S} s", "Ctrl-C stops"]
+        yield Part(0, [_label("tickscope") + joined([" " + words[0], *words[1:]], room)])
         for probe in self._status.probes():
             if probe["state"] != "attached":
-                yield f"  {probe['probe']}: {probe['state']}: {probe['reason']}"
-        yield ""
-        width = max(shutil.get_terminal_size((100, 40)).columns - 9, 40)
-        rates = textwrap.wrap("  ".join(rate.replace(" ", "\0") for rate in self._rates()) or "none yet", width)  # a name and its number stay together
-        for i, line in enumerate(rates):
-            yield (self._bold("rows/s  ") if i == 0 else " " * 8) + line.replace("\0", " ")
-        yield ""
-        yield from self._network()
-        yield from self._calls()
-        yield from self._clock()
-        yield from self._limiters()
-        yield from self._queues()
-        yield ""
-        yield self._bold("lost    ") + (self._status.lost() or "nothing")
-        yield self._bold("findings") + ("" if self._findings else " none")
-        for row in sorted(self._findings.values(), key=_weight)[::-1]:
-            state = TABLES["finding"].by_name["state"].names[row["state"]]
-            width = max(shutil.get_terminal_size((100, 40)).columns - 1, 40)
-            said = dated(printable(row["sentence"]), self._status.wall)
-            yield from textwrap.wrap(f"{state}: {said}", width, initial_indent="  ", subsequent_indent="    ")
+                yield Part(2, _wrapped(f"  {probe['probe']}: {probe['state']}: {printable(probe['reason'] or '')}", width), "probe")
+        for said_s, text in self._said:
+            if time.monotonic() - said_s < _SAID_S:
+                yield Part(2, [line for one in text.splitlines() for line in _wrapped(f"  {printable(one)}", width)], "message")
+        rates = textwrap.wrap("  ".join(rate.replace(" ", "\0") for rate in self._rates) or "none yet", room)  # a name and its number stay together
+        yield Part(8, [""])
+        yield Part(7, [_label("rows/s") + line.replace("\0", " ") for line in rates])
+        yield Part(8, [""])
+        yield from self._network(room)
+        yield from self._calls(room)
+        yield from self._clock(room)
+        yield from self._limiters(room)
+        yield from self._queues(room)
+        yield Part(8, [""])
+        lost = self._status.lost()
+        yield Part(2 if lost else 7, [_label("lost") + line for line in _wrapped(lost or "nothing", room)], "list of losses" if lost else "")
+        yield Part(1, [_label("findings") + ("" if self._findings else "none")])
+        for i, found in enumerate(sorted(self._findings.values(), key=_weight)[::-1]):
+            state = TABLES["finding"].by_name["state"].names[found["state"]]
+            said = printable(dated(pieces(bytes(found["said"]), bytes(found["sentence"])), self._status.wall))
+            yield Part(1 if i == 0 else 3 if all(_weight(found)) else 7, _wrapped(f"  {state}: {said}", width), "finding")
 
-    def _rates(self) -> Iterable[str]:
+    def _count(self) -> Iterator[str]:
         for table, total in sorted(self._loop.totals.items()):
             rate = total - self._before.get(table, 0)
             self._before[table] = total
             if rate:
                 yield f"{table} {rate}"
 
-    def _network(self) -> Iterable[str]:
+    def _network(self, room: int) -> Iterator[Part]:
         rtt, tls = self._rows("tcp_rtt"), self._rows("tls_handshake")
         hist = rtt["hist"].sum(axis=0) if len(rtt) else np.zeros(64)
-        spread = " ".join(f"p{int(q * 100)} {duration(percentile(hist, q) * 1e3)}" for q in (0.5, 0.99))
+        spread = [f"p{int(q * 100)} {span(percentile(hist, q) * 1e3)}" for q in (0.5, 0.99)] if len(rtt) else ["none seen"]
         connects = self._rows("tcp_connect")
-        yield self._bold("RTT     ") + f"{spread}   {len(np.unique(rtt['sock_id']))} connections   {len(connects)} connects"
+        yield Part(6, [_label("RTT") + joined([*spread, f"{len(np.unique(rtt['sock_id']))} connections", f"{len(connects)} connects"], room)])
         taken = tls["duration_ns"].astype(float)
-        shown = " ".join(f"p{q} {duration(float(np.percentile(taken, q)))}" for q in (50, 99)) if len(taken) else "none"
+        spread = [f"p{q} {span(float(np.percentile(taken, q)))}" for q in (50, 99)] if len(taken) else []
         failed = int((tls["result"] != 0).sum())
-        yield self._bold("TLS     ") + f"{len(tls)} handshakes  {shown}   {failed} failed"
+        yield Part(6, [_label("TLS") + joined([f"{len(tls)} handshakes", *spread, f"{failed} failed"], room)])
 
-    def _calls(self) -> Iterable[str]:
+    def _calls(self, room: int) -> Iterator[Part]:
         rows = self._rows("syscall_latency")
         parts = []
         for basis in range(3):
@@ -191,50 +202,53 @@ class Live:
             if len(chosen):
                 hist = chosen["hist"].sum(axis=0)
                 name = TABLES["syscall_latency"].by_name["basis"].names[basis]
-                parts.append(f"{name}: {chosen['count'].sum()}, p50 {duration(percentile(hist, 0.5))} p99 {duration(percentile(hist, 0.99))}")
-        yield self._bold("syscalls") + "  " + "   ".join(parts)
+                parts.append(f"{name} {chosen['count'].sum()}, p50 {span(percentile(hist, 0.5))}, p99 {span(percentile(hist, 0.99))}")
+        yield Part(6, [_label("syscalls") + joined(parts or ["none seen"], room)])
         slow = self._rows("slow_syscall")
-        for row in slow[np.argsort(slow["duration_ns"])[::-1][:3]]:
-            what = f"{printable(row['syscall'])} on {printable(row['fd_type']) or '-'}"
-            yield f"  slow: {printable(row['comm'])} pid {row['pid']}: {what} {duration(row['duration_ns'])}"
+        for one in slow[np.argsort(slow["duration_ns"])[::-1][:3]]:
+            words = [f"slow: {printable(one['comm'])} pid {one['pid']}:", f"{printable(one['syscall'])} {span(one['duration_ns'])}",
+                     f"on {printable(one['fd_type']) or '-'}"]  # fmt: skip
+            yield Part(7, [_label("") + joined(words, room)], "slow call")
 
-    def _clock(self) -> Iterable[str]:
+    def _clock(self, room: int) -> Iterator[Part]:
         state = self._status.clock()
         drift, error = state.get("drift_ppb"), state.get("maxerror_us")
         parts = [
             "synchronised" if state.get("synchronised") else "not synchronised",
-            f"off by at most {duration(error * 1e3)}, says the kernel" if error is not None else "",
-            f"drift against RAW {drift / 1e3:+.3f} ppm" if drift is not None else "drift not known yet",
+            f"off by at most {span(error * 1e3)}" if error is not None else "",
+            f"drift {drift / 1e3:+.3f} ppm" if drift is not None else "drift not known yet",
         ]
-        yield self._bold("clock   ") + "   ".join(filter(None, parts))
-        for row in self._changes[-2:]:
-            yield f"  {_changed(row)}"
+        yield Part(4, [_label("clock") + joined([*filter(None, parts)], room)])
+        for change in self._changes[-2:]:
+            yield Part(4, [_label("") + line for line in _wrapped(_changed(change), room)], "clock change")
 
-    def _limiters(self) -> Iterable[str]:
+    def _limiters(self, room: int) -> Iterator[Part]:
         rows = self._rows("limiter_decision")
         if not len(rows):
-            yield self._bold("limiters") + "  no decisions seen"
+            yield Part(5, [_label("limiters") + "no decisions seen"])
             return
         names = TABLES["limiter_decision"].by_name["result"].names
-        limiters = np.unique(rows["limiter_id"])
-        for limiter in limiters[:_SHOWN]:
+        for limiter in np.unique(rows["limiter_id"]):
             mine = rows[rows["limiter_id"] == limiter]
-            counts = " ".join(f"{names[code]} {n}" for code, n in zip(*np.unique(mine["result"], return_counts=True), strict=True))
+            results = [(names[code], n) for code, n in zip(*np.unique(mine["result"], return_counts=True), strict=True)]
+            counts = [(4 if name == "allowed" else 5, f"{name} {n}") for name, n in results]
             timed = mine["duration_ns"][mine["duration_ns"] != NULL_I64].astype(float)
-            p99 = duration(float(np.percentile(timed, 99))) if len(timed) else "-"
-            yield self._bold("limiter ") + f"{printable(limiter)} ({printable(mine['comm'][-1])} pid {mine['pid'][-1]}): {counts}  p99 {p99}"
-        yield from _more(limiters, "limiters")
+            p99 = [(3, f"p99 {span(float(np.percentile(timed, 99)))}")] if len(timed) else []
+            who = (1, f"{printable(mine['comm'][-1])} {mine['pid'][-1]}")
+            troubled = any(name != "allowed" for name, _ in results)
+            yield Part(4 if troubled else 5, [_label("limiters") + row(printable(limiter), [who, *counts, *p99], room)], "limiter")
 
-    def _queues(self) -> Iterable[str]:
+    def _queues(self, room: int) -> Iterator[Part]:
         rows = self._rows("queue_lag")
         latest: dict[Any, np.void] = {(r["destination"], r["consumer_group"]): r for r in rows}
-        for row in list(latest.values())[:_SHOWN]:
-            lag = "?" if row["lag_messages"] == NULL_I64 else row["lag_messages"]
-            age = row["oldest_undelivered_s"]
-            old = f", oldest {age:.1f} s" if not math.isnan(age) else ""
-            yield self._bold("queue   ") + f"{printable(row['destination'])}/{printable(row['consumer_group'])}: lag {lag}{old} {printable(row['status'])}"
-        yield from _more(latest, "queues")
+        for one in latest.values():
+            status, age = printable(one["status"]), one["oldest_undelivered_s"]
+            lag = "lag ?" if one["lag_messages"] == NULL_I64 else f"lag {one['lag_messages']}"
+            old = [(2, f"oldest {age:.1f} s")] if not math.isnan(age) else []
+            name = f"{printable(one['destination'])}/{printable(one['consumer_group'])}"
+            yield Part(4, [_label("queues") + row(name, [(4, lag), *old, (5 if status != "ok" else 1, status)], room)], "queue")
         sockets = self._rows("socket_queue")
         accept = sockets[sockets["kind"] == 0]
         if len(accept):
-            yield self._bold("accept  ") + f"{len(np.unique(accept['sport']))} listeners, fullest queue {accept['queue'].max()}"
+            fullest = f"fullest queue {accept['queue'].max()}"
+            yield Part(7, [_label("accept") + joined([f"{len(np.unique(accept['sport']))} listeners", fullest], room)])

@@ -1,6 +1,6 @@
 """Bringing the agent up: the privileged moment, then the processes, then the loop.
 
-Order matters. The helper and the clock watch are forked while this process is still small. The loader runs and ends. Only then
+Order matters. Helper, keeper and clock watch are forked while this process is still small (agent/start.py). The loader runs and ends. Only then
 does the agent become its own user without capabilities, and only after that does it read its first event.
 """
 
@@ -9,21 +9,35 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent import background, control, directories, host, privilege
+from agent import background, control, directories, host, keeper, log, privilege
+from agent.begun import begun
+from agent.child import Child
 from agent.clock import timens
 from agent.config import Config, jump_threshold_ns
-from agent.errors import INTERRUPTED, PRIVILEGE, AgentError, say
-from agent.kernel import helper as helper_room
+from agent.errors import INTERRUPTED, PRIVILEGE, UNREACHABLE, AgentError
+from agent.kernel import helper_client
+from agent.log import ERROR, INFO, NOTICE, say
+from agent.rundir import MODE as RUN_MODE
+from agent.rundir import RunDirectory
 
 if TYPE_CHECKING:
-    from agent.batch import Sink, Source
+    from collections.abc import Callable
+
+    from agent.clock.daemons.source import TimeDaemons
+    from agent.clock.source import ClockSource
+    from agent.contracts import Source
+    from agent.kernel.helper_client import Helper
     from agent.kernel.load import Loaded
+    from agent.kernel.source import KernelSource
+    from agent.kernel.targets import Targets
+    from agent.live import Live
     from agent.loop import Loop
+    from agent.queues.poller import QueuePoller
     from agent.status import Status
 
 
@@ -39,23 +53,28 @@ def _require_readable() -> None:
 
 def _families(config: Config) -> list[Any]:
     from agent.probes import discover
+    from agent.tables import TABLES
 
     off = set(config.without) | ({"syscalls"} if config.syscalls == "off" else set())
-    return [probe for name, probe in sorted(discover().items()) if name not in off]
+    found = discover()
+    TABLES.freeze()
+    return [probe for name, probe in found.items() if name not in off]
 
 
-def _kernel_sources(config: Config, loaded: Loaded, helper: helper_room.Helper, extra: dict[str, Any]) -> list[Source]:
+def _kernel_sources(config: Config, loaded: Loaded, kernel: KernelSource, helper: Helper, extra: dict[str, Any]) -> tuple[list[Source], ClockSource, Targets]:
     """The kernel source and what the families add to it. A family whose set-up fails is unavailable; the others run."""
-    from agent.kernel.source import KernelSource
+    from agent.clock.source import ClockSource
+    from agent.kernel.shares import raise_soft_limit
     from agent.kernel.targets import Targets
     from agent.kernel.window import Window
 
-    kernel = KernelSource(loaded)
     if loaded.shared:
         kernel.control["agent_pid"] = os.getpid()
+    raise_soft_limit()
     targets = Targets(helper, kernel)
     window = Window(helper, int(config.syscalls_window_ms * 1e6))
-    sources: list[Any] = [kernel, targets, window]
+    kernel.hold = lambda: window.busy
+    sources: list[Source] = [window, kernel, targets, targets.unseen]
     settings = {"syscalls": config.syscalls, "window": window, **extra}
     for family in loaded.families.values():
         if family.probe.setup is None or family.state == "unavailable":
@@ -65,14 +84,14 @@ def _kernel_sources(config: Config, loaded: Loaded, helper: helper_room.Helper, 
         except Exception as error:  # noqa: BLE001 - one family's fault must not stop the others
             family.state, family.reason = "degraded", f"{type(error).__name__}: {error}"
     targets.start()
-    if not any(source.name == "clock" for source in sources):
-        from agent.clock.source import ClockSource
+    clock = next((source for source in sources if isinstance(source, ClockSource)), None)
+    if clock is None:
+        clock = ClockSource(extra["watch"], extra["history"], extra["last"])  # without programs: steps have no actor
+        sources.append(clock)
+    return sources, clock, targets
 
-        sources.append(ClockSource(extra["watch"], extra["history"], extra["last"]))  # without programs: steps have no actor
-    return sources
 
-
-def run(config: Config) -> int:
+def run(config: Config, to_keep: Child, to_help: Child, to_watch: Child) -> int:
     """The agent, until a signal or ``duration_s``. Returns the exit status. Raises AgentError before it is ready."""
     started = time.monotonic()
     privilege.require_root()
@@ -80,124 +99,161 @@ def run(config: Config) -> int:
     _require_readable()
     uid, gid = privilege.service_user()
     from agent.clock.process import start as start_watch
+    from agent.clock.subscribers import SUBSCRIBERS
 
+    directories.require_answer(config.store)
     store_fd = directories.prepare(config.store, 0o750, uid, gid)
-    run_fd = directories.prepare(config.run_dir, 0o755, uid, gid)
-    run_dir = Path(config.run_dir)
-    control_socket = control.bind(run_dir / "control.sock", gid)
-    helper = helper_room.start(uid, gid)
-    watch = start_watch(run_dir / "notices.sock", uid, gid)
+    sockets = RunDirectory(config.run_dir, uid, gid)
+    sockets.keeper = begun("tickscope-keep", keeper.start, to_keep, config.run_dir, RUN_MODE, uid, gid)
+    control_socket = sockets.listen("control.sock", 0o660, socket.SOCK_STREAM, control.CLIENTS)
+    helper = begun("tickscope-help", helper_client.start, to_help, uid, gid)
+    watch = begun("tickscope-clock", start_watch, to_watch, sockets.listen("notices.sock", 0o666, socket.SOCK_STREAM, SUBSCRIBERS), uid, gid)
     hooks = []
     if config.notices:
         from agent.clock.hooks import start as start_hooks
 
-        hooks = start_hooks(config.hooks(), run_fd, uid, gid)
+        hooks = start_hooks(config.hooks(), sockets.fd, uid, gid)
 
-    from agent.limiters.intake import IntakeSocket
+    from agent.limiters.intake import bind as bind_intake
 
-    intake_socket = IntakeSocket.create(run_dir / "intake.sock")
+    intake_sockets = bind_intake(sockets)
 
+    from agent.common.clocks import boot_ns
     from agent.kernel import bpf
     from agent.kernel.load import load
+    from agent.reload import Reload
+    from agent.signals import Signals
 
     options = {"SYSCALLS_SLOW_NS": int(config.slow_syscall_ms * 1e6)}
     loaded = load(_families(config), options)
     if loaded.uprobe_multi:
         helper.restrict()
     clock = loaded.families.get("clock")
+    older = _older_sockets()
     watch.begin(clock.maps.get("clock_last", -1) if clock else -1)
-    os.chown(run_dir / "intake.sock", uid, gid)
     privilege.set_name("tickscope")
     lost = loaded.shared.get("lost", -1)
     background.give_way()
     privilege.drop_unless_needed(uid, gid, privilege.CAP_BPF, lambda: lost < 0 or bpf.allowed(lost))
 
-    loop, status = _assemble(config, store_fd, loaded, helper, watch, hooks, intake_socket, control_socket)
-    stop_signals: list[int] = []
-
-    def stop(number: int, _: object) -> None:
-        stop_signals.append(number)
-        loop.stopping = True
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stop)
+    loop, status, live, changes = _assemble(config, store_fd, loaded, helper, watch, hooks, sockets, intake_sockets, control_socket, older)
+    signals = Signals(loop, Reload(config, loop, changes).start, live.draw if live else None)
     status.ready_s = time.monotonic() - started
     attached, degraded = status.counts()
-    say(f"ready attached={attached} degraded={degraded} pid={os.getpid()}")
-    from agent.loop import boot_ns
-
-    loop.run(boot_ns() + int(config.duration_s * 1e9) if config.duration_s else 0)
-    loop.finish()
-    helper.close()
-    watch.close()
-    for name in ("control.sock", "intake.sock", "notices.sock"):
-        _unlink(name, run_fd)
-    status.farewell()
-    return INTERRUPTED if signal.SIGINT in stop_signals else 0
-
-
-def _unlink(name: str, run_fd: int) -> None:
+    say(f"ready attached={attached} degraded={degraded} pid={os.getpid()}", INFO, event="ready", attached=attached, degraded=degraded, pid=os.getpid())
     try:
-        os.unlink(name, dir_fd=run_fd)
-    except OSError as error:
-        say(f"tickscope: cannot remove {name}: {error.strerror}")
+        loop.run(boot_ns() + int(config.duration_s * 1e9) if config.duration_s else 0)
+    finally:  # whatever happened: what was taken is stored, and the store ends cleanly
+        loop.finish()
+        helper.close()
+        watch.close()
+        sockets.clear()
+        status.farewell()
+    if loop.store.stuck:  # systemd is to know
+        return UNREACHABLE
+    return INTERRUPTED if signal.SIGINT in signals.came else 0
 
 
-def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: helper_room.Helper, watch: Any, hooks: list[Any],
-              intake_socket: Any, control_socket: Any) -> tuple[Loop, Status]:  # fmt: skip
-    """Everything unprivileged: sources, store, correlator, sinks, the control socket and the live view."""
+def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: Helper, watch: Any, hooks: list[Any],
+              sockets: RunDirectory, intake_sockets: tuple[socket.socket, socket.socket], control_socket: socket.socket,
+              older: Any) -> tuple[Loop, Status, Live | None, dict[str, Callable[[Config], None]]]:  # fmt: skip
+    """Everything unprivileged: sources, store, correlator, sinks, the control socket and the live view; and what settings can change in it."""
+    from agent.bounds import Bounds
     from agent.clock.history import History
     from agent.clock.last import LastReading
     from agent.clock.notices import NoticeSource
     from agent.correlate.config import with_threshold
     from agent.correlate.correlator import Correlator
-    from agent.limiters.intake import Intake
+    from agent.finding_log import FindingLog
+    from agent.kernel.source import KernelSource
+    from agent.kernel.watched import WatchedProcesses
+    from agent.limiters import intake as intake_room
     from agent.limiters.waits import Watched
     from agent.loop import Loop
-    from agent.status import Status
+    from agent.mender import Mender
+    from agent.reload import appliers
+    from agent.status import Shown, Status
     from agent.store.hot import HotStore
     from agent.store.spawn import Limits
+    from agent.store.writer import Writer
     from agent.unjudged import Unjudged
+    from exporters.start import start as start_exports
 
     boot = host.boot_id()
     limits = Limits(max_bytes=config.max_bytes, max_age_s=config.max_age_days * 86400)
-    store = HotStore(store_fd, boot, host.name(), version=host.version(), limits=limits)
+    store = Writer(HotStore(store_fd, boot, host.name(), version=host.version(), limits=limits))
     history = History()
-    sources = _kernel_sources(config, loaded, helper, {"watch": watch, "history": history, "last": LastReading(store_fd, boot)})
-    sources += [NoticeSource(watch, hooks), Intake(intake_socket, config.intake_keys), *_queues(config, loaded), _time_daemons(config, history)]
-    sinks, missing = _sinks(config, boot, history)
-    correlator = Correlator(with_threshold(jump_threshold_ns(config.jump_threshold)))
-    loop = Loop([*sources, Unjudged(correlator.losses)], store, correlator, [s for s in sinks if hasattr(s, "offer")])
-    loop.closing += [s for s in sinks if not hasattr(s, "offer")]
-    loop.failures.update(missing)
+    kernel = KernelSource(loaded)
+    extra = {"watch": watch, "history": history, "last": LastReading(store_fd, boot, store.later)}
+    sources, clock, targets = _kernel_sources(config, loaded, kernel, helper, extra)
+    answers: dict[str, control.Answer] = {}
+    server, intake = control.Control(control_socket, answers), intake_room.Intake(*intake_sockets, config.intake_keys)
+    notices, queues, daemons = NoticeSource(watch, hooks), _queues(config, loaded, older), _time_daemons(config, history)
+    sources += [notices, intake, server, queues, daemons]
+    sources += [Bounds("intake", intake.state, intake_room.REASONS), Bounds("control", server.counts, control.REASONS), Mender(sockets)]
+    sockets.moved("control.sock", server.listener.replace)
+    sockets.moved("notices.sock", watch.listen)
+    sockets.moved("intake.sock", intake.senders.hear)
+    sockets.moved("intake.seq.sock", intake.senders.listen)
+    exports = start_exports(config, boot, history)
+    correlator = Correlator(with_threshold(jump_threshold_ns(config.jump_threshold)), clock=time.perf_counter_ns)
+    loop = Loop(sources, store, correlator, exports.sinks)
+    loop.add(Unjudged(loop.unjudged))
+    loop.containers.look_up = helper.cgroup_path
+    loop.removed.append(kernel.unlisten)
+    kernel.listen("exec_events", loop.containers.on_exec)
+    loop.closing += [exports.page] if exports.page else []
+    loop.failures.update(exports.missing)
     if "syscalls" in loaded.families:
-        loop.filter = Watched(loaded.families["syscalls"])
-    status = Status(config, loop, loaded, helper, watch, history)
+        loop.filters.append(Watched(WatchedProcesses(loaded.families["syscalls"])))
+    shown = {"clock": Shown(clock, clock.state), "notices": Shown(notices, notices.state), "time_daemons": Shown(daemons, daemons.state),
+             "intake": Shown(intake, intake.state), "programs": Shown(targets.unseen, targets.unseen.told), "examining": Shown(targets, targets.examining)}  # fmt: skip
+    status = Status(config, loop, loaded, helper, watch, history, shown, exports.page)
     loop.each_second.append(status.tell)
-    server = control.Control(control_socket, {"status": status.document})
-    loop.on_readable(server.sock, server.serve)
+    answers["status"] = status.document
+    if exports.metrics is not None:
+        from exporters.observed import Observer
+
+        loop.each_second.append(Observer(exports.metrics, host.version(), status.parts, exports.page))
+    live = None
     if config.live:
         from agent.live import Live
 
-        loop.each_second.append(Live(loop, status).show)
-    return loop, status
+        live = Live(loop, status)
+        loop.each_second.append(live.show)
+    if live is None or not os.isatty(sys.stderr.fileno()):  # else they are in the summary on the same terminal
+        loop.sinks.append(FindingLog(status.wall))
+    return loop, status, live, appliers(loop, intake, queues)
 
 
-def _queues(config: Config, loaded: Loaded) -> list[Any]:
-    from agent.kernel.listeners import MAP, Listeners
+def _older_sockets() -> Any:
+    """Names holders of sockets that are older than the kernel programs; needs root."""
+    from agent.queues.older import OlderSockets
+
+    try:
+        return OlderSockets().name
+    except OSError as error:
+        say(f"tickscope: cannot list the sockets that are there ({error.strerror}): queues of older connections will have no process")
+        return None
+
+
+def _queues(config: Config, loaded: Loaded, older: Any) -> QueuePoller:
+    from agent.kernel import connections, listeners
     from agent.queues.poller import QueuePoller
     from agent.queues.sockets import SocketQueues
 
-    known = "tcp" in loaded.families and MAP in loaded.families["tcp"].maps
-    queues: list[Any] = [SocketQueues(name_owners=Listeners(loaded).name if known else None)]
+    maps = loaded.families["tcp"].maps if "tcp" in loaded.families else {}
+    owners = listeners.Listeners(loaded).name if listeners.MAP in maps else None
+    users = connections.Connections(loaded).name if connections.MAP in maps else None
+    queues: list[Any] = [SocketQueues(name_owners=owners, name_users=users, name_older=older)]
     if config.redis:
         from agent.queues.redis_streams import sources
 
         queues += sources(config.redis)
-    return [QueuePoller(queues, config.poll_s)]
+    return QueuePoller(queues, config.poll_s)
 
 
-def _time_daemons(config: Config, history: Any) -> Any:
+def _time_daemons(config: Config, history: Any) -> TimeDaemons:
     import numpy as np
 
     from agent.clock.daemons.config import NtpConfig
@@ -206,47 +262,22 @@ def _time_daemons(config: Config, history: Any) -> Any:
     return TimeDaemons(NtpConfig.parse(config.ntp), lambda wall_ns: int(history.to_boot(np.array([wall_ns])).ns[0]))
 
 
-def _sinks(config: Config, boot: str, history: Any) -> tuple[list[Sink], dict[str, str]]:
-    """OTLP and the Prometheus page, and why one is missing; neither is imported unless it is configured."""
-    from exporters.config import resolve
+def main(to_keep: Child, to_help: Child, to_watch: Child) -> None:
+    """The rest of ``python -m agent.start FD``. The three were forked for the keeper, the helper and the clock watch."""
+    from agent.signals import Interrupted, begin
 
-    otlp = resolve(config.otlp, os.environ, {})
-    if not otlp.enabled and not config.prometheus:
-        return [], {}
-    from exporters.aggregate import MetricStore
-    from exporters.resource import describe
-
-    metrics, resource, missing = MetricStore(), describe(boot, os.environ, host.version()), {}
-    sinks: list[Any] = [metrics]
-    if otlp.enabled:
-        from exporters.otlp import OtlpExporter
-
-        sinks.append(OtlpExporter(otlp, resource, lambda t_ns: history.to_wall(t_ns).ns, metrics))
-    if config.prometheus:
-        from exporters.prometheus import PrometheusEndpoint
-
-        address, _, port = config.prometheus.rpartition(":")
-        try:
-            sinks.append(PrometheusEndpoint((address.strip("[]"), int(port)), metrics, resource))
-        except AgentError as error:
-            missing["prometheus"] = f"{error.what}: {error.why}"
-            say(f"tickscope: {error}")
-    return sinks, missing
-
-
-def main() -> None:
-    """``python -m agent.main FD``: the configuration as JSON on a descriptor. The CLI becomes this by exec."""
-    with os.fdopen(int(sys.argv[1])) as pipe:
-        config = Config.from_json(json.load(pipe))
     try:
-        sys.exit(run(config))
-    except KeyboardInterrupt:
-        print("tickscope: interrupted before it was ready", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        begin()
+        with os.fdopen(int(sys.argv[1])) as pipe:
+            config = Config.from_json(json.load(pipe))
+        log.use(config.log_format)
+        status = run(config, to_keep, to_help, to_watch)
+    except Interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        say("tickscope: interrupted before it was ready", NOTICE)
+        status = INTERRUPTED
     except AgentError as error:
-        print(f"tickscope: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        say(f"tickscope: {error}", ERROR)
+        status = error.exit_code
+    sys.exit(status)
 
-
-if __name__ == "__main__":
-    main()

@@ -1,24 +1,23 @@
 """Giving up privilege for good: user, capabilities, no_new_privs, dumpable, parent-death signal. Linux only, through ctypes.
 
+Loaded before the first fork (agent/start.py), so what only the agent needs is imported late.
+
 Numbers: include/uapi/linux/{capability,prctl,seccomp}.h.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes as ct
 import grp
 import os
 import pwd
 import signal
 import struct
-import subprocess
-from collections.abc import Callable
-from pathlib import Path
-
-from agent.errors import PRIVILEGE, AgentError
+from collections.abc import Callable, Iterator, Mapping
 
 USER = "tickscope"
-CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF, CAP_CHECKPOINT_RESTORE = 2, 19, 21, 38, 39, 40
+CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF, CAP_CHECKPOINT_RESTORE = 1, 2, 19, 21, 38, 39, 40
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_SET_NAME, _PR_SET_SECCOMP = 1, 4, 8, 15, 22
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
 _CAPSET_V3 = 0x20080522
@@ -49,6 +48,8 @@ def effective_capabilities() -> int:
 
 def require_root() -> None:
     """Raises AgentError (exit code 5) unless this process can load programs and change its user."""
+    from agent.errors import PRIVILEGE, AgentError
+
     if os.geteuid() != 0:
         raise AgentError(
             "tickscope needs root to load BPF programs",
@@ -71,6 +72,8 @@ def closed_to_others() -> str:
 
     The agent's processes import after they have become their own user.
     """
+    from pathlib import Path
+
     above = [p for path in (Path(__file__), Path(os.__file__)) for p in reversed(path.resolve().parents)]
     return next((str(p) for p in above if not p.stat().st_mode & 0o001), "")
 
@@ -80,6 +83,10 @@ def service_user() -> tuple[int, int]:
     try:
         entry = pwd.getpwnam(USER)
     except KeyError:
+        import subprocess
+
+        from agent.errors import PRIVILEGE, AgentError
+
         command = ["useradd", "--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent"]
         try:
             subprocess.run([*command, "--shell", "/usr/sbin/nologin", USER], check=True, capture_output=True)
@@ -90,6 +97,27 @@ def service_user() -> tuple[int, int]:
                 f"there is no user {USER}", why=detail.decode().strip(), remedy=f"useradd --system --user-group {USER}", exit_code=PRIVILEGE
             ) from error
     return entry.pw_uid, grp.getgrgid(entry.pw_gid).gr_gid
+
+
+@contextlib.contextmanager
+def acting_as(uid: int, gid: int) -> Iterator[None]:
+    """Root looks up, makes and removes files as that user in the block, and so can do no more than it; a process that is no longer root is that user.
+
+    Single-threaded processes only: the C library changes the user of every thread. Raises OSError.
+    """
+    if os.geteuid() != 0 or uid == 0:
+        yield
+        return
+    groups, own_gid = os.getgroups(), os.getegid()
+    os.setgroups([])
+    os.setegid(gid)
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(own_gid)
+        os.setgroups(groups)
 
 
 def drop(uid: int, gid: int, keep: tuple[int, ...] = ()) -> None:
@@ -133,6 +161,14 @@ def die_with_parent(parent: int) -> None:
         os._exit(0)
 
 
+def give_up_all(parent: int) -> None:
+    """For a process that only computes: no capability, no_new_privs, not dumpable, and an end with its parent. Raises OSError."""
+    _capset(0, 0)
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    _prctl(_PR_SET_DUMPABLE, 0)
+    die_with_parent(parent)
+
+
 def keep_only(*fds: int) -> None:
     """Closes every descriptor above stderr but these: what a forked child did not ask for it must not hold."""
     low = 3
@@ -148,12 +184,17 @@ def set_name(name: str) -> None:
     _prctl(_PR_SET_NAME, ct.addressof(buffer))
 
 
-def allow_only(calls: tuple[int, ...]) -> None:
-    """A seccomp filter: these system call numbers, EPERM for all others; x86-64 and arm64. Needs no_new_privs."""
+def allow_only(calls: tuple[int, ...], where: Mapping[int, tuple[int, int]] | None = None) -> None:
+    """A seccomp filter: these system call numbers, EPERM for all others; x86-64 and arm64. Needs no_new_privs.
+
+    where: numbers that are allowed with one argument's lower half as given, (index, value).
+    """
     arch = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[os.uname().machine]
     load, equal, result = 0x20, 0x15, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_RET|K
     kill, refuse, allow = 0x80000000, 0x00050001, 0x7FFF0000
     code = [(load, 0, 0, 4), (equal, 1, 0, arch), (result, 0, 0, kill), (load, 0, 0, 0)]
+    for nr, (index, value) in (where or {}).items():
+        code += [(equal, 0, 4, nr), (load, 0, 0, 16 + 8 * index), (equal, 0, 1, value), (result, 0, 0, allow), (result, 0, 0, refuse)]
     code += [(equal, len(calls) - i, 0, nr) for i, nr in enumerate(calls)]
     code += [(result, 0, 0, refuse), (result, 0, 0, allow)]
     program = ct.create_string_buffer(b"".join(struct.pack("<HBBI", *c) for c in code))

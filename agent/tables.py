@@ -9,8 +9,11 @@ stored per row: a segment knows its boot id and host, and wall time is derived l
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
@@ -23,7 +26,7 @@ DERIVED = (
     text("boot_id", 36, "the boot whose CLOCK_BOOTTIME t_ns counts", "host.boot.id"),
     i64("wall_ns", "wall time (CLOCK_REALTIME) as Unix time, through the offset history", "ns"),
     i64("wall_err_ns", "error bound of wall_ns", "ns"),
-    enum("wall_state", "exact ambiguous skipped", "ambiguous: that wall time occurred twice, around a backward step"),
+    enum("wall_state", "exact ambiguous skipped extrapolated", "ambiguous: that wall time occurred twice, around a backward step; extrapolated: nobody watched the clock then, so a step may be missing"),
     i64("wall_alt_ns", "the wall time under the offset on the step's other side, where ambiguous", "ns"),
     text("host", 64, "host name", "host.name"),
 )
@@ -89,8 +92,67 @@ def _table(name: str, meaning: str, *columns: Column, measure: str = "", latest_
     return Table(name, meaning, (T_NS, *columns), measure, latest_by)
 
 
+class Tables(Mapping[str, Table]):
+    """Tables by name. More can be added until they are frozen: from then on everybody may keep what follows from them."""
+
+    def __init__(self, tables: Iterable[Table]) -> None:
+        self._tables: dict[str, Table] = {}
+        self._frozen = False
+        for one in tables:
+            self.add(one)
+
+    def add(self, one: Table) -> None:
+        """Adding the same table again changes nothing. Raises ValueError for one that cannot be, RuntimeError after ``freeze``."""
+        if self._tables.get(one.name) == one:
+            return
+        if self._frozen:
+            raise RuntimeError(f"table {one.name}: tables are added before the start")
+        if one.name in self._tables:
+            raise ValueError(f"table {one.name}: there is another one of that name")
+        names = [column.name for column in one.columns]
+        wrong = next((name for name in (one.name, *names) if not re.fullmatch(r"[a-z][a-z0-9_]*", name)), None)
+        if wrong is not None:
+            raise ValueError(f"table {one.name}: {wrong!r} is no name (small letters, digits, underscores)")
+        if names[:1] != ["t_ns"]:
+            raise ValueError(f"table {one.name}: its first column is t_ns")
+        twice = next((name for name in names if (names + [c.name for c in DERIVED]).count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"table {one.name}: there is another column {twice}")
+        if unknown := {one.measure, one.latest_by} - {"", *names}:
+            raise ValueError(f"table {one.name}: there is no column {unknown.pop()}")
+        self._tables[one.name] = one
+
+    def freeze(self) -> None:
+        """At the agent's start, before it makes anything of them."""
+        self._frozen = True
+
+    def __getitem__(self, name: str) -> Table:
+        return self._tables[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tables)
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+
 _INTERVAL = i64("interval_ns", "length of the interval that ends at t_ns", "ns")
 _BASIS = enum("basis", "all sampled blocked", "all calls, calls in sampling windows, or only time blocked in calls")
+
+
+
+def _declared(room: str, later: str) -> str:
+    """The names of what is declared there, a file each, and of what will be: they are taken already."""
+    return " ".join(sorted({path.stem for path in (Path(__file__).parent / "correlate" / room).glob("[a-z]*.py")} | set(later.split())))
+
+
+#: What a finding may say (agent/correlate/catalogue.py; here are names only, since the declarations need the tables). The counters of findings
+#: start at 0 for each of them.
+SYMPTOMS = _declared("symptoms", """silence process_stopped process_gone receiver_stalled sender_stalled handshake_latency handshake_failures
+    connect_latency connect_failures network_rtt network_loss service_latency service_errors blocked_time redelivery rebalancing entries_lost
+    duplicates resource_low""")  # fmt: skip
+CAUSES = _declared("causes", """dns disk memory peer_stopped failover process_stopped process_killed process_restarted resource_limit
+    retry_storm""")  # fmt: skip
 
 _ALL = (
     _table("tcp_rtt", "smoothed round-trip time of a connection in an interval", *PROC, *SOCK, _INTERVAL,
@@ -112,6 +174,7 @@ _ALL = (
            text("library_version", 32, "its version"), i64("duration_ns", "wall time from first call to the end", "ns"),
            i64("in_call_ns", "time inside calls", "ns"), i64("calls", "calls it took"),
            enum("result", "ok failed abandoned", "how it ended"), text("error", 64, "why it failed", "error.type"),
+           i64("verify_result", "what checking the peer's certificate gave, X509_V_ERR number (0 good), whether or not the handshake passed; null: no certificate"),
            text("tls_version", 8, "negotiated version, for example 1.3", "tls.protocol.version"), measure="duration_ns"),
     _table("syscall_latency", "a process's use of one system call in an interval", *PROC,
            text("syscall", 24, "system call", "syscall.name"), i64("nr", "system call number", "", "syscall.nr"),
@@ -137,7 +200,8 @@ _ALL = (
            i64("real_mono_before_ns", "REALTIME - MONOTONIC before", "ns"), i64("real_mono_after_ns", "and after", "ns"),
            i64("freq_before_ppb", "frequency correction before", "ppb"), i64("freq_after_ppb", "and after", "ppb"),
            i64("ret", "return value; negative errno when it failed"),
-           enum("direction", "forward backward", "which way REALTIME jumped; null where it did not", "direction"), measure="size_ns"),
+           enum("direction", "forward backward", "which way REALTIME jumped; null where it did not", "direction"),
+           i64("unwatched_ns", "for how long nobody had looked when it was found, by an agent that started; null too in rows that an earlier version sealed", "ns"), measure="size_ns"),
     _table("clock_offset", "a sample, or the start of a segment, of the offset history",
            i64("real_mono_ns", "REALTIME - MONOTONIC", "ns"), i64("boot_mono_ns", "BOOTTIME - MONOTONIC", "ns"),
            i64("mono_raw_ns", "MONOTONIC - MONOTONIC_RAW", "ns"), i64("tai_mono_ns", "TAI - MONOTONIC", "ns"),
@@ -173,13 +237,13 @@ _ALL = (
     _table("limiter_decision", "one decision of a rate limiter", *PROC, text("limiter_id", 48, "which limiter", "rate_limiting.limiter.id"),
            text("library", 48, "limiter library"), text("library_version", 24, "its version"),
            enum("source", "uprobe socket otlp redis", "how it was seen"), text("key", 64, "limited key, hashed or cut", "rate_limiting.key"),
-           enum("result", "allowed refused delayed error", "the decision", "rate_limiting.result"), f64("cost", "units asked for"),
-           f64("limit_per_s", "configured rate", "1/s"), f64("burst", "configured burst"), i64("window_ns", "window of the limit", "ns"),
-           f64("remaining", "units left"), i64("wait_ns", "delay imposed", "ns"),
-           i64("duration_ns", "time the decision itself took; it ended at t_ns", "ns"),
+           enum("result", "allowed refused delayed error cancelled", "the decision; cancelled: the caller gave up before it was let go", "rate_limiting.result"), f64("cost", "units asked for"),
+           f64("limit_per_s", "configured rate; null where unknown, or unlimited", "1/s"), f64("burst", "configured burst"), i64("window_ns", "window of the limit", "ns"),
+           f64("remaining", "units left"), i64("wait_ns", "delay imposed; a cancelled one did not last as long", "ns"),
+           i64("duration_ns", "time that it took; it ended at t_ns. A call that waits ends when its wait does", "ns"),
            i64("program_wall_ns", "wall time that the program used", "ns"), boolean("step_immune", "the limiter's clock ignores steps"),
            i64("goroutine", "Go's g address", "", "go.goroutine"), text("trace_id", 32, "W3C trace id"), text("span_id", 16, "W3C span id"),
-           f64("sample_rate", "share of decisions seen"), measure="duration_ns"),
+           f64("sample_rate", "share of decisions seen"), boolean("unlimited", "there is no limit: every decision is allowed"), measure="duration_ns"),
     _table("queue_lag", "one queue at one poll", text("system", 16, "messaging system", "messaging.system"),
            text("destination", 64, "stream, topic or queue", "messaging.destination.name"),
            text("partition", 16, "partition", "messaging.destination.partition.id"),
@@ -189,6 +253,7 @@ _ALL = (
            f64("oldest_pending_s", "age of the oldest unacknowledged message", "s"), i64("pending", "delivered, not acknowledged"),
            i64("redelivered", "delivered more than once, of the 100 oldest pending"), i64("consumers", "consumers"), f64("in_per_s", "arrivals", "1/s"),
            f64("out_per_s", "acknowledgements", "1/s"), text("status", 16, "ok lagging stuck down"), text("reason", 128, "why that status"),
+           enum("failure", "no_answer refused unreachable closed login other", "how a poll failed; null where it did not, and in rows that an earlier version sealed"),
            i64("poll_ns", "time the poll took", "ns"), peer("the server's ip:port"), measure="lag_messages"),
     _table("socket_queue", "one kernel queue at one poll: of up to 256 listeners, those with most waiting, and the 32 connections with most unread or unsent", *PROC, *SOCK, enum("kind", "accept connection qdisc", "which queue"),
            i64("queue", "length: connections, bytes or packets"), i64("limit", "its limit"), i64("overflows", "full accept queues met since the host started, by all listeners"),
@@ -197,10 +262,19 @@ _ALL = (
     _table("finding", "a finding, its latest state", text("finding_id", 32, "its id", "tickscope.finding.id"), enum("state", "open closed", "still going on?"),
            enum("severity", "notice alarm", "notice: a clock jump below the threshold (--jump-threshold) with no symptom after it"),
            i64("start_ns", "first seen, CLOCK_BOOTTIME", "ns"), i64("end_ns", "last seen, CLOCK_BOOTTIME", "ns"),
-           text("symptom", 24, "what was wrong"), text("subject", 128, "with what"), text("cause", 24, "the first cause"),
-           f64("confidence", "0 to 1"), text("sentence", 480, "the finding in words"), json_text("causes", 2048, "ranked causes"),
+           text("symptom", 24, "what was wrong", names=SYMPTOMS), text("subject", 128, "with what"), text("cause", 24, "the first cause", names=CAUSES),
+           f64("confidence", "0 to 1"), text("sentence", 480, "the finding in words"),
+           json_text("said", 1024, "the same in pieces: texts, and between them instants as CLOCK_BOOTTIME ns, so that who shows it tells them by the clock of who reads it"), json_text("causes", 2048, "ranked causes"),
            json_text("evidence", 6144, "what speaks for it"), json_text("ruled_out", 2048, "what was looked at and does not explain it"),
            measure="confidence", latest_by="finding_id"),
+    _table("evidence", "a piece of evidence of a finding, its latest state", text("finding_id", 32, "of which finding", "tickscope.finding.id"),
+           text("evidence_id", 16, "its id"), enum("role", "for against timeline withdrawn", "what speaks for a cause, or against it, or what happened when; withdrawn: no longer so"),
+           text("cause", 24, "the cause that it speaks for or against; of a time line, empty where it is the symptom", names=CAUSES),
+           text("table", 24, "the table that it was seen in (a word of SQL: quote it there)"), text("column", 24, "the column (quote it, too); empty where rows were counted"),
+           text("what", 48, "what the value is"), f64("value", "in its unit"), text("unit", 16, "of value and baseline"), f64("baseline", "what was usual"),
+           i64("start_ns", "when, or from when, CLOCK_BOOTTIME", "ns"), i64("end_ns", "until when, CLOCK_BOOTTIME", "ns"),
+           i64("pid", "of which process", "", "process.pid"), text("object", 128, "of which limiter, queue, peer or process"),
+           measure="value", latest_by="evidence_id"),
     _table("loss", "records lost", enum("stage", "kernel ring intake store export", "where"), text("source", 32, "of what"),
            i64("count", "records; null where it cannot be known"), i64("from_ns", "not before, CLOCK_BOOTTIME", "ns"),
            i64("to_ns", "not after, CLOCK_BOOTTIME", "ns"), measure="count"),
@@ -208,4 +282,4 @@ _ALL = (
            text("reason", 256, "why"), text("remedy", 160, "what to do"), i64("hits", "times it ran"), i64("run_ns", "time it ran", "ns"), measure="hits"),
 )
 
-TABLES: dict[str, Table] = {t.name: t for t in _ALL}
+TABLES = Tables(_ALL)

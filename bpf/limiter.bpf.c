@@ -25,19 +25,27 @@ struct limiter_decision {
 	u64 every;		/* 1, or k where only one second in k is watched */
 	char library_version[24];
 	u8 ok;
-	u8 reserved;		/* 0: refused by wait before a reservation was tried; act and tokens say nothing */
-	u8 pad[6];
+	u8 reserved;		/* 0: wait ended before a reservation was tried; act and tokens say nothing */
+	u8 asleep;		/* 1: wait now sleeps until act; a record with ``woke`` says how that ends */
+	u8 woke;		/* 1: no decision, but the end of such a sleep: ok, or 0 where the caller's context ended it */
+	u8 pad[4];
 };
 BPF_RINGBUF_OUTPUT(limiter_decisions, 1024);
 
-/* A binary, by inode number. User space writes all but decisions. */
+/* A binary's file. device: as the kernel keeps it (MKDEV), or 0 where what stat tells of it may be another (btrfs, some overlays). */
+struct limiter_file {
+	u64 inode;
+	u64 device;
+};
+
+/* User space writes all but decisions. */
 struct limiter_binary {
 	u64 decisions;
 	u64 every;		/* 0: not watched now, its probes come or go */
 	u64 since_ns;		/* when all its probes were attached: decisions that began before are left out */
 	char library_version[24];
 };
-BPF_F_TABLE("hash", u64, struct limiter_binary, limiter_binaries, 1024, 0);
+BPF_F_TABLE("hash", struct limiter_file, struct limiter_binary, limiter_binaries, 1024, 0);
 
 struct limiter_counts {
 	u64 orphans;		/* decisions that began and never ended: a panic, or the probes came or went meanwhile */
@@ -61,7 +69,7 @@ struct limiter_start {
 	u64 now_wall;
 	u64 now_ext;
 	u32 tid;
-	u32 pad;
+	u32 asleep;		/* of wait: it has decided and sleeps */
 };
 BPF_F_TABLE("lru_hash", struct limiter_key, struct limiter_start, limiter_reserving, 16384, 0);
 BPF_F_TABLE("lru_hash", struct limiter_key, struct limiter_start, limiter_waiting, 16384, 0);
@@ -93,9 +101,18 @@ static __always_inline void limiter_orphan(void)
 static __always_inline struct limiter_binary *limiter_binary_of(void *task)
 {
 	void *exe = PTR(PTR(task, task_struct, mm), mm_struct, exe_file);
-	u64 inode = 0;
-	GET(inode, PTR(exe, file, f_inode), inode, i_ino);
-	return limiter_binaries.lookup(&inode);
+	void *inode = PTR(exe, file, f_inode);
+	struct limiter_file file = {};
+	struct limiter_binary *found;
+	u32 device = 0;
+	GET(file.inode, inode, inode, i_ino);
+	GET(device, PTR(inode, inode, i_sb), super_block, s_dev);
+	file.device = device;
+	found = limiter_binaries.lookup(&file);
+	if (found)
+		return found;
+	file.device = 0;
+	return limiter_binaries.lookup(&file);
 }
 
 /* A lost decision, unless it may have been under way when the probes came. */
@@ -120,7 +137,7 @@ static __always_inline void limiter_start_of(struct pt_regs *ctx, struct limiter
 		s->limit = head[0];
 		s->burst = head[1];
 	}
-	if (!old)
+	if (!old || old->asleep)	/* asleep: its probes were away when it woke up */
 		return;
 	if (old->limiter == s->limiter && old->n == s->n && old->now_wall == s->now_wall && old->now_ext == s->now_ext)
 		s->t_ns = old->t_ns;
@@ -173,7 +190,8 @@ static __always_inline void limiter_emit(struct limiter_key *key, struct limiter
 	if (binary) {
 		if (!binary->every || s->t_ns < binary->since_ns)
 			return;
-		__sync_fetch_and_add(&binary->decisions, 1);
+		if (!from_regs->woke)
+			__sync_fetch_and_add(&binary->decisions, 1);
 	}
 	e = limiter_decisions.ringbuf_reserve(sizeof(*e));
 	if (!e) {
@@ -200,6 +218,8 @@ static __always_inline void limiter_emit(struct limiter_key *key, struct limiter
 	e->act_ext = from_regs->act_ext;
 	e->ok = from_regs->ok;
 	e->reserved = from_regs->reserved;
+	e->asleep = from_regs->asleep;
+	e->woke = from_regs->woke;
 	e->duration_ns = e->t_ns - s->t_ns;
 	e->every = 1;
 	if (binary) {
@@ -209,7 +229,7 @@ static __always_inline void limiter_emit(struct limiter_key *key, struct limiter
 	limiter_decisions.ringbuf_submit(e, QUIET);
 }
 
-/* A RET of reserveN. Within wait, the decision began when wait did. */
+/* A RET of reserveN. Within wait, the decision began when wait did; where it is to wait, its entry stays until it wakes up. */
 int limiter_reserved(struct pt_regs *ctx)
 {
 	on_own_stack(ctx);
@@ -226,23 +246,27 @@ int limiter_reserved(struct pt_regs *ctx)
 	s = *started;
 	limiter_reserving.delete(&key);
 	tid = s.tid;
-	waiting = limiter_waiting.lookup(&key);
-	if (waiting) {
-		s.t_ns = waiting->t_ns;
-		limiter_open.delete(&tid);
-		tid = waiting->tid;
-		limiter_waiting.delete(&key);
-	}
-	limiter_open.delete(&tid);
 	result.ok = ctx->ax;
 	result.act_wall = ctx->di;
 	result.act_ext = ctx->si;
 	result.reserved = 1;
+	waiting = limiter_waiting.lookup(&key);
+	if (waiting && !waiting->asleep) {
+		s.t_ns = waiting->t_ns;
+		limiter_open.delete(&tid);
+		tid = waiting->tid;
+		result.asleep = result.ok && (result.act_wall != s.now_wall || result.act_ext != s.now_ext);
+		if (result.asleep)
+			waiting->asleep = 1;
+		else
+			limiter_waiting.delete(&key);
+	}
+	limiter_open.delete(&tid);
 	limiter_emit(&key, &s, &result);
 	return 0;
 }
 
-/* A RET of wait, which is a decision only where no reservation was tried. */
+/* A RET of wait: the end of its sleep, or a decision where no reservation was tried. */
 int limiter_waited(struct pt_regs *ctx)
 {
 	on_own_stack(ctx);
@@ -257,8 +281,10 @@ int limiter_waited(struct pt_regs *ctx)
 	s = *started;
 	limiter_waiting.delete(&key);
 	tid = s.tid;
-	limiter_open.delete(&tid);
 	result.ok = ctx->ax == 0;
+	result.woke = s.asleep != 0;
+	if (!result.woke)	/* else the thread does something else by now */
+		limiter_open.delete(&tid);
 	limiter_emit(&key, &s, &result);
 	return 0;
 }

@@ -236,7 +236,13 @@ static __always_inline void tcp_moves(u64 sk, bool receives)
 	u32 tid = user, tag = tcp_mixed(sk, user), now = tcp_gate(sk);
 	struct tcp_hot *h = tcp_hot_of(sk);
 	struct control *c = get_control();
-	if (!h || !c || (h->user == tag && (!receives || h->received == now) && !c->tls_depth))
+	if (!h || !c)
+		return;
+	bool known = h->user == tag && (!receives || h->received == now);
+	if (known && !c->tcp_threads)
+		return;
+	struct tcp_thread *t = c->tcp_threads ? tcp_threads.lookup(&tid) : 0;
+	if (known && !t)
 		return;
 	struct tcp_socket *s = tcp_sockets.lookup(&sk);
 	if (!s || s->user != user)
@@ -248,8 +254,8 @@ static __always_inline void tcp_moves(u64 sk, bool receives)
 	if (s->user != user)
 		return;
 	h->user = tag;
-	if (c->tls_depth)
-		tcp_last_sock.update(&tid, &s->sock);
+	if (t)
+		tcp_note(t, (void *)sk, s, receives);
 }
 
 int on_tcp_receive(struct bpf_raw_tracepoint_args *ctx)

@@ -4,7 +4,7 @@
  * HAS_struct__field  1 where the running kernel has that field, else 0
  * TP_name            number of arguments of raw tracepoint `name`, 0 where there is none
  * FUNC_name          1 where the kernel has helper bpf_name, else 0
- * LOST_map           number of a ring or aggregation map in `lost`
+ * LOST_map           number of a ring or aggregation map in `lost`, which has LOST_COUNTERS
  * PIDNS_INUM         inode of the agent's PID namespace, where that is not the host's
  * The loader greps these words out of the sources and defines each; OFF_ words also come from GET(.., struct, field) and alike. */
 #pragma once
@@ -97,6 +97,8 @@ struct control {
 	u32 agent_pid;		/* tickscope's own process: not reported */
 	u32 tls_depth;		/* kept by the tls family: threads inside a handshake */
 	u64 sample_from_ns;	/* CLOCK_BOOTTIME start of the current window of full timing */
+	u32 tcp_threads;	/* threads whose use of sockets the tls family wants to know */
+	u32 pad;
 };
 BPF_F_TABLE("array", u32, struct control, control, 1, BPF_F_MMAPABLE);
 
@@ -118,7 +120,7 @@ static __always_inline void on_own_stack(struct pt_regs *ctx)
 }
 
 /* Records that could not be handed over, by map: lose(LOST_mapname). The loader numbers the maps. */
-BPF_F_TABLE("array", u32, u64, lost, 64, BPF_F_MMAPABLE);
+BPF_F_TABLE("array", u32, u64, lost, LOST_COUNTERS, BPF_F_MMAPABLE);
 
 static __always_inline void lose(u32 map)
 {

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by run.sh and test.sh: install_for run|demo|test. Where nothing is missing it returns in a fifth of a second.
+# Sourced by run.sh and test.sh: install_for run|demo|lab|test. Where nothing is missing it returns in a fifth of a second.
 #
 # The package goes into a virtual environment under /opt, not beside the sources: the agent gives up root, and a clone in
 # somebody's home may not be readable to it. BCC comes from Debian (python3-bpfcc); PyPI's `bcc` is an unrelated package.
@@ -32,7 +32,7 @@ apt_install() (
 	apt-get -qq -o DPkg::Lock::Timeout=300 update || exit
 	apt-get -qq -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "$@" >/dev/null || exit
 	for package in "$@"; do
-		case $package in redis-server | nginx-light) ;; *) continue ;; esac
+		case $package in redis-server | nginx-light | haproxy | prometheus) ;; *) continue ;; esac
 		if command -v systemctl >/dev/null; then systemctl -q disable "${package%-light}.service" 2>/dev/null || true; fi
 	done
 )
@@ -91,11 +91,12 @@ install_environment() ( # extra
 install_for() {
 	local packages=(python3-bpfcc python3-venv passwd) extra=
 	case $1 in
-	demo | test) packages+=(redis-server openssl) ;;
+	demo) packages+=(redis-server openssl) ;;
+	lab | test) packages+=(redis-server openssl nginx-light iproute2 util-linux mount e2fsprogs) ;;
 	esac
 	if [ "$1" != run ] && ! command -v go >/dev/null; then packages+=(golang-go golang-golang-x-time-dev ca-certificates); fi
 	if [ "$1" = test ]; then
-		packages+=(netbase iproute2 procps util-linux mount gcc libc6-dev binutils nginx-light qemu-system-x86 xz-utils)
+		packages+=(netbase procps gcc libc6-dev libssl-dev binutils gdb haproxy prometheus qemu-system-x86 xz-utils)
 		command -v node >/dev/null || packages+=(nodejs)
 		command -v java >/dev/null || packages+=(default-jdk-headless)
 		extra='test'

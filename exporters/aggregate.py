@@ -7,16 +7,21 @@ all rows of a table. Python code runs once per series and fold, never per row.
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 
 import numpy as np
 
 from agent.batch import Batch
-from agent.columns import HIST_BUCKETS, NULL_I64
-from agent.tables import TABLES
-from exporters.metrics import BY_TABLE, MAX_SERIES, METRICS, Metric
-from exporters.values import Value, column_values
+from agent.columns import NULL_I64
+from exporters import fold
+from exporters.fold import Attributes, Series, Totals
+from exporters.metric import Metric
+from exporters.metrics import MAX_SERIES, registry
+from exporters.page_config import MAX_SAMPLES
+from exporters.room import Room
+from exporters.values import Value
 
 #: Bytes of unfolded rows after which ``offer`` folds at once.
 FOLD_BYTES = 1 << 20
@@ -24,60 +29,42 @@ FOLD_BYTES = 1 << 20
 GAUGE_TTL_NS = 300 * 10**9
 #: A counter or histogram whose last row is this much older than the newest of its table makes room for others, where room is needed.
 SERIES_TTL_NS = 3600 * 10**9
-#: A drift is the slope over at least this time: the offsets' noise is some ns, so that 10 s resolve 1 ppb.
-DRIFT_SPAN_NS = 10 * 10**9
 _DISTINCT_KEPT = 4096
 #: Tables of servers that are asked again and again: a row without a value says that there is none now.
 _POLLED = {"clock_daemon", "queue_lag"}
 OVERFLOW: tuple[tuple[str, Value], ...] = (("otel.metric.overflow", True),)
 
-Attributes = tuple[tuple[str, Value], ...]
-
-
-@dataclass
-class Series:
-    """One series since it was first seen. Times are CLOCK_BOOTTIME ns; sum, min and max are in the metric's unit.
-
-    since_ns: when it began. One that had to make room and comes back is another series, which begins then, from nothing.
-    value: sum of a counter or histogram, or last value of a gauge.  buckets: 64 counts of a histogram, shape (64,) i64.
-    total: the last running total of an absolute counter.  slope_from: (t_ns, value) where a drift's slope begins.
-    ready: a drift has no value before its first slope, a gauge none while its newest row says that it is not known.
-    """
-
-    attributes: Attributes
-    since_ns: int
-    seen_ns: int
-    value: float = 0
-    count: int = 0
-    low: float | None = None
-    high: float | None = None
-    buckets: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    total: int | None = None
-    slope_from: tuple[int, int] | None = None
-    ready: bool = True
-
-    def copy(self) -> Series:
-        return Series(self.attributes, self.since_ns, self.seen_ns, self.value, self.count, self.low, self.high, self.buckets.copy())
-
 
 class MetricStore:
-    """Implements agent.batch.Sink. ``offer`` belongs to the agent's thread, ``collect`` to any."""
+    """Implements agent.contracts.Sink. ``offer`` and ``observe`` belong to the agent's thread, ``collect`` to any.
+
+    max_series: of one metric. max_samples: of all together as they are on the page, None for no bound. full: all labels and buckets.
+    """
 
     name = "metrics"
 
-    def __init__(self, max_series: int = MAX_SERIES) -> None:
-        self._max_series = max_series
+    def __init__(self, max_series: int = MAX_SERIES, max_samples: int | None = MAX_SAMPLES, *, full: bool = False) -> None:
+        self.metrics = registry(full=full)
+        self._by_table: dict[str, list[Metric]] = {}
+        for m in self.metrics:
+            self._by_table.setdefault(m.table, []).append(m)
         self._lock = threading.Lock()
         self._waiting: deque[Batch] = deque()
         self._waiting_bytes = 0
-        self._series: dict[Metric, dict[bytes, Series]] = {m: {} for m in METRICS}
-        self._distinct: dict[str, OrderedDict[bytes, None]] = {m.name: OrderedDict() for m in METRICS if m.distinct}
+        self._series: dict[Metric, dict[bytes, Series]] = {m: {} for m in self.metrics}
+        self._room = Room(self.metrics, max_series, max_samples)
+        self._distinct: dict[str, OrderedDict[bytes, None]] = {m.name: OrderedDict() for m in self.metrics if m.distinct}
+        self._totals = {m: Totals() for m in self.metrics if m.absolute}
         self._newest: dict[str, int] = {}
-        self._left_out = 0
+        self._left_out = self.overflowed = 0
+        self._swept_ns = 0
+        self._began_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        self._observed: dict[Metric, dict[Attributes, Series]] = {m: {} for m in self._by_table[""]}
+        self._start()
 
     def offer(self, batch: Batch) -> None:
         """Takes a batch; tables without a metric are ignored."""
-        if batch.table not in BY_TABLE or not len(batch.rows):
+        if batch.table not in self._by_table or not len(batch.rows):
             return
         with self._lock:
             self._waiting.append(batch)
@@ -85,25 +72,56 @@ class MetricStore:
             if self._waiting_bytes > FOLD_BYTES:
                 self._fold()
 
+    def observe(self, name: str, values: Iterable[tuple[Attributes, float]], now_ns: int) -> None:
+        """What the agent sees of itself: the values of one metric without a table, all of them; those not named are gone."""
+        metric = next(m for m in self._by_table[""] if m.name == name)
+        with self._lock:
+            before, now = self._observed[metric], {}
+            for attributes, value in values:
+                series = before.get(attributes) or Series(attributes, self._began_ns, now_ns)
+                if metric.instrument == "counter" and value < series.value:
+                    series = Series(attributes, now_ns, now_ns)  # another process has the role: it counts from nothing
+                series.value, series.seen_ns = value, now_ns
+                now[attributes] = series
+            self._observed[metric] = now
+
     def collect(self) -> list[tuple[Metric, list[Series]]]:
         """A copy of every metric that has series, with all that was offered before."""
         with self._lock:
             self._fold()
             shown: dict[str, tuple[Metric, list[Series]]] = {}
-            for m in METRICS:
+            for m in self.metrics:
                 _, series = shown.setdefault(m.name, (m, []))
-                series += [s.copy() for s in self._series[m].values() if self._is_live(m, s)]
+                held = self._observed[m].values() if not m.table else self._series[m].values()
+                series += [s.copy() for s in held if self._is_live(m, s)]
             return [(m, s) for m, s in shown.values() if s]
 
     def losses(self) -> dict[str, int]:
         """``series_limit``: values left out, since their metric has no room for one more series and the overflow series cannot take them."""
         return {"series_limit": self._left_out}
 
+    @property
+    def samples(self) -> int:
+        """What the metrics of events are on the page."""
+        return self._room.samples
+
     def close(self) -> None:
         """Nothing to release."""
 
+    def _start(self) -> None:
+        """The series that are there, with 0, before anything happens."""
+        for metric in (m for m in self.metrics if m.bounded):
+            keys = fold.starting_keys(metric)
+            for at in range(len(keys)):
+                series = fold.begin(metric, fold.attributes(metric, keys[at : at + 1]), self._began_ns)
+                series.fixed = True
+                self._series[metric][keys[at : at + 1].tobytes()] = series
+            self._room.set(metric, len(keys))
+
     def _is_live(self, metric: Metric, series: Series) -> bool:
-        return metric.instrument != "gauge" or (series.ready and self._newest[metric.table] - series.seen_ns < GAUGE_TTL_NS)
+        if metric.instrument != "gauge" or not metric.table:
+            return True
+        return series.ready and self._newest[metric.table] - series.seen_ns < GAUGE_TTL_NS
 
     def _fold(self) -> None:
         gathered: dict[str, list[np.ndarray]] = {}
@@ -114,7 +132,7 @@ class MetricStore:
         for table, pieces in gathered.items():
             rows = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
             self._newest[table] = max(self._newest.get(table, 0), int(rows["t_ns"].max()))
-            for metric in BY_TABLE[table]:
+            for metric in self._by_table[table]:
                 self._fold_metric(metric, rows)
 
     def _fold_metric(self, metric: Metric, offered: np.ndarray) -> None:
@@ -126,43 +144,49 @@ class MetricStore:
 
     def _forget(self, metric: Metric, offered: np.ndarray) -> None:
         """A gauge that is not known any more, since its newest row says so (its daemon or broker is gone), is not shown."""
-        rows = _of(metric, offered)
-        rows = rows[_is_null(metric, rows)]
+        rows = fold.of(metric, offered)
+        rows = rows[fold.is_null(metric, rows)]
         if not len(rows):
             return
-        keys, inverse = _group(metric, rows)
-        for at, (_, newest) in enumerate(_ends(rows, inverse, len(keys))):
+        keys, inverse = fold.group(metric, rows)
+        for at, (_, newest) in enumerate(fold.ends(rows, inverse, len(keys))):
             series = self._series[metric].get(keys[at : at + 1].tobytes())
             if series is not None and rows["t_ns"][newest] > series.seen_ns:
                 series.ready = False
 
     def _add(self, metric: Metric, rows: np.ndarray) -> None:
-        keys, inverse = _group(metric, rows)
+        keys, inverse = fold.group(metric, rows)
         series = self._lookup(metric, keys, inverse, int(rows["t_ns"].min()))
         ends = np.full(len(series), NULL_I64)
         np.maximum.at(ends, inverse, rows["t_ns"])
         for s, end in zip(series, ends.tolist(), strict=True):
             s.seen_ns = max(s.seen_ns, end)
         if metric.instrument == "histogram":
-            _add_histograms(metric, rows, inverse, series)
+            fold.add_histograms(metric, rows, inverse, series)
         elif metric.instrument == "gauge":
-            _set_gauges(metric, rows, inverse, series)
-        elif metric.absolute:
-            _add_totals(metric, rows, inverse, series)
+            fold.set_gauges(metric, rows, inverse, series)
         else:
-            weights = _numbers(rows, metric.value) if metric.value else np.ones(len(rows))
-            for s, total in zip(series, np.bincount(inverse, weights, len(series)).tolist(), strict=True):
+            for s, total in zip(series, np.bincount(inverse, self._weights(metric, rows), len(series)).tolist(), strict=True):
                 s.value += total
 
+    def _weights(self, metric: Metric, rows: np.ndarray) -> np.ndarray:
+        """What each row adds to its counter."""
+        if metric.absolute:
+            increments, forgotten = self._totals[metric].increments(metric, rows)
+            self._left_out += forgotten
+            return increments
+        return fold.numbers(rows, metric.value) if metric.value else np.ones(len(rows))
+
     def _wanted(self, metric: Metric, rows: np.ndarray) -> np.ndarray:
-        rows = _of(metric, rows)
+        rows = fold.of(metric, rows)
         if metric.value and metric.value != "hist":
-            rows = rows[~_is_null(metric, rows)]
+            rows = rows[~fold.is_null(metric, rows)]
         if metric.distinct and len(rows):
             seen = self._distinct[metric.name]
-            ids, first = np.unique(rows[metric.distinct], return_index=True)
-            fresh = [at for i, at in zip(ids.tolist(), first.tolist(), strict=True) if i not in seen]
-            seen.update((i, None) for i in ids.tolist())
+            keys, inverse = fold.group(metric, rows, (metric.distinct,))
+            raws = [keys[at : at + 1].tobytes() for at in range(len(keys))]
+            fresh = [first for raw, (first, _) in zip(raws, fold.ends(rows, inverse, len(keys)), strict=True) if raw not in seen]
+            seen.update((raw, None) for raw in raws)
             while len(seen) > _DISTINCT_KEPT:
                 seen.popitem(last=False)
             rows = rows[sorted(fresh)]
@@ -170,129 +194,36 @@ class MetricStore:
 
     def _lookup(self, metric: Metric, keys: np.ndarray, inverse: np.ndarray, t_ns: int) -> list[Series]:
         raws = [keys[at : at + 1].tobytes() for at in range(len(keys))]
-        most = self._max_series - 1
-        if metric.columns and len(self._series[metric].keys() | raws) > most:
+        new = [raw for raw in raws if raw not in self._series[metric]]
+        if metric.columns and new and not self._room.has(metric, len(new)):
             self._make_room(metric)
         known, counts = self._series[metric], np.bincount(inverse, minlength=len(keys))
-        own = len(known) - (b"" in known)
         out = []
         for at, raw in enumerate(raws):
             series = known.get(raw)
-            if series is None and own < most:
-                own += 1
-                series = known[raw] = _begin(metric, _attributes(metric, keys[at : at + 1]), t_ns)
-            elif series is None and metric.additive:
-                series = known.setdefault(b"", _begin(metric, OVERFLOW, t_ns))
+            if series is None and (not metric.columns or self._room.take(metric)):
+                series = known[raw] = fold.begin(metric, fold.attributes(metric, keys[at : at + 1]), t_ns)
             elif series is None:
-                self._left_out += int(counts[at])
-                series = _begin(metric, OVERFLOW, t_ns)  # takes the rows, and is nobody's
+                self.overflowed += 1
+                if metric.instrument != "gauge":
+                    series = known.setdefault(b"", fold.begin(metric, OVERFLOW, t_ns))
+                else:
+                    self._left_out += int(counts[at])
+                    series = fold.begin(metric, OVERFLOW, t_ns)  # takes the rows, and is nobody's
             out.append(series)
         return out
 
-    def _make_room(self, metric: Metric) -> None:
-        """Forgets series not seen for long. Not before: the count of what is rare must not begin anew each time that it happens."""
-        oldest = self._newest[metric.table] - (GAUGE_TTL_NS if metric.instrument == "gauge" else SERIES_TTL_NS)
-        self._series[metric] = {raw: s for raw, s in self._series[metric].items() if s.seen_ns > oldest}
+    def _make_room(self, wanting: Metric) -> None:
+        """Forgets series not seen for long. Not before: the count of what is rare must not begin anew each time that it happens.
 
-
-def _begin(metric: Metric, attributes: Attributes, t_ns: int) -> Series:
-    series = Series(attributes, t_ns, t_ns)
-    if metric.instrument == "histogram":
-        series.buckets = np.zeros(HIST_BUCKETS, np.int64)
-    return series
-
-
-def _attributes(metric: Metric, key: np.ndarray) -> Attributes:
-    by_name = TABLES[metric.table].by_name
-    pairs = ((metric.attribute(c), column_values(by_name[c], key[c])[0]) for c in metric.columns)
-    return (*metric.labels, *((name, value) for name, value in pairs if value is not None))
-
-
-def _group(metric: Metric, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(the distinct keys, each row's index among them): rows grouped by the columns that become attributes."""
-    if not metric.columns:
-        return np.zeros(1, "V1"), np.zeros(len(rows), np.int64)
-    declared = TABLES[metric.table].by_name
-    key = np.zeros(len(rows), [(c, declared[c].dtype) for c in metric.columns])
-    for c in metric.columns:
-        key[c] = rows[c]
-    if metric.client_only:
-        key[metric.client_only][rows["role"] != declared["role"].code("client")] = np.void(bytes(16))
-    flat = key.view(np.dtype((np.void, key.dtype.itemsize)))
-    unique, inverse = np.unique(flat, return_inverse=True)
-    return unique.view(key.dtype), inverse.reshape(-1)
-
-
-def _numbers(rows: np.ndarray, column: str) -> np.ndarray:
-    """A column as f64, unknown as NaN."""
-    values = rows[column].astype(np.float64)
-    if rows[column].dtype.kind == "i":
-        values[rows[column] == NULL_I64] = np.nan
-    return values
-
-
-def _add_histograms(metric: Metric, rows: np.ndarray, inverse: np.ndarray, series: list[Series]) -> None:
-    n = len(series)
-    buckets = np.zeros((n, HIST_BUCKETS), np.int64)
-    if metric.hist:
-        np.add.at(buckets, inverse, rows["hist"])
-        total, low, high = (_numbers(rows, c) if c else np.full(len(rows), np.nan) for c in metric.hist)
-    else:
-        numbers = _numbers(rows, metric.value)
-        total = low = high = np.abs(numbers) if metric.magnitude else np.maximum(numbers, 0)
-        # frexp gives the exponent e of [2^(e-1), 2^e) exactly, where log2 may round up to the next power.
-        exponent = np.frexp(np.maximum(total, 1))[1] - 1
-        np.add.at(buckets, (inverse, np.minimum(exponent, HIST_BUCKETS - 1)), 1)
-    sums = np.bincount(inverse, np.nan_to_num(total), n)
-    lows, highs = np.full(n, np.inf), np.full(n, -np.inf)
-    np.fmin.at(lows, inverse, low)
-    np.fmax.at(highs, inverse, high)
-    for i, s in enumerate(series):
-        s.buckets += buckets[i]
-        s.count += int(buckets[i].sum())
-        s.value += float(sums[i])
-        if np.isfinite(lows[i]):
-            s.low = float(lows[i]) if s.low is None else min(s.low, float(lows[i]))
-        if np.isfinite(highs[i]):
-            s.high = float(highs[i]) if s.high is None else max(s.high, float(highs[i]))
-
-
-def _of(metric: Metric, rows: np.ndarray) -> np.ndarray:
-    """Its rows, whether its value is known or not."""
-    if not metric.where:
-        return rows
-    column, names = metric.where
-    return rows[np.isin(rows[column], [TABLES[metric.table].code(column, n) for n in names])]
-
-
-def _is_null(metric: Metric, rows: np.ndarray) -> np.ndarray:
-    value = rows[metric.value]
-    return np.asarray(np.isnan(value) if value.dtype.kind == "f" else value == TABLES[metric.table].by_name[metric.value].null)
-
-
-def _ends(rows: np.ndarray, inverse: np.ndarray, n: int) -> list[tuple[int, int]]:
-    """Indices of each key's oldest and newest row."""
-    order = np.lexsort((rows["t_ns"], inverse))
-    first, after = (np.searchsorted(inverse[order], np.arange(n), side=side) for side in ("left", "right"))
-    return list(zip(order[first].tolist(), order[after - 1].tolist(), strict=True))
-
-
-def _set_gauges(metric: Metric, rows: np.ndarray, inverse: np.ndarray, series: list[Series]) -> None:
-    for s, (_, at) in zip(series, _ends(rows, inverse, len(series)), strict=True):
-        t_ns, value = int(rows["t_ns"][at]), rows[metric.value][at].item()
-        if not metric.drift:
-            s.value, s.ready = value * metric.scale if metric.scale != 1 else value, True
-        elif s.slope_from is None:
-            s.slope_from, s.ready = (t_ns, value), False
-        elif t_ns - s.slope_from[0] >= DRIFT_SPAN_NS:
-            s.value = (value - s.slope_from[1]) * 1e9 / (t_ns - s.slope_from[0])
-            s.slope_from, s.ready = (t_ns, value), True
-
-
-def _add_totals(metric: Metric, rows: np.ndarray, inverse: np.ndarray, series: list[Series]) -> None:
-    for s, (first, at) in zip(series, _ends(rows, inverse, len(series)), strict=True):
-        total = int(rows[metric.value][at])
-        # The first total is only the base. One that went back was reset (a probe attached anew): all of it is new.
-        before = int(rows[metric.value][first]) if s.total is None else s.total
-        s.value += total - before if total >= before else total
-        s.total = total
+        Of the metric that needs room; where all metrics together have none, of the others too, now and then.
+        """
+        now_ns = max(self._newest.values())
+        others = self._room.full and now_ns - self._swept_ns >= GAUGE_TTL_NS
+        self._swept_ns = now_ns if others else self._swept_ns
+        for metric in self.metrics if others else (wanting,):
+            newest = now_ns if others and metric is not wanting else self._newest[wanting.table]
+            oldest = newest - (GAUGE_TTL_NS if metric.instrument == "gauge" else SERIES_TTL_NS)
+            kept = {raw: s for raw, s in self._series[metric].items() if s.fixed or s.seen_ns > oldest}
+            self._series[metric] = kept
+            self._room.set(metric, len(kept) - (b"" in kept))

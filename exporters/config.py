@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
-from agent.errors import USAGE, AgentError
+from agent.common.settings import Section
 
 PROTOCOLS = ("http/protobuf", "grpc")
 KEYS = ("endpoint", "protocol", "headers", "timeout_s", "compression", "certificate", "client_certificate", "client_key", "insecure",
-        "temporality", "interval_s", "decisions", "slow_s", "max_queue_bytes", "max_spans_per_s")
-_DECISIONS = ("all", "slow", "none")
+        "temporality", "interval_s", "decisions", "sample", "slow_s", "max_queue_bytes", "max_spans_per_s")
+_DECISIONS = ("affected", "all", "slow", "none")
+_SECTION = Section("otlp")
 _PREFIX = "OTEL_EXPORTER_OTLP_"
 
 
@@ -37,7 +38,9 @@ class OtlpConfig:
     """The exporter's settings. Without a target nothing is exported and nothing is said.
 
     temporality: ``cumulative`` or ``delta``.  interval_s: between two exports of metrics.
-    decisions: which limiter decisions become spans: all, slow (refused, in error, or at least slow_s long), or none.
+    decisions: which limiter decisions become spans: slow (refused, delayed, in error, or at least slow_s long), affected (those, and what had a
+    slow call or a handshake inside, came within a second after a jump of the clock, or is in the sample), all, or none.
+    sample: the share of plain decisions that become spans, with ``affected``; by trace id, so that a trace has all of its own or none.
     max_queue_bytes: rows that wait to be sent; beyond it the oldest are dropped and counted.
     max_spans_per_s: rows of a table beyond it are not exported as spans, plain ones first (metrics still count them all); they are
     no losses, but ``unsampled`` in the status. Findings and clock changes are always exported.
@@ -46,16 +49,18 @@ class OtlpConfig:
     protocol: str = "http/protobuf"
     traces: Target | None = None
     metrics: Target | None = None
+    logs: Target | None = None
     temporality: str = "cumulative"
     interval_s: float = 10.0
-    decisions: str = "all"
+    decisions: str = "affected"
+    sample: float = 0.01
     slow_s: float = 0.01
     max_queue_bytes: int = 8 << 20
     max_spans_per_s: int = 500
 
     @property
     def enabled(self) -> bool:
-        return self.traces is not None or self.metrics is not None
+        return any(target is not None for target in (self.traces, self.metrics, self.logs))
 
 
 def resolve(file: Mapping[str, object], env: Mapping[str, str], flags: Mapping[str, object]) -> OtlpConfig:
@@ -65,9 +70,7 @@ def resolve(file: Mapping[str, object], env: Mapping[str, str], flags: Mapping[s
     Times in the environment are milliseconds, as specified (the Python SDK reads OTEL_EXPORTER_OTLP_TIMEOUT as seconds).
     Raises AgentError (usage) for an unknown key or a value that does not fit.
     """
-    unknown = (set(file) | set(flags)) - set(KEYS)
-    if unknown:
-        raise AgentError(f"otlp: unknown setting {min(map(str, unknown))!r}", remedy=f"one of {' '.join(KEYS)}", exit_code=USAGE)
+    _SECTION.known([*file, *flags], KEYS)
     if env.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return OtlpConfig()
     given, default = _Given(file, env, flags), OtlpConfig()
@@ -76,10 +79,12 @@ def resolve(file: Mapping[str, object], env: Mapping[str, str], flags: Mapping[s
         protocol=given.one_of("protocol", PROTOCOLS, default.protocol, f"{_PREFIX}PROTOCOL"),
         traces=_target("traces", given),
         metrics=_target("metrics", given),
+        logs=_target("logs", given),
         # lowmemory is delta for counters and histograms, which is all that temporality applies to here.
         temporality="cumulative" if temporality == "cumulative" else "delta",
         interval_s=given.number("interval_s", default.interval_s, 0.1, "OTEL_METRIC_EXPORT_INTERVAL", 1000),
         decisions=given.one_of("decisions", _DECISIONS, default.decisions),
+        sample=given.number("sample", default.sample, 0, most=1),
         slow_s=given.number("slow_s", default.slow_s, 0),
         max_queue_bytes=int(given.number("max_queue_bytes", default.max_queue_bytes, 1 << 16)),
         max_spans_per_s=int(given.number("max_spans_per_s", default.max_spans_per_s, 1)),
@@ -108,7 +113,7 @@ def _target(signal: str, given: _Given) -> Target | None:
     except ValueError:
         usable = False
     if not usable:
-        raise AgentError(f"otlp: {endpoint!r} is not an endpoint", remedy="for example http://127.0.0.1:4318", exit_code=USAGE)
+        raise _SECTION.wrong("endpoint", endpoint, "it is a URL, for example http://127.0.0.1:4318")
     if protocol == PROTOCOLS[0] and not is_own:
         # Only the base URL gets the signal's path; a signal's own variable is used as it is (OTLP exporter specification).
         endpoint = f"{endpoint.rstrip('/')}/v1/{signal}"
@@ -137,25 +142,19 @@ class _Given:
         if self.flags.get(key) is not None:
             return str(self.flags[key])
         found = next((self.env[v].strip() for v in variables if self.env.get(v, "").strip()), "")
-        return found or str(self.file.get(key) or "")
+        in_file = self.file.get(key)
+        return found or ("" if in_file is None else str(in_file))
 
     def one_of(self, key: str, allowed: tuple[str, ...], default: str, *variables: str) -> str:
-        value = self.text(key, *variables).lower() or default
-        if value not in allowed:
-            raise AgentError(f"otlp: {key} cannot be {value!r}", remedy=f"one of {' '.join(allowed)}", exit_code=USAGE)
-        return value
+        return _SECTION.one_of(key, self.text(key, *variables).lower() or default, allowed)
 
-    def number(self, key: str, default: float, least: float, variable: str = "", divisor: int = 1, general: str = "") -> float:
+    def number(self, key: str, default: float, least: float, variable: str = "", divisor: int = 1, general: str = "",
+               most: float = float("inf")) -> float:
         """A number; one from the environment is divided by ``divisor``."""
         in_env = self.flags.get(key) is None and any(self.env.get(v, "").strip() for v in (variable, general) if v)
         value = self.text(key, *(v for v in (variable, general) if v)) or str(default)
-        try:
-            number = float(value) / (divisor if in_env else 1)
-        except ValueError:
-            number = float("nan")
-        if not least <= number < float("inf"):
-            raise AgentError(f"otlp: {key} cannot be {value!r}", remedy=f"a number of at least {least:g}", exit_code=USAGE)
-        return number
+        scale = divisor if in_env else 1
+        return _SECTION.number(key, value, least * scale, most * scale) / scale
 
     def headers(self, *variables: str) -> tuple[tuple[str, str], ...]:
         """``k=v,k=v`` with percent-encoded values, or a mapping in the file. Names in lower case, as gRPC demands."""

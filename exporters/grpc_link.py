@@ -17,10 +17,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from agent.signals import sheltered
 from exporters.config import Target
 from exporters.send import Outcome
 
-SIGNALS = ("traces", "metrics")
+SIGNALS = ("traces", "metrics", "logs")
 _LENGTH = struct.Struct("!I")
 #: How much longer than the request itself may take its answer may be on the way; importing grpc takes about 1 s.
 _GRACE_S = 5.0
@@ -66,7 +67,7 @@ class GrpcLink:
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, sheltered():
             self._child = subprocess.Popen(
                 [sys.executable, "-m", "exporters.grpc_sender", str(theirs.fileno())], pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=Path(__file__).parent.parent,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import select
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ from urllib.parse import urlsplit
 import grpc
 from opentelemetry.exporter.otlp.proto.grpc import _OTLP_GRPC_CHANNEL_OPTIONS
 
+from agent.common.address import with_port
+from agent.signals import ENDING
 from exporters.config import Target
 from exporters.grpc_link import SIGNALS, receive_frame, send_frame
 from exporters.send import Outcome, accepted
@@ -23,7 +26,8 @@ from exporters.send import Outcome, accepted
 #: https://opentelemetry.io/docs/specs/otlp/#failures; RESOURCE_EXHAUSTED only where the answer says when to try again.
 _RETRYABLE = frozenset({"CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"})
 _METHODS = {"traces": "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
-            "metrics": "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"}
+            "metrics": "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
+            "logs": "/opentelemetry.proto.collector.logs.v1.LogsService/Export"}
 _POLL_S = 0.1
 
 
@@ -34,7 +38,7 @@ class _Signal:
         url = urlsplit(target.endpoint)
         options = [*_OTLP_GRPC_CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 2000)]
         compression = grpc.Compression.Gzip if target.compression == "gzip" else grpc.Compression.NoCompression
-        address = f"{url.hostname}:{url.port or 4317}" if ":" not in (url.hostname or "") else f"[{url.hostname}]:{url.port or 4317}"
+        address = with_port(str(url.hostname), url.port or 4317)
         if target.insecure:
             self._channel = grpc.insecure_channel(address, options=options, compression=compression)
         else:
@@ -82,7 +86,9 @@ def _retry_delay(error: grpc.RpcError) -> float:
 
 
 def main(fd: int) -> None:
-    """Serves requests until the agent's end of the link closes."""
+    """Serves requests until the agent's end of the link closes: not until the terminal, or systemd, has sent everybody a signal, since the last are to come."""
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
     with socket.socket(fileno=fd) as link:
         signals: dict[str, _Signal] = {}
         try:
@@ -91,8 +97,7 @@ def main(fd: int) -> None:
                 signals[name] = _Signal(name, Target(**{**fields, "headers": tuple(tuple(h) for h in fields["headers"])}))
             while True:
                 frame = receive_frame(link)
-                signal = SIGNALS[frame[0]]
-                send_frame(link, json.dumps(signals[signal].export(frame[1:], link)._asdict()).encode())
+                send_frame(link, json.dumps(signals[SIGNALS[frame[0]]].export(frame[1:], link)._asdict()).encode())
         except ConnectionError:
             return
 

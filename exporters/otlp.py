@@ -2,6 +2,8 @@
 
 A collector that is gone costs nothing but the oldest spans: rows wait in a bounded queue, one request at a time is tried
 again with growing pauses, and metrics are only collected once the last ones are through, so that they lose nothing at all.
+
+A collector that takes no logs is asked once: findings that have just opened are log records, and their spans follow anyway.
 """
 
 from __future__ import annotations
@@ -10,11 +12,12 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from agent.batch import Batch
+from agent.contracts import Owning, Stating
 from exporters.aggregate import MetricStore
 from exporters.backlog import SPAN_TABLES, Backlog
 from exporters.config import OtlpConfig
@@ -25,8 +28,12 @@ if TYPE_CHECKING:
 
 ToWall = Callable[[np.ndarray], np.ndarray]
 _TICK_S = 0.2
+#: A collector may ask for a pause, not for an end.
+MAX_RETRY_AFTER_S = 3600.0
 _BACKOFF_S = (1.0, 30.0)
 _DOWN_AFTER = 3
+#: How a collector says that it does not take a signal.
+_NOT_TAKEN = ("HTTP 404", "HTTP 405", "HTTP 415", "HTTP 501", "UNIMPLEMENTED")
 
 
 class _Request(NamedTuple):
@@ -41,7 +48,7 @@ class _Lane:
         self.signal, self.sender = signal, sender
         self.request: _Request | None = None
         self.sent = self.rejected = self.failures = self.refusals = 0
-        self.last_error = ""
+        self.last_error = self.unwanted = ""
         self.not_before = self.begun = 0.0
 
     def stuck_s(self) -> float:
@@ -60,13 +67,16 @@ class _Lane:
             self.failures += 1
             self.last_error = outcome.message
             pause = min(_BACKOFF_S[1], _BACKOFF_S[0] * 2 ** min(self.failures - 1, 8)) * random.uniform(0.8, 1.2)
-            self.not_before = time.monotonic() + max(pause, outcome.retry_after_s)
+            self.not_before = time.monotonic() + max(pause, min(outcome.retry_after_s, MAX_RETRY_AFTER_S))
             return False
         self._settle(outcome, self.request.items)
         self.request = None
         return True
 
     def _settle(self, outcome: Outcome, items: int) -> None:
+        if self.signal == "logs" and outcome.status == "refused" and outcome.message.startswith(_NOT_TAKEN):
+            self.unwanted = outcome.message
+            return
         lost = items if outcome.status == "refused" else max(0, min(outcome.rejected, items))
         self.failures, self.not_before = 0, 0.0
         self.refusals = self.refusals + 1 if outcome.status == "refused" else 0
@@ -76,8 +86,8 @@ class _Lane:
             self.last_error = outcome.message or f"{lost} rejected without a reason"
 
 
-class OtlpExporter:
-    """Implements agent.batch.Sink for spans, and reads ``metrics`` (a sink of its own) at each interval.
+class OtlpExporter(Stating, Owning):
+    """Implements agent.contracts.Sink for spans, and reads ``metrics`` (a sink of its own) at each interval.
 
     config: see exporters.config.resolve; at least one target.
     resource: see exporters.resource.describe; ``host.boot.id`` must be in it.
@@ -98,7 +108,8 @@ class OtlpExporter:
 
     def offer(self, batch: Batch) -> None:
         """Keeps a batch for the worker; tables that do not become spans are ignored."""
-        if batch.table in SPAN_TABLES and self._config.traces is not None and len(batch.rows):
+        wanted = self._config.traces or (self._config.logs if batch.table == "finding" else None)
+        if batch.table in SPAN_TABLES and wanted is not None and len(batch.rows):
             self._backlog.put(batch, time.monotonic())
 
     def flush(self, timeout_s: float) -> None:
@@ -123,15 +134,16 @@ class OtlpExporter:
         return {**self._backlog.dropped(), "rejected": sum(lane.rejected for lane in self._lanes.values())}
 
     def state(self) -> dict[str, object]:
-        """endpoint protocol state(ok|retrying|down) sent_spans sent_points rejected dropped unsampled last_error remedy queued_bytes.
+        """endpoint protocol state(ok|retrying|down) sent_spans sent_logs sent_points rejected dropped unsampled last_error remedy queued_bytes.
 
-        down: three requests of a signal in a row failed or were refused.  unsampled: rows beyond max_spans_per_s, which are no losses.
+        down: three requests of a signal in a row failed or were refused.  unsampled: plain decisions that are not in the sample, and rows beyond
+        max_spans_per_s, which are no losses.  logs: where the collector takes none, what it said.
         """
         lanes = self._lanes
         worst = max((lane for lane in lanes.values()), key=lambda lane: lane.failures, default=None)
         failures = worst.failures if worst else 0
         refusals = max((lane.refusals for lane in lanes.values()), default=0)
-        target = self._config.traces or self._config.metrics
+        target = self._config.traces or self._config.metrics or self._config.logs
         # A timeout bounds each wait for the network; an answer that comes byte by byte goes on for ever.
         stuck_s = max((lane.stuck_s() for lane in lanes.values()), default=0.0)
         stuck = f"the collector has not answered whole for {stuck_s:.0f} s" if target and stuck_s > 2 * target.timeout_s else ""
@@ -143,7 +155,9 @@ class OtlpExporter:
             "protocol": self._config.protocol,
             "state": state,
             "sent_spans": lanes["traces"].sent if "traces" in lanes else 0,
+            "sent_logs": lanes["logs"].sent if "logs" in lanes else 0,
             "sent_points": lanes["metrics"].sent if "metrics" in lanes else 0,
+            **({"logs": f"not taken by the collector: {lanes['logs'].unwanted}"} if "logs" in lanes and lanes["logs"].unwanted else {}),
             "rejected": losses.pop("rejected"),
             "dropped": sum(losses.values()),
             "unsampled": self._backlog.unsampled,
@@ -156,6 +170,10 @@ class OtlpExporter:
         """The gRPC processes that run now (none over HTTP)."""
         return [self._link.pid] if self._link and self._link.pid else []
 
+    def processes(self) -> list[dict[str, Any]]:
+        """For ``status``."""
+        return [{"pid": pid, "role": "otlp sender"} for pid in self.pids()]
+
     def _run(self) -> None:
         try:
             self._work()
@@ -164,6 +182,7 @@ class OtlpExporter:
 
     def _work(self) -> None:
         from exporters.points import PointEncoder
+        from exporters.records import records
         from exporters.spans import SpanEncoder
         from exporters.wire import Envelope
 
@@ -171,17 +190,23 @@ class OtlpExporter:
         spans = SpanEncoder(self._resource["host.boot.id"], self._to_wall)
         points = PointEncoder(config.temporality, self._to_wall, time.clock_gettime_ns(time.CLOCK_BOOTTIME))
         self._lanes = {s: _Lane(s, sender) for s, sender in self._senders().items()}
-        traces, metrics = self._lanes.get("traces"), self._lanes.get("metrics")
+        traces, metrics, logs = (self._lanes.get(signal) for signal in ("traces", "metrics", "logs"))
         due = time.monotonic() + config.interval_s
         while True:
             last = self._stop.is_set()
             now = time.monotonic()
-            if traces:
-                while True:
-                    if traces.request is None and (encoded := self._backlog.take(spans, now, everything=last)):
+            while True:
+                # Also where only logs are wanted: it is what sorts findings into opened and closed.
+                if traces is None or traces.request is None:
+                    encoded = self._backlog.take(spans, now, everything=last)
+                    if traces and encoded:
                         traces.request = _Request(envelope.request(encoded), len(encoded))
-                    if not traces.step(now):
-                        break
+                if traces is None or not traces.step(now):
+                    break
+            if logs and logs.request is None and (encoded := records(self._backlog.opened(), spans, self._to_wall)) and not logs.unwanted:
+                logs.request = _Request(envelope.request(encoded), len(encoded))
+            if logs:
+                logs.step(now)
             if metrics:
                 if metrics.request is None and (last or now >= due):
                     due = now + config.interval_s
@@ -196,7 +221,7 @@ class OtlpExporter:
             lane.sender.close()
 
     def _senders(self) -> dict[str, Sender]:
-        targets = {s: t for s, t in (("traces", self._config.traces), ("metrics", self._config.metrics)) if t}
+        targets = {s: t for s, t in (("traces", self._config.traces), ("metrics", self._config.metrics), ("logs", self._config.logs)) if t}
         if self._config.protocol == "grpc":
             from exporters.grpc_link import GrpcLink, GrpcSender
 

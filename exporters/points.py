@@ -10,13 +10,13 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import (
     AGGREGATION_TEMPORALITY_CUMULATIVE,
     AGGREGATION_TEMPORALITY_DELTA,
-    ExponentialHistogramDataPoint,
+    HistogramDataPoint,
     NumberDataPoint,
 )
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric as MetricMessage
 
-from exporters.aggregate import Attributes, Series
-from exporters.metrics import Metric
+from exporters.fold import Attributes, Series
+from exporters.metric import Metric
 from exporters.wire import key_values
 
 ToWall = Callable[[np.ndarray], np.ndarray]
@@ -99,18 +99,16 @@ def _add(message: MetricMessage, metric: Metric, s: Series, before: Series | Non
     if delta and not count:
         return 0
     buckets = s.buckets - before.buckets if before else s.buckets
-    used = np.flatnonzero(buckets)
-    point = ExponentialHistogramDataPoint(attributes=attributes, start_time_unix_nano=wall[0], time_unix_nano=wall[1], count=count,
-                                          sum=s.value - (before.value if before else 0), scale=0)
-    if len(used):
-        point.positive.offset = int(used[0])
-        point.positive.bucket_counts.extend(buckets[used[0] : used[-1] + 1].tolist())
+    below = buckets.cumsum()[[power - 1 for power in metric.powers]]
+    point = HistogramDataPoint(attributes=attributes, start_time_unix_nano=wall[0], time_unix_nano=wall[1], count=count,
+                               sum=metric.shown(s.value - (before.value if before else 0)), explicit_bounds=metric.upper_bounds,
+                               bucket_counts=np.diff(below, prepend=0, append=count).tolist())
     if before is None and s.low is not None:
-        point.min = s.low
+        point.min = metric.shown(s.low)
     if before is None and s.high is not None:
-        point.max = s.high
-    message.exponential_histogram.aggregation_temporality = temporality
-    message.exponential_histogram.data_points.append(point)
+        point.max = metric.shown(s.high)
+    message.histogram.aggregation_temporality = temporality
+    message.histogram.data_points.append(point)
     return 1
 
 
@@ -119,5 +117,5 @@ def _number(metric: Metric, value: float, attributes: list[KeyValue], wall: tupl
     if metric.integral:
         point.as_int = int(value)
     else:
-        point.as_double = value
+        point.as_double = metric.shown(value)
     return point

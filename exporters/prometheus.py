@@ -1,59 +1,90 @@
-"""The Prometheus text endpoint: ``GET /metrics`` on 127.0.0.1, from the same store as OTLP.
+"""The metrics page: ``GET /metrics``, from the same store as OTLP, as Prometheus text or OpenMetrics, compressed where asked for.
 
-Its own 180 lines, not prometheus_client: that has a registry of its own (each series kept twice), costs 5 MB, and its
-server knows no limit for slow clients. One thread, a selector, few connections, one deadline for each; the agent's loop and a
+Its own lines, not prometheus_client: that has a registry of its own (each series kept twice), costs 5 MB, and its
+server knows no limit for slow clients. One thread, a selector, few connections with a deadline each; the agent's loop and a
 client that sends nothing, byte by byte, or too much never meet.
 
-Text format 0.0.4: https://prometheus.io/docs/instrumenting/exposition_formats/. Names and units follow the OpenTelemetry
-compatibility rules (exporters.metrics.Metric.prometheus). A classic histogram's ``le`` is the upper end of our bucket, which
-is exclusive there: a value that is exactly a power of two counts one ``le`` higher.
+No client can keep others out: each user of this host (each address elsewhere) has a share of the places, and where one wants more, its own
+oldest half request makes room. Everything that is closed without an answer is counted.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agent.errors import AgentError
-from exporters.aggregate import MetricStore, Series
-from exporters.metrics import Metric
-from exporters.values import Value
+from agent.contracts import Stating
+from agent.errors import AgentError, printable
+from agent.listener import NO_ROOM
+from exporters.aggregate import MetricStore
+from exporters.exposition import TYPES, render
+from exporters.page_config import PageConfig
+from exporters.page_request import Wanted, parse
+from exporters.peer import owner
 
-_MAX_CONNECTIONS = 8
-_MAX_REQUEST_BYTES = 8192
-_DEADLINE_S = 5.0
-#: Bucket boundaries are the same in every scrape: 2^first .. 2^last of the metric's unit (1 us to 67 s; 1 us to 69 s).
-_BOUNDS = {"us": (0, 26), "ns": (10, 36)}
-_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+#: Connections at a time: of all clients, of one user or address.
+MAX_CONNECTIONS, SHARE = 64, 16
+MAX_REQUEST_BYTES = 8192
+#: From the connection to the whole request head; from there to the last byte of the answer.
+REQUEST_S, ANSWER_S = 2.0, 10.0
+#: Answers that wait for slow readers.
+MAX_WAITING_BYTES = 32 << 20
+#: A page of 0.5 MB: 6 ms at this level, a tenth of the size; the next levels cost twice as much for a twentieth less.
+_GZIP_LEVEL = 4
+#: A page is made anew after this time, and after so many times what making it took: who asks without a pause cannot take the processor.
+FRESH_S, _REST = 0.2, 5
+_REASONS = ("timeout", "share", "full", "slow_reader", "failed")
 
 
-class PrometheusEndpoint:
+class PrometheusEndpoint(Stating):
     """Serves until closed. Raises AgentError when the address cannot be bound.
 
     address: (host, port); port 0 takes a free one, see ``port``.  resource: exported as ``target_info``.
+    requests: answered so far, by status code. dropped: connections closed without an answer, by reason. deafened: times nobody could be accepted for want
+    of descriptors or memory. Whatever fails costs the one connection, never the thread.
     """
 
-    def __init__(self, address: tuple[str, int], store: MetricStore, resource: Mapping[str, str]) -> None:
-        self._store, self._resource = store, dict(resource)
+    name = "prometheus"
+
+    def __init__(self, address: tuple[str, int], store: MetricStore, resource: Mapping[str, str], config: PageConfig | None = None) -> None:
+        self._store, self._resource, self._config = store, dict(resource), config or PageConfig()
+        self._hosts = {name.lower() for name in (*self._config.hosts, address[0])}
         try:
-            self._listener = socket.create_server(address, backlog=16)
+            self._listener = socket.create_server(address, family=socket.AF_INET6 if ":" in address[0] else socket.AF_INET, backlog=128)
         except OSError as error:
-            raise AgentError(f"cannot serve metrics on {address[0]}:{address[1]}", why=error.strerror or str(error),
+            raise AgentError(f"cannot serve metrics on {f'[{address[0]}]' if ':' in address[0] else address[0]}:{address[1]}", why=error.strerror or str(error),
                              remedy="see who has it (ss -ltnp), or set prometheus: to another address:port, or to '' for none") from error  # fmt: skip
         self.port: int = self._listener.getsockname()[1]
-        self.refused = 0
+        self.requests: Counter[int] = Counter({200: 0})
+        self.dropped: Counter[str] = Counter(dict.fromkeys(_REASONS, 0))
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
         for each in (self._listener, self._woken):
             each.setblocking(False)
             self._selector.register(each, selectors.EVENT_READ)
         self._clients: dict[socket.socket, _Client] = {}
+        self._pages: dict[tuple[bool, bool], bytes] = {}
+        self._stale_at = 0.0
+        self.deafened, self._deaf, self._failure = 0, False, ""
         self._thread = threading.Thread(target=self._run, name="prometheus", daemon=True)
         self._thread.start()
+
+    def state(self) -> dict[str, object]:
+        """requests, dropped and deafened, see above; ``reason`` and ``remedy`` where somebody took places and did not use them; ``state`` and ``last_error``
+        where no page could be made, until one is."""
+        dropped = {reason: n for reason, n in self.dropped.items() if n and reason != "failed"}
+        told = {"reason": "clients took connections and did not use them: " + ", ".join(f"{n} {r}" for r, n in dropped.items()),
+                "remedy": f"see who it is: ss -tnpe sport = :{self.port} or dport = :{self.port}"} if dropped else {}
+        failed = {"state": "failing", "last_error": failure, "remedy": "report this"} if (failure := self._failure) else {}
+        return {"requests": sum(self.requests.values()), "dropped": sum(self.dropped.values()), **({"deafened": self.deafened} if self.deafened else {}),
+                **told, **failed}  # fmt: skip
 
     def close(self) -> None:
         """Ends the thread and every connection."""
@@ -63,120 +94,141 @@ class PrometheusEndpoint:
 
     def _run(self) -> None:
         while True:
-            for key, _ in self._selector.select(1.0 if self._clients else None):
+            readable = self._selector.select(0.5 if self._clients or self._deaf else None)
+            if self._deaf:
+                with contextlib.suppress(OSError):
+                    self._selector.register(self._listener, selectors.EVENT_READ)
+                    self._deaf = False
+            for key, _ in readable:
                 if key.fileobj is self._woken:
                     for each in (*self._clients, self._listener, self._woken):
                         each.close()
                     self._selector.close()
                     return
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif isinstance(key.fileobj, socket.socket) and key.fileobj in self._clients:
-                    self._serve(key.fileobj)
+                try:
+                    if key.fileobj is self._listener:
+                        self._accept()
+                    elif isinstance(key.fileobj, socket.socket) and key.fileobj in self._clients:
+                        self._serve(key.fileobj)
+                except Exception as error:  # noqa: BLE001 - a page that cannot be made must not be the last
+                    self._failed(key.fileobj, error)
             now = time.monotonic()
             for late in [s for s, c in self._clients.items() if now > c.deadline]:
-                self._drop(late)
+                self._drop(late, "slow_reader" if self._clients[late].answer else "timeout")
 
     def _accept(self) -> None:
         try:
-            client, _ = self._listener.accept()
-        except OSError:
-            return  # it went away before it was accepted
-        if len(self._clients) >= _MAX_CONNECTIONS:
-            self.refused += 1
-            client.close()
+            connection, _ = self._listener.accept()
+        except OSError as error:  # else it went away before it was accepted
+            if error.errno in NO_ROOM:  # it would be readable again at once
+                self._selector.unregister(self._listener)
+                self._deaf = True
+                self.deafened += 1
             return
-        client.setblocking(False)
-        self._clients[client] = _Client(time.monotonic() + _DEADLINE_S)
-        self._selector.register(client, selectors.EVENT_READ)
-
-    def _serve(self, client: socket.socket) -> None:
-        state = self._clients[client]
+        whose = owner(connection)
+        if not self._has_place(whose):
+            connection.close()
+            return
+        connection.setblocking(False)
         try:
-            if not state.answer:
-                piece = client.recv(_MAX_REQUEST_BYTES)
-                state.request += piece
+            self._selector.register(connection, selectors.EVENT_READ)
+        except OSError:
+            connection.close()
+            raise
+        self._clients[connection] = _Client(whose, time.monotonic() + REQUEST_S)
+
+    def _has_place(self, whose: str) -> bool:
+        """Whether one more connection may come; an older half request of the same owner, or of who has most, makes room for it."""
+        held = Counter(client.owner for client in self._clients.values())
+        if held[whose] < SHARE and len(self._clients) < MAX_CONNECTIONS:
+            return True
+        reason, of = ("share", whose) if held[whose] >= SHARE else ("full", held.most_common(1)[0][0])
+        oldest = next((s for s, c in self._clients.items() if c.owner == of and not c.answer), None)
+        if oldest is None:
+            self.dropped[reason] += 1
+            return False
+        self._drop(oldest, reason)
+        return True
+
+    def _serve(self, connection: socket.socket) -> None:
+        client = self._clients[connection]
+        try:
+            if not client.answer:
+                piece = connection.recv(MAX_REQUEST_BYTES)
+                client.request += piece
                 if not piece:
-                    self._drop(client)
+                    self._drop(connection)
                     return
-                if b"\r\n\r\n" not in state.request and len(state.request) < _MAX_REQUEST_BYTES:
+                if b"\r\n\r\n" not in client.request and len(client.request) < MAX_REQUEST_BYTES:
                     return
-                state.answer = memoryview(self._answer(bytes(state.request)))
-                self._selector.modify(client, selectors.EVENT_WRITE)
-            state.answer = state.answer[client.send(state.answer) :]
+                wanted = parse(bytes(client.request), self._hosts)
+                self.requests[int(wanted.status[:3])] += 1
+                client.answer, client.deadline = memoryview(self._answer(wanted)), time.monotonic() + ANSWER_S
+                self._selector.modify(connection, selectors.EVENT_WRITE)
+            client.answer = client.answer[connection.send(client.answer) :]
         except BlockingIOError:
+            self._bound_waiting()
             return
         except OSError:
-            state.answer = memoryview(b"")
-        if not state.answer:
-            self._drop(client)
-
-    def _drop(self, client: socket.socket) -> None:
-        del self._clients[client]
-        self._selector.unregister(client)
-        client.close()
-
-    def _answer(self, request: bytes) -> bytes:
-        method, _, rest = request.partition(b"\r\n")[0].partition(b" ")
-        path = rest.partition(b" ")[0].partition(b"?")[0]
-        if b"\r\n\r\n" not in request:
-            status, body = b"431 Request Header Fields Too Large", b"request too large\n"
-        elif method not in (b"GET", b"HEAD"):
-            status, body = b"405 Method Not Allowed", b"only GET\n"
-        elif path != b"/metrics":
-            status, body = b"404 Not Found", b"see /metrics\n"
+            client.answer = memoryview(b"")
+        if not client.answer:
+            self._drop(connection)
         else:
-            status, body = b"200 OK", render(self._store, self._resource).encode()
-        head = b"HTTP/1.1 %b\r\nContent-Type: %b\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % (status, _TYPE, len(body))
-        return head if method == b"HEAD" else head + body
+            self._bound_waiting()
+
+    def _bound_waiting(self) -> None:
+        """What waits for slow readers stays bounded: the oldest answer of who has most goes first."""
+        waiting: Counter[str] = Counter()
+        for client in self._clients.values():
+            waiting[client.owner] += len(client.answer)
+        if waiting.total() > MAX_WAITING_BYTES:
+            of = waiting.most_common(1)[0][0]
+            self._drop(next(s for s, c in self._clients.items() if c.owner == of and c.answer), "slow_reader")
+
+    def _drop(self, connection: socket.socket, reason: str = "") -> None:
+        if reason:
+            self.dropped[reason] += 1
+        del self._clients[connection]
+        self._selector.unregister(connection)
+        connection.close()
+
+    def _failed(self, where: object, error: Exception) -> None:
+        self._failure = printable(f"{type(error).__name__}: {error}")[:200]
+        if isinstance(where, socket.socket) and where in self._clients:
+            self._drop(where, "failed")
+
+    def _answer(self, wanted: Wanted) -> bytes:
+        kind, body, coding = TYPES[False], f"{wanted.text}\n".encode(), b""
+        if wanted.status.startswith("200"):
+            kind, body = TYPES[wanted.openmetrics], self._page(wanted.openmetrics, wanted.gzip)
+            coding = b"Content-Encoding: gzip\r\n" if wanted.gzip else b""
+        head = b"HTTP/1.1 %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n%bVary: Accept, Accept-Encoding\r\nConnection: close\r\n\r\n" % (
+            wanted.status.encode(), kind, len(body), coding)
+        return head if wanted.head_only else head + body
+
+    def _page(self, openmetrics: bool, zipped: bool) -> bytes:
+        """The page in one of its four forms, the same for all who ask within a moment."""
+        began = time.monotonic()
+        if began >= self._stale_at:
+            self._pages.clear()
+        if (openmetrics, zipped) not in self._pages:
+            plain = self._pages.get((openmetrics, False))
+            if plain is None:
+                plain = render(self._store.collect(), self._resource, openmetrics=openmetrics, aliases=self._config.aliases).encode()
+                self._pages[openmetrics, False] = plain
+            if zipped:
+                self._pages[openmetrics, True] = gzip.compress(plain, _GZIP_LEVEL, mtime=0)
+            self._failure = ""
+            now = time.monotonic()
+            self._stale_at = max(self._stale_at, began + FRESH_S) + _REST * (now - began)
+        return self._pages[openmetrics, zipped]
 
 
 @dataclass
 class _Client:
+    """owner: see exporters.peer. answer: what is still to be sent; empty while the request is read."""
+
+    owner: str
     deadline: float
     request: bytearray = field(default_factory=bytearray)
     answer: memoryview = field(default_factory=lambda: memoryview(b""))
-
-
-def render(store: MetricStore, resource: Mapping[str, str]) -> str:
-    """The whole page."""
-    out = ["# HELP target_info Target metadata", "# TYPE target_info gauge", f"target_info{_labels(tuple(resource.items()))} 1"]
-    for metric, series in store.collect():
-        name = metric.prometheus
-        out += [f"# HELP {name} {metric.description}", f"# TYPE {name} {metric.instrument}"]
-        for s in series:
-            out += _histogram(name, metric, s) if metric.instrument == "histogram" else [f"{name}{_labels(s.attributes)} {_number(s.value)}"]
-    return "\n".join(out) + "\n"
-
-
-def _histogram(name: str, metric: Metric, s: Series) -> Iterator[str]:
-    first, last = _BOUNDS[metric.unit]
-    below = s.buckets.cumsum()
-    labels = _labels(s.attributes)[1:-1]
-    comma = "," if labels else ""
-    for power in range(first, last + 1):
-        yield f'{name}_bucket{{{labels}{comma}le="{1 << power}"}} {int(below[power - 1]) if power else 0}'
-    yield f'{name}_bucket{{{labels}{comma}le="+Inf"}} {s.count}'
-    braces = f"{{{labels}}}" if labels else ""
-    yield f"{name}_sum{braces} {_number(s.value)}"
-    yield f"{name}_count{braces} {s.count}"
-
-
-def _labels(attributes: tuple[tuple[str, Value], ...]) -> str:
-    if not attributes:
-        return ""
-    return "{" + ",".join(f'{_label_name(k)}="{_escaped(v)}"' for k, v in attributes) + "}"
-
-
-def _label_name(attribute: str) -> str:
-    return "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in attribute)
-
-
-def _escaped(value: Value) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value).replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if float(value).is_integer() else repr(float(value))

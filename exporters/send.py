@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from exporters.config import Target
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
-    from opentelemetry.exporter.http.transport._base import BaseHTTPResult
 
 PROTOBUF = "application/x-protobuf"
 #: Types under which a body is taken for protobuf: its own, its registered one, none, and what is said where nobody cared.
@@ -54,27 +54,20 @@ class Sender(Protocol):
 
 
 class HttpSender:
-    """Sends one signal's requests; ``signal`` is ``traces`` or ``metrics``. Blocks for up to ``target.timeout_s``."""
+    """Sends one signal's requests; ``signal`` is ``traces``, ``metrics`` or ``logs``. Blocks for up to ``target.timeout_s``."""
 
     def __init__(self, signal: str, target: Target) -> None:
-        from opentelemetry.exporter.http.transport._urllib3 import Urllib3HTTPTransport
         from opentelemetry.exporter.otlp.common.http import Compression, _extract_retry_after, _OTLPHTTPClient
 
-        class Watched(Urllib3HTTPTransport):
-            """Keeps the last answer, whose body (partial_success) and headers the client does not hand out."""
+        from exporters.transport import BoundedTransport
 
-            last: BaseHTTPResult | None = None
-
-            def request(self, method: str, url: str, *, headers: dict[str, str] | None = None, timeout: float | None = None,
-                        data: bytes | None = None) -> BaseHTTPResult:
-                self.last = super().request(method, url, headers=headers, timeout=timeout, data=data)
-                return self.last
-
+        kinds: dict[str, Literal["spans", "logs", "metrics"]] = {"traces": "spans", "logs": "logs", "metrics": "metrics"}
+        kind = kinds[signal]
         cert = (target.client_certificate, target.client_key) if target.client_certificate else None
-        self._transport = Watched(verify=target.certificate or True, cert=cert)
+        self._transport = BoundedTransport(verify=target.certificate or True, cert=cert)
         self._signal, self._retry_after = signal, _extract_retry_after
         self._client = _OTLPHTTPClient(
-            transport=self._transport, endpoint=target.endpoint, kind="spans" if signal == "traces" else "metrics", timeout=target.timeout_s,
+            transport=self._transport, endpoint=target.endpoint, kind=kind, timeout=target.timeout_s,
             compression=Compression.from_str(target.compression), logger=_log,
             headers={"content-type": PROTOBUF, "user-agent": "tickscope", **dict(target.headers)},
         )
@@ -96,24 +89,28 @@ class HttpSender:
         self._client._shutdown_event.set()
 
     def abort(self) -> None:
-        """urllib3 cannot be interrupted: the request ends with its timeout, or with the process."""
+        self._transport.abort()
 
     def close(self) -> None:
         self._client.shutdown()
 
 
 def accepted(signal: str, body: bytes, content_type: str = PROTOBUF) -> Outcome:
-    """Reads the answer to an accepted request: ExportTraceServiceResponse or ExportMetricsServiceResponse, serialised.
+    """Reads the answer to an accepted request: ExportTraceServiceResponse or the like, serialised.
 
     ``refused`` where it is something else, as from a web server that answers everybody: nothing says that somebody kept the items.
     Empty is a success under any type, as Prometheus answers; JSON is read too, which some servers answer in spite of the specification.
     """
     from google.protobuf.message import DecodeError
+    from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
     from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
     kind = content_type.partition(";")[0].strip().lower()
-    answer = ExportTraceServiceResponse() if signal == "traces" else ExportMetricsServiceResponse()
+    kinds: dict[str, tuple[Callable[[], Any], str]] = {
+        "traces": (ExportTraceServiceResponse, "rejected_spans"), "metrics": (ExportMetricsServiceResponse, "rejected_data_points"),
+        "logs": (ExportLogsServiceResponse, "rejected_log_records")}
+    answer = kinds[signal][0]()
     try:
         if kind == "application/json" and body:
             _read_json(body, answer)
@@ -124,7 +121,7 @@ def accepted(signal: str, body: bytes, content_type: str = PROTOBUF) -> Outcome:
     except DecodeError:
         return Outcome("refused", message=f"the answer ({kind[:50] or 'without a type'}) is not an OTLP response: is this a collector?")
     partial = answer.partial_success
-    return Outcome("sent", partial.rejected_spans if signal == "traces" else partial.rejected_data_points, partial.error_message)
+    return Outcome("sent", getattr(partial, kinds[signal][1]), partial.error_message[:200])
 
 
 def _read_json(body: bytes, answer: Message) -> None:

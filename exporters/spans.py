@@ -1,13 +1,14 @@
 """Rows as spans: findings, decisions with their children, and the slow or rare events.
 
 A span ends at its row's ``t_ns`` and lasts its row's duration, both CLOCK_BOOTTIME. Only the end is converted to wall time;
-the start is that many nanoseconds before it, so that a span keeps its true length when the wall clock moved inside it.
+the start is that many nanoseconds before it, so that a span keeps its true length when the wall clock moved inside it. A child is placed
+by its decision's end, so that it lies inside whatever the clock did; of one that began before, the part inside is drawn and
+``tickscope.duration_ns`` tells its whole length. A round-trip time is a sample, not something that lasts: an event of its decision.
 """
 
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -17,19 +18,23 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from agent.clock.instants import dated
 from agent.columns import NULL_I64, Column
+from agent.store.prose import pieces
 from agent.tables import TABLES
-from exporters.values import Value, column_values, text
-from exporters.wire import AttributeCache, key_values
+from exporters.links import Links
+from exporters.sampling import randomness, tracestate
+from exporters.values import Value, column_values
+from exporters.wire import AttributeCache, field, key_values
 
 #: CLOCK_BOOTTIME ns, shape (n,) i64 -> Unix time ns by the offset history, shape (n,) i64.
 ToWall = Callable[[np.ndarray], np.ndarray]
 
-_ATTRIBUTES_FIELD = 9  # Span.attributes, trace.proto
+_ATTRIBUTES_FIELD, _EVENTS_FIELD, _EVENT_ATTRIBUTES_FIELD = 9, 11, 3  # Span.attributes, Span.events, Span.Event.attributes in trace.proto
 #: Columns that a span carries elsewhere, or that mean nothing outside this host's memory.
 _LEFT_OUT = frozenset({"t_ns", "duration_ns", "trace_id", "span_id", "proc_start_ns", "sock_id", "netns", "hist", "start_ns", "end_ns",
-                       "evidence", "causes"})
+                       "evidence", "causes", "said"})
 _MAX_EVIDENCE = 64
-_RECENT = 1024
+#: Round-trip samples of one decision.
+_MAX_SAMPLES = 8
 
 
 @dataclass(frozen=True)
@@ -46,10 +51,11 @@ KINDS: dict[str, Kind] = {
     "slow_syscall": Kind("syscall", "syscall"),
     "tls_handshake": Kind("tls handshake", "", ("result", frozenset({"failed", "abandoned"}))),
     "tcp_connect": Kind("tcp connect", "", ("result", frozenset({"failed", "aborted"}))),
-    "tcp_rtt": Kind("tcp rtt"),
     "clock_change": Kind("clock", "kind"),
-    "finding": Kind("finding", "cause"),
+    "finding": Kind("finding", "cause", ("severity", frozenset({"alarm"}))),
 }
+#: Not a column: with which probability a decision of its kind became a span.
+_CHANCE = "sampling.probability"
 
 
 class SpanEncoder:
@@ -61,53 +67,68 @@ class SpanEncoder:
     def __init__(self, boot_id: str, to_wall: ToWall) -> None:
         self._seed = boot_id.encode()
         self._to_wall = to_wall
-        self._attribute = AttributeCache(_ATTRIBUTES_FIELD)
-        self._recent: OrderedDict[tuple[str, int, int], tuple[bytes, bytes]] = OrderedDict()
+        self._attribute, self._event_attribute = AttributeCache(_ATTRIBUTES_FIELD), AttributeCache(_EVENT_ATTRIBUTES_FIELD)
+        self._links = Links()
 
     def roots(self, table: str, rows: np.ndarray) -> list[bytes]:
         """One span a row, each the root of a trace of its own."""
         return self._encode(table, rows, [self._trace(table, raw, nth) for raw, nth in _numbered(rows)], None)
 
-    def decisions(self, rows: np.ndarray, children: Iterable[tuple[int, str, int]], tables: Mapping[str, np.ndarray]) -> list[bytes]:
-        """A span a decision and one for each child ``(decision index, table, row index)``.
+    def decisions(self, rows: np.ndarray, children: Iterable[tuple[int, str, int]], tables: Mapping[str, np.ndarray],
+                  chance: np.ndarray | None = None) -> list[bytes]:
+        """A span a decision and one for each child ``(decision index, table, row index)``; round-trip times become events.
 
         A decision that knows the trace of its request takes part in it; others get a trace of their own.
+        chance: the probability with which each decision of its kind became a span, shape (n,); 1 where None.
         """
+        chances = np.ones(len(rows)) if chance is None else chance
         ids = []
-        for (raw, nth), trace_text, span_text in zip(_numbered(rows), rows["trace_id"].tolist(), rows["span_id"].tolist(), strict=True):
+        given = zip(_numbered(rows), randomness(rows).tolist(), rows["trace_id"].tolist(), rows["span_id"].tolist(), strict=True)
+        for (raw, nth), random, trace_text, span_text in given:
             own = self._trace("limiter_decision", raw, nth)
             trace, parent = _id(trace_text, 16), _id(span_text, 8)
-            ids.append((trace, own[1], parent or b"") if trace else own)
-        spans = self._encode("limiter_decision", rows, ids, None)
+            ids.append((trace or own[0][:9] + random.to_bytes(7, "big"), own[1], (parent or b"") if trace else b""))
+        spans = self._encode("limiter_decision", rows, ids, None, chances)
         by_table: dict[str, list[tuple[int, int]]] = {}
         for decision, table, row in children:
             by_table.setdefault(table, []).append((decision, row))
+        for d, events in self._samples(rows, by_table.pop("tcp_rtt", []), tables).items():
+            beyond = len(events) - _MAX_SAMPLES
+            spans[d] += b"".join(events[:_MAX_SAMPLES]) + (Span(dropped_events_count=beyond).SerializeToString() if beyond > 0 else b"")
         for table, pairs in by_table.items():
             of, at = (np.array(x, np.int64) for x in zip(*pairs, strict=True))
             chosen = tables[table][at]
             child_ids = [(ids[d][0], self._hash(8, ids[d][1], table.encode(), raw), ids[d][1]) for d, raw in zip(of.tolist(), _raw(chosen), strict=True)]
             spans += self._encode(table, chosen, child_ids, rows[of])
+        for i in np.flatnonzero(chances == 1).tolist():
+            limiter = rows["limiter_id"][i].decode("utf-8", "backslashreplace")
+            self._links.decision(limiter, int(rows["t_ns"][i]), int(rows["pid"][i]), ids[i][:2])
         return spans
 
-    def findings(self, rows: np.ndarray, known: set[bytes]) -> list[bytes]:
-        """A root span for each closed finding; for one first seen open, a span of its own below it, so that it shows at once.
-
-        known: ids of findings seen open; later rows of the same open finding are not exported. Kept by the caller.
-        """
-        out = []
-        for i, state in enumerate(column_values(TABLES["finding"].by_name["state"], rows["state"])):
-            finding_id = bytes(rows["finding_id"][i])
-            digest = self._hash(24, b"finding", finding_id)
-            if state == "closed":
-                known.discard(finding_id)
-                ids = (digest[:16], digest[16:], b"")
-            elif finding_id in known:
-                continue
-            else:
-                known.add(finding_id)
-                ids = (digest[:16], self._hash(8, b"open", digest), digest[16:])
-            out += self._encode("finding", rows[i : i + 1], [ids], None)
+    def _samples(self, decisions: np.ndarray, pairs: list[tuple[int, int]], tables: Mapping[str, np.ndarray]) -> dict[int, list[bytes]]:
+        """Serialised events by decision: the samples of its sockets' round-trip time, at their interval's end where that lies inside."""
+        out: dict[int, list[bytes]] = {}
+        if not pairs:
+            return out
+        of, at = (np.array(x, np.int64) for x in zip(*pairs, strict=True))
+        chosen, inside = tables["tcp_rtt"][at], decisions[of]
+        wall, _ = self._inside(chosen["t_ns"], np.zeros_like(chosen["t_ns"]), inside)
+        cells = _cells("tcp_rtt", chosen)
+        columns = [self._event_attribute.column(_name("tcp_rtt", c), v) for c, v in cells.items()]
+        attributes = [b"".join(row) for row in zip(*columns, strict=True)] if columns else [b""] * len(chosen)
+        for d, end, more in zip(of.tolist(), wall.tolist(), attributes, strict=True):
+            event = Span.Event(name="tcp rtt", time_unix_nano=end).SerializeToString() + more
+            out.setdefault(d, []).append(field(_EVENTS_FIELD, event))
         return out
+
+    def findings(self, rows: np.ndarray) -> list[bytes]:
+        """One root span a finding; rows of closed ones."""
+        return self._encode("finding", rows, [self.finding_ids(bytes(row["finding_id"])) for row in rows], None)
+
+    def finding_ids(self, finding_id: bytes) -> tuple[bytes, bytes, bytes]:
+        """(trace, span, no parent) of the span that a finding is or will be."""
+        digest = self._hash(24, b"finding", finding_id)
+        return digest[:16], digest[16:], b""
 
     def _hash(self, size: int, *parts: bytes) -> bytes:
         return blake2b(b"\0".join(parts), digest_size=size, key=self._seed[:64]).digest()
@@ -116,12 +137,17 @@ class SpanEncoder:
         digest = self._hash(24, table.encode(), raw, nth.to_bytes(4, "little"))
         return digest[:16], digest[16:], b""
 
-    def _encode(self, table: str, rows: np.ndarray, ids: list[tuple[bytes, bytes, bytes]], inside: np.ndarray | None) -> list[bytes]:
+    def _encode(self, table: str, rows: np.ndarray, ids: list[tuple[bytes, bytes, bytes]], inside: np.ndarray | None,
+                chances: np.ndarray | None = None) -> list[bytes]:
         if not len(rows):
             return []
         kind = KINDS[table]
-        start, end = self._times(table, rows, inside)
-        cells = _cells(table, rows)
+        start, end, cut = self._times(table, rows, inside)
+        cells = self.cells(table, rows)
+        if cut.any():
+            cells["duration_ns"] = [int(v) if c else None for v, c in zip(rows["duration_ns"].tolist(), cut.tolist(), strict=True)]
+        if chances is not None:
+            cells[_CHANCE] = list(chances.tolist())
         names = cells.get(kind.column, [None] * len(rows))
         outcome = cells.get(kind.error[0], [None] * len(rows))
         columns = [self._attribute.column(_name(table, c), v) for c, v in cells.items()]
@@ -130,53 +156,69 @@ class SpanEncoder:
         for i, (trace, span, parent) in enumerate(ids):
             message = Span(trace_id=trace, span_id=span, parent_span_id=parent, name=f"{kind.word} {names[i]}" if names[i] else kind.word,
                            kind=Span.SPAN_KIND_INTERNAL, start_time_unix_nano=start[i], end_time_unix_nano=end[i])
+            if chances is not None:
+                message.trace_state = tracestate(float(chances[i]))
             if outcome[i] in kind.error[1]:
                 message.status.code = Status.STATUS_CODE_ERROR
             if table == "finding":
                 self._explain(message, rows[i])
+                if outcome[i] in kind.error[1]:
+                    message.status.message = str((cells.get("sentence") or [None] * len(rows))[i] or "")
             out.append(message.SerializeToString() + attributes[i])
         if "pid" in (rows.dtype.names or ()):
             for t_ns, pid, (trace, span, _) in zip(rows["t_ns"].tolist(), rows["pid"].tolist(), ids, strict=True):
-                self._recent[table, t_ns, pid] = trace, span
-            while len(self._recent) > _RECENT:
-                self._recent.popitem(last=False)
+                self._links.event(table, t_ns, pid, (trace, span))
         return out
 
-    def _times(self, table: str, rows: np.ndarray, inside: np.ndarray | None) -> tuple[list[int], list[int]]:
-        """(start, end) as Unix time ns."""
+    @staticmethod
+    def attribute_name(column: str) -> str:
+        """Of a column of ``finding``."""
+        return _name("finding", column)
+
+    def cells(self, table: str, rows: np.ndarray) -> dict[str, list[Value | None]]:
+        """A row's columns as attribute values; what a finding says, with wall times (UTC): outside nobody knows what boot+ is."""
+        out = _cells(table, rows)
+        if "sentence" in out:
+            said = zip(rows["said"].tolist(), rows["sentence"].tolist(), strict=True)
+            out["sentence"] = [dated(pieces(*one), self._to_wall, utc=True) if one[1] else None for one in said]
+        return out
+
+    def _times(self, table: str, rows: np.ndarray, inside: np.ndarray | None) -> tuple[list[int], list[int], np.ndarray]:
+        """(start, end) as Unix time ns, and whether the start was cut off."""
         end = rows["t_ns"].copy()
         if table == "finding":
             end, length = _or(rows["end_ns"], end), _or(rows["end_ns"], end) - _or(rows["start_ns"], end)
-        elif table == "tcp_rtt":
-            # What was measured is an interval; of it the part inside the decision, or all of it where they do not overlap.
-            begin = end - _or(rows["interval_ns"], np.zeros_like(end))
-            if inside is not None:
-                low = np.maximum(begin, inside["t_ns"] - _or(inside["duration_ns"], np.zeros_like(end)))
-                high = np.minimum(end, inside["t_ns"])
-                begin, end = np.where(low <= high, low, begin), np.where(low <= high, high, end)
-            length = end - begin
         elif "duration_ns" in (rows.dtype.names or ()):
             length = _or(rows["duration_ns"], np.zeros_like(end))
         else:
             length = np.zeros_like(end)
-        wall = self._to_wall(end)
-        return (wall - np.maximum(length, 0)).tolist(), wall.tolist()
+        length = np.maximum(length, 0)
+        wall, most = (self._to_wall(end), length) if inside is None else self._inside(end, length, inside)
+        return (wall - most).tolist(), wall.tolist(), most < length
+
+    def _inside(self, end: np.ndarray, length: np.ndarray, decisions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(end as Unix time, length) of what is drawn of a child: the part inside its decision, whose end alone is converted."""
+        last = decisions["t_ns"]
+        first = last - np.maximum(_or(decisions["duration_ns"], np.zeros_like(last)), 0)
+        ends = np.clip(end, first, last)
+        return self._to_wall(last) - (last - ends), np.minimum(length, ends - first)
 
     def _explain(self, message: Span, row: np.void) -> None:
-        """A finding's causes and evidence as events, with links to the spans of the same event, where they were sent lately."""
+        """A finding's causes and evidence as events, with links to the spans that it explains, where they were sent lately."""
         for word, column in (("cause", "causes"), ("evidence", "evidence")):
-            for item in _items(row[column])[:_MAX_EVIDENCE]:
+            items = _items(row[column])
+            message.dropped_events_count += max(len(items) - _MAX_EVIDENCE, 0)
+            for item in items[:_MAX_EVIDENCE]:
                 flat = {k: v for k, v in item.items() if isinstance(v, str | int | float)}
-                at, pid = flat.get("t_ns"), flat.get("pid")
+                at = flat.get("t_ns")
                 t_ns = at if isinstance(at, int) else int(row["t_ns"])
                 message.events.add(time_unix_nano=int(self._to_wall(np.array([t_ns]))[0]), name=word,
                                    attributes=key_values((f"tickscope.{word}.{k}", v) for k, v in flat.items()))
-                known = self._recent.get((str(flat.get("table")), t_ns, pid if isinstance(pid, int) else NULL_I64))
-                if known:
-                    message.links.add(trace_id=known[0], span_id=known[1])
-        if sentence := text(bytes(row["sentence"])):
-            message.status.message = dated(sentence, self._to_wall, utc=True)
-            message.status.code = Status.STATUS_CODE_ERROR
+        t_ns = int(row["t_ns"])
+        start_ns, end_ns = (t_ns if row[c] == NULL_I64 else int(row[c]) for c in ("start_ns", "end_ns"))
+        links, message.dropped_links_count = self._links.of(_items(row["evidence"]), start_ns, end_ns)
+        for trace, span in links:
+            message.links.add(trace_id=trace, span_id=span)
 
 
 def _items(raw: bytes) -> list[dict[str, object]]:
@@ -232,5 +274,7 @@ def _cells(table: str, rows: np.ndarray) -> dict[str, list[Value | None]]:
 
 
 def _name(table: str, column: str) -> str:
+    if column == _CHANCE:
+        return f"tickscope.{_CHANCE}"
     declared: Column = TABLES[table].by_name[column]
     return declared.attribute or f"tickscope.{column}"

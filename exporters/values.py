@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import errno
 import math
-import socket
 from functools import lru_cache
 
 import numpy as np
 
 from agent.columns import NULL_I64, Column
+from agent.common.address import addr_text, peer_text
 
 Value = str | int | float | bool
-_MAPPED = bytes(10) + b"\xff\xff"
-
-
-@lru_cache(maxsize=4096)
-def address(raw: bytes) -> str | None:
-    """The text of a 16-byte address (IPv4 as v4-mapped IPv6); None where it is all zero, which means unknown."""
-    if not any(raw):
-        return None
-    if raw.startswith(_MAPPED):
-        return socket.inet_ntop(socket.AF_INET, raw[12:])
-    return socket.inet_ntop(socket.AF_INET6, raw)
+#: Each kept: rows repeat them.
+_addr, _peer = lru_cache(maxsize=4096)(addr_text), lru_cache(maxsize=4096)(peer_text)
 
 
 @lru_cache(maxsize=4096)
@@ -50,13 +41,5 @@ def column_values(column: Column, values: np.ndarray) -> list[Value | None]:
         width = column.dtype.itemsize
         raw = np.ascontiguousarray(values).tobytes()
         cells = [raw[i : i + width] for i in range(0, len(raw), width)]
-        return [address(c) for c in cells] if column.kind == "addr" else [_peer(c) for c in cells]
+        return [(_addr(c) if column.kind == "addr" else _peer(c)) or None for c in cells]
     return [text(v) for v in values.tolist()]
-
-
-def _peer(raw: bytes) -> str | None:
-    host = address(raw[:16])
-    if host is None:
-        return None
-    port = int.from_bytes(raw[16:18], "little")
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

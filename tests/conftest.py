@@ -1,21 +1,30 @@
 """For every test: Ctrl-C works in the programs that tests start, and no property test fails since the machine is slow.
 
-A shell that runs the tests in the background has SIGINT ignored, which programs inherit, Python's among them.
+A shell that runs the tests in the background has SIGINT ignored, which programs inherit, Python's among them. Where readline was imported (pytest does
+for its debugger), the C library's environment holds a width of the screen that nobody asked for, and programs inherit that, too.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+with contextlib.suppress(ImportError):
+    import readline  # noqa: F401 - before the names are removed
+
 from tests.lab.hostclock import clock_to_ourselves
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 signal.signal(signal.SIGINT, signal.default_int_handler)
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
+    os.unsetenv(name)
 
 
 @pytest.fixture

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from functools import cache
 from typing import Any
 
+from agent.clock.instants import iso
+from agent.common.duration import span
 from agent.errors import printable
 from agent.tables import DERIVED, TABLES
 
-_BOOT_TIMES = {"t_ns", "proc_start_ns", "from_ns", "to_ns", "start_ns", "end_ns", "last_update_ns"}
+_BOOT_TIMES = {"t_ns", "proc_start_ns", "from_ns", "to_ns", "start_ns", "end_ns", "last_update_ns", "last_ns"}
 _WALL_TIMES = {"wall_ns", "wall_alt_ns", "program_wall_ns"}
 _OFFSETS = {"real_mono_ns", "boot_mono_ns", "mono_raw_ns", "tai_mono_ns", "real_mono_before_ns", "real_mono_after_ns", "requested_ns",
             "real_raw_ns"}
-_UNITS = {c.name: c.unit for t in TABLES.values() for c in (*DERIVED, *t.columns) if c.unit}
 _BARS = "▁▂▃▄▅▆▇█"
 #: Columns a narrow terminal does without, the least important first.
 _EXPENDABLE = ("wall_alt_ns", "host", "boot_id", "real_boot_ns", "wall_err_ns", "wall_state", "proc_start_ns", "container_id", "cgroup_id",
                "netns", "sock_id", "goroutine", "nr", "library_version", "interval_ns", "sample_rate", "saddr", "sport", "daddr", "dport",
-               "family", "tid", "t_ns", "rtt_sum_us", "sum_ns", "poll_ns", "trace_id", "span_id", "ruled_out", "evidence", "causes")
+               "family", "tid", "t_ns", "rtt_sum_us", "sum_ns", "poll_ns", "trace_id", "span_id", "ruled_out", "evidence", "causes", "said",
+               "freq_after_ppb", "err_ns", "exact", "inexact_reason", "library", "source")
+
+
+@cache
+def _units() -> dict[str, str]:
+    return {c.name: c.unit for t in TABLES.values() for c in (*DERIVED, *t.columns) if c.unit}
 
 
 def cell(name: str, value: Any, unit: str | None = None) -> str:
@@ -30,24 +37,22 @@ def cell(name: str, value: Any, unit: str | None = None) -> str:
     if name == "hist" and isinstance(value, (list, tuple)):
         return spark(value)
     if isinstance(value, int) and name in _WALL_TIMES:
-        seconds, rest = divmod(value, 10**9)
-        return f"{datetime.fromtimestamp(seconds):%Y-%m-%dT%H:%M:%S}.{rest // 1000:06d}"
+        return iso(value)
     if isinstance(value, int) and name in _BOOT_TIMES:
         return f"boot+{value / 1e9:.6f}"
     if isinstance(value, (int, float)):
-        unit = _UNITS.get(name, "") if unit is None else unit
+        unit = _units().get(name, "") if unit is None else unit
         if unit in ("ns", "us") and name not in _OFFSETS:
             return duration(value * (1000 if unit == "us" else 1))
         return f"{value:.6g}" if isinstance(value, float) else str(value)
+    if isinstance(value, list):
+        return printable(" ".join(map(str, value))) or "-"
     return printable(" ".join(str(value).split()))
 
 
 def duration(ns: float) -> str:
-    """``950ns 12.3us 4.56ms 1.2s``: three figures and a unit."""
-    for limit, unit, size in ((1e3, "ns", 1.0), (1e6, "us", 1e3), (1e9, "ms", 1e6)):
-        if abs(ns) < limit:
-            return f"{ns / size:.3g}{unit}"
-    return f"{ns / 1e9:.3g}s" if abs(ns) < 1e12 else f"{ns / 1e9:.0f}s"
+    """``950ns 12.3us 4.56ms 1.2s``: narrow, for columns."""
+    return span(ns, gap="")
 
 
 def spark(counts: Sequence[int]) -> str:
@@ -61,9 +66,10 @@ def spark(counts: Sequence[int]) -> str:
 
 
 def fit(names: Sequence[str], widths: Mapping[str, int], room: int) -> list[str]:
-    """The columns that fit ``room`` characters: expendable ones go first, then from the right; one always stays."""
+    """The columns that fit ``room`` characters: expendable ones go first, but not the name that a row begins with, then from the right; one always stays."""
     shown = list(names)
-    going = [n for n in _EXPENDABLE if n in shown] + [n for n in reversed(names) if n not in _EXPENDABLE]
+    kept = {*names[:1]} - {"t_ns", "boot_id"}
+    going = [n for n in _EXPENDABLE if n in shown and n not in kept] + [n for n in reversed(names) if n not in _EXPENDABLE]
     for name in going[: len(names) - 1]:
         if sum(widths[n] + 2 for n in shown) - 2 <= room:
             break

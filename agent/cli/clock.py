@@ -9,15 +9,15 @@ from typing import Any
 import click
 
 from agent.cli import clock_convert, clock_daemons, clock_history, clock_watch, options
-from agent.errors import AgentError, printable
+from agent.errors import AgentError
 
 _CHANGES = ("t_ns", "wall_ns", "kind", "size_ns", "err_ns", "freq_after_ppb", "via", "pid", "comm", "ret")
 _TOLD = ("drift_ppb", "segments", "watch")
 _LEAP = ("none announced", "a second will be inserted", "a second will be deleted", "unknown")
 
 
-@click.group("clock", invoke_without_command=True)
-@options.common
+@click.group("clock", cls=options.Verbs, invoke_without_command=True, subcommand_metavar="[VERB] [ARGS]...")
+@options.reading
 @click.pass_context
 def command(ctx: click.Context, fmt: str, store: str) -> None:
     """The clocks now: synchronised or not, offset, frequency, drift against the raw oscillator, what the time daemons believe, the last jump
@@ -39,7 +39,7 @@ for _each in (clock_history.command, clock_watch.command, clock_convert.command)
 
 
 def _now(fmt: str, store: str) -> None:
-    from agent.cli.output import emit_rows, note, quiet_pipe
+    from agent.cli.output import echo, emit_rows, note, quiet_pipe
     from agent.cli.status import document
     from agent.clock import machine, sample, timex
 
@@ -70,7 +70,7 @@ def _now(fmt: str, store: str) -> None:
         return
     with quiet_pipe():
         for name, words in _words(row, notices, daemons, changes):
-            click.echo(printable(f"{name:16}{words}"))
+            echo(f"{name:16}{words}", 16)
     if changes:
         click.echo("\nlast changes")
         emit_rows(changes, fmt, _CHANGES)
@@ -115,12 +115,12 @@ def _signed(ns: int) -> str:
 
 def _jump(jump: dict[str, Any] | None) -> str:
     from agent.cli.cells import cell, duration
-    from agent.store.window import this_boot
+    from agent.host import boot_id
 
     if jump is None:
         return "none in the store"
     way = "back" if jump["size_ns"] < 0 else "forward"
-    ago = duration(time.clock_gettime_ns(time.CLOCK_BOOTTIME) - jump["t_ns"]) + " ago" if jump["boot_id"] == this_boot() else "before this boot"
+    ago = duration(time.clock_gettime_ns(time.CLOCK_BOOTTIME) - jump["t_ns"]) + " ago" if jump["boot_id"] == boot_id() else "before this boot"
     who = f"{jump['comm']} pid {jump['pid']} ({jump['via']})" if jump["pid"] else "the kernel, leap second" if jump["kind"] == "leap" else "an unseen actor"
     return f"{way} by {duration(abs(jump['size_ns']))}, {ago} ({cell('wall_ns', jump['wall_ns'])}, {cell('t_ns', jump['t_ns'])}), by {who}"
 
@@ -133,11 +133,11 @@ def _subscribers(notices: dict[str, Any]) -> str:
 
 def _changes(store: str) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
     """(the last changes, oldest first; the last jump)."""
-    from agent.store.query import Session
+    from agent.ask.places import opened
+    from agent.ask.question import Question, Where
 
-    jumped = "kind IN ('step', 'leap') AND size_ns <> 0 AND coalesce(ret, 0) >= 0"
-    with Session(store, ["clock_change"]) as session:
-        newest = ", ".join(f"{key} DESC" for key in session.order().rsplit(", ", 1))
-        last = session.run(f"SELECT {', '.join(_CHANGES)} FROM clock_change ORDER BY {newest} LIMIT 10").dicts()[::-1]
-        jumps = session.run(f"SELECT boot_id, {', '.join(_CHANGES)} FROM clock_change WHERE {jumped} ORDER BY {newest} LIMIT 1").dicts()
+    jumped = (Where("kind", "in", ("step", "leap")), Where("size_ns", "<>", 0), Where("ret", ">=", 0, or_unknown=True))
+    with opened(store, ["clock_change"]) as source:
+        last = source.rows(Question("clock_change", _CHANGES).newest(10))[::-1]
+        jumps = source.rows(Question("clock_change", ("boot_id", *_CHANGES), jumped).newest(1))
     return last, jumps[0] if jumps else None

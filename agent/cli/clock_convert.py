@@ -22,42 +22,50 @@ _MONO = re.compile(r"mono\+(\d+(?:\.\d+)?)s?")
 
 
 @click.command("convert")
-@click.argument("time")
+@click.argument("time", nargs=-1, required=True)
 @click.option("--pid", type=int, metavar="PID", help="TIME is as this process reads it, in its time namespace; what its clocks read then is shown.")
 @click.option("--boot", metavar="BOOT", help="The boot that boot+ and mono+ count from: the first characters of its id, or -1 for the one before this.")
-@options.common
-def command(time: str, pid: int | None, boot: str | None, fmt: str, store: str) -> None:
+@options.reading
+def command(time: tuple[str, ...], pid: int | None, boot: str | None, fmt: str, store: str) -> None:
     """TIME through the offset history: boot+SECONDS or mono+SECONDS (CLOCK_MONOTONIC) to wall time; an ISO time, @SECONDS since 1970, or 5m
-    ago and alike, to CLOCK_BOOTTIME, in every boot of the store that had that time.
+    ago and alike (from a recording's end, if it is one), to CLOCK_BOOTTIME, in every boot of the store that had that time.
 
-    `state` is ambiguous where that wall time occurred twice, around a backward step (then `alt_ns` is the other answer), and skipped where a
-    forward step left it out (then t_ns is the step).
+    `state` is ambiguous where that wall time occurred twice, around a backward step (then `alt_ns` is the other answer), skipped where a
+    forward step left it out (then t_ns is the step), and extrapolated where no agent watched the clock: before the first and after the last
+    reading in the store. Then `err_ns` grows with the distance, by what an oscillator may drift and by the steps seen before; a clock that
+    somebody sets may be further off.
 
     \b
     tickscope clock convert 2026-11-21T10:06:30.9515
     tickscope clock convert boot+3600 --boot -1
+    tickscope clock convert 5m ago
     tickscope clock convert mono+86400.5 --pid 4711
     """
+    from agent.ask.places import opened
     from agent.cli.clock_history import histories
     from agent.cli.output import emit_rows, note
-    from agent.store.query import Session
-    from agent.store.window import parse, this_boot
+    from agent.clock import timens
+    from agent.host import boot_id
 
-    offsets = _offsets(pid, boot)
-    with Session(store, ["clock_offset"]) as session:
-        known = histories(session)
-        chosen = _chosen(boot, session.boots)
-        mono = _MONO.fullmatch(time.strip())
-        bound = parse("boot+" + mono[1] if mono else time, session.boots)
+    text, offsets = " ".join(time), _offsets(pid, boot)
+    with opened(store, ["clock_offset"]) as source:
+        known = histories(source)
+        chosen = _chosen(boot, source.boots)
+        mono = _MONO.fullmatch(text.strip())
+        bound = source.bound("boot+" + mono[1] if mono else text)
         if not all(abs(ns) < _FAR_NS for ns in (bound.t_ns, bound.wall_ns or 0)):
-            raise AgentError(f"cannot convert {time}", why="no clock is that far from the boot or from 1970", exit_code=USAGE)
-        counts = bound.boot_id is not None and bound.wall_ns is None
+            raise AgentError(f"cannot convert {text}", why="no clock is that far from the boot or from 1970", exit_code=USAGE)
+        # By what has passed, whatever the wall clock said meanwhile; before this boot there is only the wall clock.
+        back = bound.boot_id is not None and mono is None and not text.strip().startswith("boot+")
+        ago = back and bound.boot_id in known and bound.t_ns >= 0 and chosen in (None, bound.boot_id)
+        counts = ago or (bound.boot_id is not None and bound.wall_ns is None)
+        told_by = timens.Offsets() if ago else offsets
         rows = []
         for name, one in known.items():
             if name == (chosen or (bound.boot_id if counts else name)):
-                rows += _converted(name, one, bound, name == session.boots[-1], counts, offsets, from_mono=mono is not None)
+                rows += _converted(name, one, bound, name == source.boots[-1], counts, told_by, from_mono=mono is not None)
     if pid is not None:
-        rows = [row for row in rows if row["boot_id"] == this_boot()]
+        rows = [row for row in rows if row["boot_id"] == boot_id()]
         for row in rows:
             _add_process(row, pid, known[row["boot_id"]], offsets)
     emit_rows(rows, fmt, _CONVERTED + (_OF_PROCESS if pid is not None else ()))
@@ -111,7 +119,7 @@ def _converted(boot: str, history: History, bound: Bound, newest: bool, counts: 
         got = history.to_boot(np.array([given], np.int64))
     err, alt = (None if v == NULL_I64 else v for v in (int(got.err_ns[0]), int(got.alt_ns[0])))
     answer = int(got.ns[0])
-    if not counts and (err is None or not (newest or answer <= int(history.segments.known_ns[-1]))):
+    if not counts and (err is None or not (newest or answer <= history.watched_ns)):
         return []
     t_ns, wall_ns = (given, answer) if counts else (answer, given)
     return [{"boot_id": boot, "t_ns": t_ns, "wall_ns": wall_ns, "err_ns": err, "state": states[int(got.state[0])], "alt_ns": alt}]

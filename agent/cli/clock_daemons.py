@@ -9,22 +9,28 @@ from typing import Any
 _COLUMNS = ("t_ns", "daemon", "kind", "state", "source", "offset_ns", "distance_ns", "root_delay_ns", "root_dispersion_ns", "delay_ns", "stratum", "leap",
             "ref_id", "last_update_ns", "update_interval_ns", "last_offset_ns", "rms_offset_ns", "freq_ppb", "residual_freq_ppb", "skew_ppb", "reach",
             "poll_s", "reason")  # fmt: skip
+#: In the order in which they are shown.
+_KINDS = ("system", "source", "check")
 #: Who has not been heard of for so long before the agent's last reading is gone.
 _RECENT_NS = 600_000_000_000
 
 
 def rows(store: str) -> list[dict[str, Any]]:
     """The last row of each daemon (whatever source it has now), of each of its sources, and of each comparison, in the newest boot. Raises AgentError."""
-    from agent.store.query import Session
+    from agent.ask.places import opened
+    from agent.ask.question import Question, Value, Where
 
-    with Session(store, ["clock_daemon", "clock_offset"]) as session:
-        if not session.boots:
+    with opened(store, ["clock_daemon", "clock_offset"]) as source:
+        if not source.boots:
             return []
-        mine = f"boot_id = '{session.boots[-1]}'"
-        recent = f"{mine} AND t_ns >= (SELECT max(t_ns) - {_RECENT_NS} FROM clock_offset WHERE {mine})"
-        last = "row_number() OVER (PARTITION BY daemon, kind, if(kind = 'system', NULL, source) ORDER BY t_ns DESC) = 1"
-        order = "list_position(['system', 'source', 'check'], kind)"
-        return session.run(f"SELECT {', '.join(_COLUMNS)} FROM clock_daemon WHERE {recent} QUALIFY {last} ORDER BY daemon, {order}, source").dicts()
+        mine = Where("boot_id", "=", source.boots[-1])
+        read_ns = source.rows(Question("clock_offset", where=(mine,), values=(Value("last_ns", "max", "t_ns"),)))[0]["last_ns"]
+        if read_ns is None:
+            return []
+        recent = Where("t_ns", ">=", read_ns - _RECENT_NS)
+        said = source.rows(Question("clock_daemon", _COLUMNS, (mine, recent, Where("kind", "in", _KINDS)), latest=("daemon", "kind", "source")))
+    last = {(row["daemon"], row["kind"], None if row["kind"] == "system" else row["source"]): row for row in said}
+    return sorted(last.values(), key=lambda r: (r["daemon"] or "", _KINDS.index(r["kind"]), r["source"] or ""))
 
 
 def words(found: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:

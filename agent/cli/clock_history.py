@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,39 +14,34 @@ from agent.cli import options
 from agent.errors import NO_ROWS, USAGE, AgentError, printable
 
 if TYPE_CHECKING:
-    from agent.cli.clock_plot import Course
-    from agent.clock.history import History
-    from agent.store.query import Session
+    import numpy as np
 
+    from agent.ask.source import Source
+    from agent.cli.clock_course import Course
+    from agent.clock.history import History
+
+_WATCHED_NS = 30 * 10**9  # a running agent stores a sample each 10 s (agent/clock/source.py, ROW_NS), and at each change
+#: Segments in a table where nobody asked for more.
+_TABLE_ROWS = 1_000
+#: Of so many, their actors are asked for one by one.
+_LISTED = 100
+_OPEN_NS = 1 << 62
 _SEGMENT = ("boot_id", "t_ns", "wall_ns", "real_boot_ns", "err_ns", "step_ns", "via", "pid", "comm")
 
 
-def histories(session: Session) -> dict[str, History]:
-    """The offset history of each boot in the store, oldest boot first."""
-    import numpy as np
-
-    from agent.clock.history import History
-    from agent.tables import TABLES
-
-    names = ("t_ns", "real_mono_ns", "boot_mono_ns", "err_ns", "cut")
-    found = session.run(f"SELECT boot_id, {', '.join(names)} FROM clock_offset WHERE real_mono_ns IS NOT NULL AND boot_mono_ns IS NOT NULL").rows
-    out = {}
-    for boot in session.boots:
-        mine = [row[1:] for row in found if row[0] == boot]
-        if mine:
-            rows = TABLES["clock_offset"].empty(len(mine))
-            for name, values in zip(names, zip(*mine, strict=True), strict=True):
-                rows[name] = np.array([0 if v is None else v for v in values], np.int64)
-            out[boot] = History.from_rows(rows)
-    return out
+def histories(source: Source) -> dict[str, History]:
+    """The offset history of each boot in the store that has one, oldest boot first."""
+    found = {boot: source.history(boot) for boot in source.boots}
+    return {boot: one for boot, one in found.items() if len(one)}
 
 
 @click.command("history")
 @click.option("--since", metavar="TIME", help="Segments that hold after this time: 90s, 5m, 2h, 1d, ISO 8601, @SECONDS, boot+SECONDS.")
 @click.option("--until", metavar="TIME", help="Segments that start before this time.")
-@click.option("--plot", metavar="FILE", help="Draw it, instead of rows: FILE.svg, FILE.png (needs tickscope[plot]), or - for the terminal's plot.")
-@options.common
-def command(since: str | None, until: str | None, plot: str | None, fmt: str, store: str) -> None:
+@click.option("--limit", type=click.IntRange(1), metavar="N", help=f"At most N segments: the newest. By default {_TABLE_ROWS:,} in a table, else all.")
+@click.option("--plot", metavar="FILE", help="Draw it, instead of rows: FILE.svg, FILE.png, or - for the terminal's plot.")
+@options.reading
+def command(since: str | None, until: str | None, limit: int | None, plot: str | None, fmt: str, store: str) -> None:
     """The offset history: from when on which offset of the wall clock held, and the step that began it, with who made it.
 
     On a terminal a plot comes before the rows (NO_COLOR is heeded); in a pipe there are only rows, unless --plot - asks for it.
@@ -53,29 +49,32 @@ def command(since: str | None, until: str | None, plot: str | None, fmt: str, st
     \b
     tickscope clock history --since 1d
     tickscope clock history --since 1d --plot clock.svg
+    tickscope clock history --limit 20
     """
+    from agent.ask.places import opened
     from agent.cli.gaps import tell
     from agent.cli.output import emit_rows, note, quiet_pipe
     from agent.cli.picture import FORMATS
-    from agent.store.query import Session
 
     if plot and plot != "-" and Path(plot).suffix.lower() not in FORMATS:
         raise AgentError(f"cannot draw {plot}", why=f"its name ends in none of {', '.join(FORMATS)}", exit_code=USAGE)
-    course = None
-    with Session(store, ["clock_offset", "clock_change", "loss"], since, until, whole=True) as session:
-        actors = {(r[0], r[1]): r[2:] for r in session.run("SELECT boot_id, t_ns, via, pid, comm FROM clock_change").rows}
-        known = histories(session)
-        rows = [row for boot, one in known.items() for row in _segments(boot, one, actors, ended=boot != session.boots[-1])]
-        where = session.window.overlaps("t_ns", "until_ns")
-        if where and rows:
-            values = ", ".join(f"({i}, '{r['boot_id']}', {r['t_ns']}, {r['until_ns']})" for i, r in enumerate(rows))
-            kept = session.run(f"SELECT i FROM (VALUES {values}) v(i, boot_id, t_ns, until_ns) WHERE {' AND '.join(where)} ORDER BY i").rows
-            rows = [rows[i] for (i,) in kept]
-        gaps, notes = session.gaps(), session.notes
-        if rows and (plot or (fmt == "table" and sys.stdout.isatty())):
-            newest = [r for r in rows if r["boot_id"] == rows[-1]["boot_id"]]
-            course = _course(session, known[newest[-1]["boot_id"]], newest)
-            if plot and len(newest) < len(rows):
+    course: Course | None = None
+    rows: list[dict[str, Any]] = []
+    with opened(store, ["clock_offset", "clock_change", "loss"], since, until, whole=True) as source:
+        known = histories(source)
+        chosen = {boot: at for boot, one in known.items() if len(at := _within(source, boot, one))}
+        total = sum(map(len, chosen.values()))
+        if not plot:
+            most = limit or (_TABLE_ROWS if fmt == "table" else total)
+            left = most
+            for boot in reversed(chosen):
+                rows[:0] = _rows(source, boot, known[boot], chosen[boot][-left:]) if left > 0 else []
+                left = most - len(rows)
+        gaps, notes = source.gaps(), source.notes
+        if chosen and (plot or (fmt == "table" and sys.stdout.isatty())):
+            newest = list(chosen)[-1]
+            course = _course(source, newest, known[newest], chosen[newest])
+            if plot and len(chosen) > 1:
                 note("note: the plot shows the newest boot; --until chooses an earlier one")
     tell(gaps, notes, "table" if plot else fmt)
     if course is not None and plot and plot != "-":
@@ -91,31 +90,66 @@ def command(since: str | None, until: str | None, plot: str | None, fmt: str, st
             click.echo("\n".join(text(course, shutil.get_terminal_size((100, 40)).columns)) + "\n")
     if not plot:
         emit_rows(rows, fmt, _SEGMENT, {"gaps": gaps})
-    if not rows:
+        if len(rows) < total:
+            note(f"note: the newest {len(rows):,} of {total:,} segments; --limit {total} shows all, --since and --until others")
+    if not total:
         note("no offset history in that time")
         click.get_current_context().exit(NO_ROWS)
     if plot and course is None:
         raise AgentError("nothing to plot yet", why="there is one sample in that time", remedy="wait ten seconds, or choose a longer time")
 
 
-def _course(session: Session, history: History, rows: list[dict[str, Any]]) -> Course | None:
-    """What is drawn of one boot; None where there are not two samples in the window."""
+def _ends(source: Source, boot: str, history: History) -> np.ndarray:
+    """To when each segment held, CLOCK_BOOTTIME ns. Nothing of a boot holds beyond its last sample once a later one has begun."""
     import numpy as np
 
-    from agent.cli.clock_plot import Course, Step, rates
+    s = history.segments
+    return np.append(s.start_ns[1:], _OPEN_NS if boot == source.boots[-1] else s.known_ns[-1] + 1)
+
+
+def _within(source: Source, boot: str, history: History) -> np.ndarray:
+    """Indices of the segments that overlap the source's window."""
+    import numpy as np
+
+    since, until, start = source.window.since, source.window.until, history.segments.start_ns
+    wall = partial(source.wall, boot)
+    kept = np.ones(len(start), bool)
+    if since is not None:
+        kept &= since.compare(np.greater_equal, boot, _ends(source, boot, history), wall)
+    if until is not None:
+        kept &= until.compare(np.less, boot, start, wall)
+    return np.flatnonzero(kept)
+
+
+def _course(source: Source, boot: str, history: History, at: np.ndarray) -> Course | None:
+    """What is drawn of one boot's segments ``at``; None where there are not two samples in the window."""
+    import numpy as np
+
+    from agent.ask.question import Question, Value, Where
+    from agent.cli.clock_course import NAMED, Course, Step, furthest, rates, unwatched
     from agent.columns import NULL_I64
 
-    where = " AND ".join([f"boot_id = '{rows[-1]['boot_id']}'", *session.window.rows()])
-    found = session.run(f"SELECT t_ns, mono_raw_ns, freq_ppb, host FROM clock_offset WHERE {where} ORDER BY t_ns").rows
-    if len(found) < 2 or found[0][0] == found[-1][0]:
+    mine = Where("boot_id", "=", boot)
+    found = source.integers(Question("clock_offset", ("t_ns", "mono_raw_ns", "freq_ppb"), (mine,), order=("t_ns",)))
+    t, raw, freq = found["t_ns"], found["mono_raw_ns"], found["freq_ppb"]
+    if len(t) < 2 or t[0] == t[-1]:
         return None
-    t, raw, freq = (np.array([NULL_I64 if r[i] is None else r[i] for r in found], np.int64) for i in range(3))
-    moved = np.array([r["real_boot_ns"] - rows[0]["real_boot_ns"] for r in rows], np.int64)
-    steps = [Step(r["t_ns"], r["step_ns"], _who(r), r["wall_ns"]) for r in rows[1:] if r["step_ns"] and t[0] <= r["t_ns"] <= t[-1]]
-    shown = [i for i, r in enumerate(rows) if r["t_ns"] <= t[-1]]
+    s, host = history.segments, source.rows(Question("clock_offset", where=(mine,), within=False, values=(Value("host", "max", "host"),)))[0]["host"]
+    shown = at[s.start_ns[at] <= t[-1]]
+    jumped = shown[1:][(s.start_ns[shown[1:]] >= t[0])]
+    size = s.real_boot_ns[jumped] - s.real_boot_ns[jumped - 1]
+    jumped, size = jumped[size != 0], size[size != 0]
+    named = np.argsort(-np.abs(size), kind="stable")[:NAMED]
+    actors = {row["t_ns"]: _who(row) for row in _rows(source, boot, history, np.sort(jumped[named]))}
+    drawn = np.union1d(furthest(s.start_ns[jumped], size), named)
+    steps = [Step(start, by, actors.get(start, ""), start + offset) for start, by, offset in zip(
+        s.start_ns[jumped[drawn]].tolist(), size[drawn].tolist(), s.real_boot_ns[jumped[drawn]].tolist(), strict=True)]  # fmt: skip
+    moved = s.real_boot_ns[shown] - s.real_boot_ns[shown[0]]
+    few = furthest(s.start_ns[shown], moved, s.err_ns[shown])
     new = np.flatnonzero((freq != NULL_I64) & np.append(True, np.diff(freq) != 0))
-    return Course(found[-1][3] or "this host", int(t[0]), int(t[-1]), int(history.segments.real_boot_ns[-1]), np.array([rows[i]["t_ns"] for i in shown]),
-                  moved[shown], np.array([rows[i]["err_ns"] for i in shown]), steps, *rates(t[raw != NULL_I64], raw[raw != NULL_I64]), t[new], freq[new] / 1e3)
+    new = new[furthest(t[new], freq[new])]
+    return Course(host or "this host", int(t[0]), int(t[-1]), int(s.real_boot_ns[-1]), s.start_ns[shown[few]], moved[few], s.err_ns[shown[few]], steps, len(jumped),
+                  *rates(t[raw != NULL_I64], raw[raw != NULL_I64]), t[new], freq[new] / 1e3, unwatched(t, _WATCHED_NS))
 
 
 def _who(row: dict[str, Any]) -> str:
@@ -124,14 +158,20 @@ def _who(row: dict[str, Any]) -> str:
     return f"{printable(row['comm'] or '')} {row['pid']}" + (f" ({row['via']})" if row["via"] not in (None, "none") else "")
 
 
-def _segments(boot: str, history: History, actors: dict[tuple[Any, ...], tuple[Any, ...]], *, ended: bool) -> list[dict[str, Any]]:
-    """ended: a later boot has begun, so nothing of this one holds beyond its last sample."""
-    s = history.segments
-    starts, offsets, errs = s.start_ns.tolist(), s.real_boot_ns.tolist(), s.err_ns.tolist()
-    ends = [*starts[1:], int(s.known_ns[-1]) + 1 if ended else 1 << 62]
+def _rows(source: Source, boot: str, history: History, at: np.ndarray) -> list[dict[str, Any]]:
+    """The segments ``at``, each with who began it."""
+    import numpy as np
+
+    from agent.ask.question import Question, Where
+
+    s, starts = history.segments, history.segments.start_ns[at].tolist()
+    which = (Where("t_ns", "in", tuple(starts)),) if len(at) <= _LISTED else (Where("t_ns", ">=", starts[0]), Where("t_ns", "<=", starts[-1]))
+    said = source.rows(Question("clock_change", ("t_ns", "via", "pid", "comm"), (Where("boot_id", "=", boot), *which), within=False))
+    actors = {row["t_ns"]: (row["via"], row["pid"], row["comm"]) for row in said}
+    before = s.real_boot_ns[np.maximum(at - 1, 0)].tolist()
     out = []
-    for i, (start, offset, err, end) in enumerate(zip(starts, offsets, errs, ends, strict=True)):
-        via, pid, comm = actors.get((boot, start), (None, None, None))
-        out.append({"boot_id": boot, "t_ns": start, "wall_ns": start + offset, "real_boot_ns": offset, "err_ns": err, "until_ns": end,
-                    "step_ns": offset - offsets[i - 1] if i else None, "via": via, "pid": pid, "comm": comm})  # fmt: skip
+    for i, start, offset, err, earlier in zip(at.tolist(), starts, s.real_boot_ns[at].tolist(), s.err_ns[at].tolist(), before, strict=True):
+        via, pid, comm = actors.get(start, (None, None, None))
+        out.append({"boot_id": boot, "t_ns": start, "wall_ns": start + offset, "real_boot_ns": offset, "err_ns": err,
+                    "step_ns": offset - earlier if i else None, "via": via, "pid": pid, "comm": comm})  # fmt: skip
     return out

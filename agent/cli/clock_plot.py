@@ -4,79 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from agent.cli.cells import duration
+from agent.cli.clock_course import NAMED, Course, extent
 from agent.cli.picture import Area, Line, Picture, Text
 
-if TYPE_CHECKING:
-    import numpy as np
-
 _BLUE, _BAND, _RED, _GREEN, _GREY, _PALE = "#1f5fa8", "#c9dcf2", "#c0392b", "#2e7d32", "#8a8a8a", "#e4e4e4"
+_UNWATCHED = "#ececec"
 _LEFT, _RIGHT, _TOP, _GAP = 84, 24, 64, 58
-_LABELLED = 10
 _LETTER = 5.7  # width of a letter at size 11, about
-_LABEL_LEVELS = 3
-_LOOK_S = 10
+_LEVEL = 15  # height of a line of labels
 _NO_ZONE = timedelta(0)
 _TIMES_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800)
-
-
-class Step(NamedTuple):
-    """A jump of the wall clock: when (CLOCK_BOOTTIME ns), how far, who, in words, and the wall time just after it."""
-
-    t_ns: int
-    size_ns: int
-    actor: str
-    wall_ns: int
-
-
-@dataclass(frozen=True)
-class Course:
-    """What is drawn, of one boot. Times CLOCK_BOOTTIME ns, increasing.
-
-    start_ns, moved_ns, err_ns (k,): the segments, and how far from the first one's offset each lies, with its error bound. rate_t_ns,
-    rate_ppm (m,): measured rate against MONOTONIC_RAW; asked_t_ns, asked_ppm (n,): the kernel's frequency correction.
-    wall_ns: what to add to a time to get the wall time it has by the last offset.
-    """
-
-    host: str
-    from_ns: int
-    to_ns: int
-    wall_ns: int
-    start_ns: np.ndarray
-    moved_ns: np.ndarray
-    err_ns: np.ndarray
-    steps: Sequence[Step]
-    rate_t_ns: np.ndarray
-    rate_ppm: np.ndarray
-    asked_t_ns: np.ndarray
-    asked_ppm: np.ndarray
-
-    def corners(self) -> list[tuple[int, int, int]]:
-        """(t_ns, moved_ns, err_ns) along the line: both ends of each segment."""
-        ends = [*self.start_ns[1:].tolist(), self.to_ns]
-        out = []
-        for start, end, moved, err in zip(self.start_ns.tolist(), ends, self.moved_ns.tolist(), self.err_ns.tolist(), strict=True):
-            out += [(max(start, self.from_ns), moved, err), (end, moved, err)]
-        return out
-
-
-def rates(t_ns: np.ndarray, mono_raw_ns: np.ndarray, pieces: int = 300) -> tuple[np.ndarray, np.ndarray]:
-    """(times, ppm): the rate of MONOTONIC against MONOTONIC_RAW between samples at least 10 s apart, in at most so many pieces."""
-    import numpy as np
-
-    if len(t_ns) < 2:
-        return np.zeros(0, np.int64), np.zeros(0)
-    apart = max(_LOOK_S * 10**9 * 0.9, (t_ns[-1] - t_ns[0]) / pieces)
-    kept = [0]
-    for i in range(1, len(t_ns)):
-        if t_ns[i] - t_ns[kept[-1]] >= apart:
-            kept.append(i)
-    t, y = t_ns[kept], mono_raw_ns[kept]
-    return (t[1:] + t[:-1]) // 2, np.diff(y) / np.diff(t) * 1e6
 
 
 def nice(low: float, high: float, most: int) -> list[float]:
@@ -98,13 +39,6 @@ def times(course: Course, most: int) -> list[tuple[int, str]]:
     return [(second * 10**9 - course.wall_ns, datetime.fromtimestamp(second).strftime(form)) for second in seconds]
 
 
-def extent(values: Sequence[float], least: float) -> tuple[float, float]:
-    """A range that holds the values with some room, at least ``least`` wide."""
-    low, high = min(values), max(values)
-    room = max((high - low) * 0.1, (least - (high - low)) / 2)
-    return low - room, high + room
-
-
 def scaled(low: float, high: float) -> tuple[float, str]:
     """Nanoseconds a unit, and its name, for a range."""
     most = max(abs(low), abs(high))
@@ -112,10 +46,12 @@ def scaled(low: float, high: float) -> tuple[float, str]:
 
 
 def title(course: Course) -> str:
-    begin, end = (datetime.fromtimestamp((t + course.wall_ns) / 1e9) for t in (course.from_ns, course.to_ns))
-    what = f"{len(course.steps)} jump{'s' * (len(course.steps) != 1)} of the wall clock"
-    return f"{course.host}, {begin:%Y-%m-%d %H:%M:%S} to {end:%H:%M:%S}: {what}" if begin.date() == end.date() else (
-        f"{course.host}, {begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M}: {what}")
+    begin, end = (datetime.fromtimestamp((t + course.wall_ns) / 1e9).astimezone() for t in (course.from_ns, course.to_ns))
+    what = f"{course.jumps:,} jump{'s' * (course.jumps != 1)} of the wall clock"
+    zone = f"{end:%z}"
+    zone = "UTC" if zone == "+0000" else f"UTC{zone[:3]}:{zone[3:]}"
+    return f"{course.host}, {begin:%Y-%m-%d %H:%M:%S} to {end:%H:%M:%S} {zone}: {what}" if begin.date() == end.date() else (
+        f"{course.host}, {begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} {zone}: {what}")
 
 
 def _frame(picture: Picture, box: tuple[float, float, float, float], low: float, high: float, size: float,
@@ -142,47 +78,66 @@ def _frame(picture: Picture, box: tuple[float, float, float, float], low: float,
 
 def draw(course: Course, width: int = 1000, height: int = 560) -> Picture:
     """Two panels: how far the wall clock was moved, with its error band and each jump with its actor; and how fast it runs."""
-    picture = Picture(width, height)
-    middle = _TOP + (height - _TOP - 2 * _GAP) * 0.64
-    _moved(picture, course, (_LEFT, _TOP, width - _RIGHT, middle))
+    labels = _labels(course, _LEFT, width - _RIGHT)
+    higher = _LEVEL * max((label.level for label in labels), default=-1) + _LEVEL
+    picture = Picture(width, height + max(0, higher - 3 * _LEVEL))
+    height = picture.height
+    middle = _TOP + higher + (height - _TOP - higher - 2 * _GAP) * 0.64
+    _moved(picture, course, (_LEFT, _TOP + higher, width - _RIGHT, middle), labels)
     _rate(picture, course, (_LEFT, middle + _GAP, width - _RIGHT, height - _GAP + 14))
     picture.add(Text((_LEFT, 26), title(course), "#111111", 15))
     return picture
 
 
-def _moved(picture: Picture, course: Course, box: tuple[float, float, float, float]) -> None:
-    corners = course.corners()
-    low, high = extent([m + sign * e for _, m, e in corners for sign in (-1, 1)], 1000)
-    labelled = sorted(course.steps, key=lambda s: -abs(s.size_ns))[:_LABELLED]
-    high += (high - low) * 0.09 * min(_LABEL_LEVELS, len(labelled))
+def _moved(picture: Picture, course: Course, box: tuple[float, float, float, float], labels: Sequence[_Label]) -> None:
+    low, high = course.reach(1000)
     size, unit = scaled(low, high)
     at_x, at_y = _frame(picture, box, low, high, size, course, clocks=False)
-    upper, lower = [(at_x(t), at_y(m + e)) for t, m, e in corners], [(at_x(t), at_y(m - e)) for t, m, e in corners]
-    for i in range(0, len(corners), 2):
-        picture.add(Area([*upper[i : i + 2], *lower[i : i + 2][::-1]], _BAND))
+    for begin, end in course.blank:
+        picture.add(Area([(at_x(begin), box[1]), (at_x(end), box[1]), (at_x(end), box[3]), (at_x(begin), box[3])], _UNWATCHED))
+    for corners in course.corners():
+        upper, lower = [(at_x(t), at_y(m + e)) for t, m, e in corners], [(at_x(t), at_y(m - e)) for t, m, e in corners]
+        for i in range(0, len(corners), 2):
+            picture.add(Area([*upper[i : i + 2], *lower[i : i + 2][::-1]], _BAND))
+    top = box[1] - _LEVEL * (max((label.level for label in labels), default=-1) + 1)
     for step in course.steps:
         x = at_x(step.t_ns)
-        picture.add(Line([(x, box[1]), (x, box[3])], _RED if step.size_ns < 0 else _GREEN, 1, (3, 3)))
-    picture.add(Line([(at_x(t), at_y(m)) for t, m, _ in corners], _BLUE, 2))
-    _labels(picture, labelled, at_x, box)
+        picture.add(Line([(x, top), (x, box[3])], _RED if step.size_ns < 0 else _GREEN, 1, (3, 3)))
+    for corners in course.corners():
+        picture.add(Line([(at_x(t), at_y(m)) for t, m, _ in corners], _BLUE, 2))
+    for label in labels:
+        y = box[1] - 4 - _LEVEL * label.level
+        picture.add(Area([(label.begin - 2, y - 11), (label.end + 2, y - 11), (label.end + 2, y + 3), (label.begin - 2, y + 3)], "#ffffff"))
+        picture.add(Text((label.begin, y), label.words, label.colour, 11))
     err = duration(int(course.err_ns.max()))
-    picture.add(Text((box[0], box[1] - 10), f"Moved by jumps, {unit} (REALTIME - BOOTTIME, from the left edge on; band: error bound, at most {err})"))
+    unnamed = course.jumps - len(labels)
+    narrow = len(course.unwatched) - len(course.blank)
+    notes = ["; grey: nobody watched"] * bool(course.blank) + [f"; nor {narrow:,} times too short to be drawn"] * bool(narrow)
+    notes += [f"; {unnamed:,} smaller jumps have no name"] * bool(unnamed)
+    said = f"Moved by jumps, {unit} (REALTIME - BOOTTIME, from the left edge on; band: error bound, at most {err}{''.join(notes)})"
+    picture.add(Text((box[0], top - 10), said))
 
 
-def _labels(picture: Picture, steps: Sequence[Step], at_x: Callable[[float], float], box: tuple[float, float, float, float]) -> None:
-    """Size and actor beside each step's line, as long as there is room; the first steps come first."""
-    taken: list[list[tuple[float, float]]] = [[] for _ in range(_LABEL_LEVELS)]
-    for step in steps:
+class _Label(NamedTuple):
+    """Size and actor of a jump, above the panel. begin, end: where it lies across; level: how many others lie below it."""
+
+    words: str
+    colour: str
+    begin: float
+    end: float
+    level: int
+
+
+def _labels(course: Course, left: float, right: float) -> list[_Label]:
+    """One for each of the largest jumps, beside its line, in as many levels as they need."""
+    out: list[_Label] = []
+    for step in sorted(course.steps, key=lambda s: -abs(s.size_ns))[:NAMED]:
         words = f"{'+' if step.size_ns > 0 else '-'}{duration(abs(step.size_ns))} {step.actor}"
-        x, wide = at_x(step.t_ns), len(words) * _LETTER
-        left = x + 5 + wide > box[2]
-        begin, end = (x - 5 - wide, x - 5) if left else (x + 5, x + 5 + wide)
-        level = next((i for i, others in enumerate(taken) if all(end < b or begin > e for b, e in others)), None)
-        if level is not None:
-            taken[level].append((begin - 8, end + 8))
-            y = box[1] + 12 + 15 * level
-            picture.add(Area([(begin - 2, y - 11), (end + 2, y - 11), (end + 2, y + 3), (begin - 2, y + 3)], "#ffffff"))
-            picture.add(Text((end if left else begin, y), words, _RED if step.size_ns < 0 else _GREEN, 11, "end" if left else "start"))
+        x, wide = left + (step.t_ns - course.from_ns) / (course.to_ns - course.from_ns) * (right - left), len(words) * _LETTER
+        begin = x + 5 if x + 5 + wide <= right else x - 5 - wide
+        taken = {o.level for o in out if begin < o.end + 8 and begin + wide > o.begin - 8}
+        out.append(_Label(words, _RED if step.size_ns < 0 else _GREEN, begin, begin + wide, next(i for i in range(NAMED) if i not in taken)))
+    return out
 
 
 def _rate(picture: Picture, course: Course, box: tuple[float, float, float, float]) -> None:
@@ -190,7 +145,7 @@ def _rate(picture: Picture, course: Course, box: tuple[float, float, float, floa
     low, high = extent(values or [0.0], 0.2)
     at_x, at_y = _frame(picture, box, low, high, 1, course, clocks=True)
     asked = [(max(int(t), course.from_ns), v) for t, v in zip(course.asked_t_ns.tolist(), course.asked_ppm.tolist(), strict=True)]
-    line = [p for (t, v), (end, _) in zip(asked, [*asked[1:], (course.to_ns, 0.0)], strict=True) for p in ((at_x(t), at_y(v)), (at_x(end), at_y(v)))]
+    line = [p for (t, v), (end, _) in zip(asked, [*asked, (course.to_ns, 0.0)][1:], strict=True) for p in ((at_x(t), at_y(v)), (at_x(end), at_y(v)))]
     if line:
         picture.add(Line(line, _GREY, 1.5, (5, 3)))
     measured = [(at_x(t), at_y(v)) for t, v in zip(course.rate_t_ns.tolist(), course.rate_ppm.tolist(), strict=True)]

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from agent.cli.cells import cell, duration
-from agent.cli.clock_plot import Course, Step, extent, nice, scaled, times, title
+from agent.cli.clock_course import Course, Step
+from agent.cli.clock_plot import nice, scaled, times, title
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _TOLD = 6
@@ -40,8 +41,7 @@ def text(course: Course, columns: int, rows: int = 12) -> list[str]:
     """Lines of at most ``columns`` characters: the offset over time, an arrow under each jump, and the largest jumps with their actors."""
     plain = not _can("⣿▲▼┤└─", sys.stdout.encoding)
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    corners = course.corners()
-    low, high = extent([m + sign * e for _, m, e in corners for sign in (-1, 1)], 1000)
+    low, high = course.reach(1000)
     size, unit = scaled(low, high)
     labels = {round((v * size - low) / (high - low) * (rows - 1)): f"{v:+.6g} {unit}" if v else f"0 {unit}" for v in nice(low / size, high / size, 5)}
     left = max(map(len, labels.values())) + 1
@@ -54,22 +54,31 @@ def text(course: Course, columns: int, rows: int = 12) -> list[str]:
     def at_y(value: float) -> int:
         return round((value - low) / (high - low) * (dots.height - 1))
 
-    for by in (-1, 0, 1):
-        marks = [(at_x(t), at_y(m + by * e)) for t, m, e in corners]
-        for i, (here, there) in enumerate(pairwise(marks)):
-            if by == 0 or i % 2 == 0:
-                dots.line(*here, *there)
+    for corners in course.corners():
+        for by in (-1, 0, 1):
+            marks = [(at_x(t), at_y(m + by * e)) for t, m, e in corners]
+            for i, (here, there) in enumerate(pairwise(marks)):
+                if by == 0 or i % 2 == 0:
+                    dots.line(*here, *there)
     out = [title(course)[:columns]]
     for i, line in enumerate(dots.rows(plain)):
         label = labels.get(rows - 1 - i, "")
         out.append(f"{label:>{left}} {'|' if plain else '┤' if label else '│'}{_paint(line, '36', colour)}")
-    out.append(" " * (left + 1) + ("+" + "-" * room if plain else "└" + "─" * room))
+    axis = ["-" if plain else "─"] * room
+    for begin, end in course.blank:
+        for column in range(at_x(begin) // 2 + 1, at_x(end) // 2):
+            axis[column] = "?"
+    out.append(" " * (left + 1) + ("+" if plain else "└") + "".join(axis))
     out.append(" " * (left + 2) + _arrows(course, room, at_x, plain, colour))
     out.append(" " * (left + 2) + _clock(course, room, at_x))
     largest = sorted(sorted(course.steps, key=lambda s: -abs(s.size_ns))[:_TOLD])
     out += [_told(step, plain, colour) for step in largest]
-    if more := len(course.steps) - len(largest):
-        out.append(f"  and {more} smaller")
+    if more := course.jumps - len(largest):
+        out.append(f"  and {more:,} smaller")
+    longest = sorted(course.unwatched, key=lambda span: span[0] - span[1])[:_TOLD]
+    out += [f"  ? nobody watched for {duration(end - begin)}, until {cell('wall_ns', end + course.wall_ns)}" for begin, end in sorted(longest)]
+    if more := len(course.unwatched) - len(longest):
+        out.append(f"  ? and {more} times more")
     return out
 
 

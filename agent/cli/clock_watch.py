@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import socket
+import time
+from collections.abc import Iterator
 
 import click
 
-from agent.errors import INTERRUPTED, UNREACHABLE, AgentError
+from agent.errors import UNREACHABLE, AgentError
 
 _NOTICE = ("t_ns", "kind", "size_ns", "err_ns", "real_mono_before_ns", "real_mono_after_ns", "pid", "comm", "id")
+_AGAIN_S = 1.0
 
 
 @click.command("watch")
@@ -18,21 +23,33 @@ _NOTICE = ("t_ns", "kind", "size_ns", "err_ns", "real_mono_before_ns", "real_mon
               help="Output format (json is ndjson: a stream has no end).")  # fmt: skip
 def command(fmt: str) -> None:
     """Every step of the wall clock as it happens, one a line, until interrupted (exit status 130)."""
-    from agent.cli.output import emit_stream, quiet_pipe
+    from agent.cli.output import begin_stream, emit_stream, quiet_pipe
     from agent.cli.status import run_dir
 
-    path = os.path.join(run_dir(), "notices.sock")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as notices:
-        try:
-            notices.connect(path)
-            notices.shutdown(socket.SHUT_WR)  # it only looks on: nothing is to be acknowledged
-        except OSError as error:
-            raise AgentError(f"no notices at {path}", why=str(error.strerror), remedy="sudo tickscope run", exit_code=UNREACHABLE) from error
-        try:
-            with quiet_pipe(), notices.makefile("rb") as lines:
-                for line in lines:
-                    notice = json.loads(line)
-                    emit_stream([{**notice, **(notice.get("actor") or {})}], fmt, _NOTICE)
-        except KeyboardInterrupt:
-            click.get_current_context().exit(INTERRUPTED)
-    raise AgentError("the agent has ended", exit_code=UNREACHABLE)
+    with quiet_pipe():
+        begin_stream(fmt, _NOTICE)
+        for line in _lines(os.path.join(run_dir(), "notices.sock")):
+            notice = json.loads(line)
+            emit_stream([{**notice, **(notice.get("actor") or {})}], fmt, _NOTICE)
+
+
+def _lines(path: str) -> Iterator[bytes]:
+    """Notices, over as many connections as it takes: the process that tells may be started again, and drops who reads too slowly.
+
+    Raises AgentError (exit code 4) where nobody listens.
+    """
+    from agent.cli.output import note
+
+    for again in itertools.count():
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as notices:
+            try:
+                notices.connect(path)
+                notices.shutdown(socket.SHUT_WR)  # it only looks on: nothing is to be acknowledged
+            except OSError as error:
+                raise AgentError(f"no {'more ' if again else ''}notices at {path}", why=str(error.strerror),
+                                 remedy="tickscope status, or start an agent: sudo tickscope run", exit_code=UNREACHABLE) from error
+            if again:
+                note("note: connected anew, since the connection had ended: a jump in between would be missing here, tickscope clock history has it")
+            with notices.makefile("rb") as lines, contextlib.suppress(ConnectionResetError):
+                yield from (line for line in lines if line.endswith(b"\n"))
+        time.sleep(_AGAIN_S)

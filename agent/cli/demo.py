@@ -45,6 +45,7 @@ def command(config_file: str | None, duration: float | None, step_clock: bool, s
     given: dict[str, Any] = flags(duration, syscalls=syscalls, store=store)
     settings = resolve(given, os.environ, config_file)
     require_root()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the workload is removed, whenever it comes
     with Workload(Path(settings.run_dir) / "intake.sock", settings.duration_s or None, step_clock) as workload:
         for text in workload.notes:
             note(f"demo: {text}")
@@ -69,11 +70,14 @@ def _agent(config: Config, workload: Workload) -> int:
             run_agent(config)
         finally:
             os._exit(1)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda n, _: os.kill(child, n))
+    def pass_on(number: int, _: object) -> None:
+        os.kill(child, signal.SIGTERM if number == signal.SIGHUP else number)  # whose terminal was closed is no demo any more
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH):
+        signal.signal(number, pass_on)
     workload.adopt(child)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH):
         signal.signal(number, signal.SIG_IGN)  # only the cleaning up is left
     if status < 0:
         note(f"demo: the agent was ended by {signal.Signals(-status).name}; the workload is removed")

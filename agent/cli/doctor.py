@@ -12,7 +12,8 @@ from agent.errors import NO_ROWS
 
 
 @click.command("doctor")
-@options.common
+@options.output
+@options.store
 def command(fmt: str, store: str) -> None:
     """Check what this host can and cannot do, with the remedy for each. Exit status 3 if anything fails."""
     checks = doctor.examine(store)
@@ -20,9 +21,9 @@ def command(fmt: str, store: str) -> None:
         output.emit_doc({"checks": [c._asdict() for c in checks]})
     elif fmt == "table":
         for c in checks:
-            print(f"{c.state:<5} {c.id:<14} {c.found}")
+            output.echo(f"{c.state:<5} {c.id:<14} {c.found}", 21)
             if c.remedy:
-                print(f"{'':<20} try: {c.remedy}")
+                output.echo(f"{'':<20} try: {c.remedy}", 26)
     else:
         output.emit_rows([c._asdict() for c in checks], fmt)
     if any(c.state == "fail" for c in checks):

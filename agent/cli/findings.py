@@ -12,19 +12,21 @@ from agent.cli import options
 from agent.errors import NO_ROWS
 
 if TYPE_CHECKING:
-    from agent.store.query import Session
+    from agent.ask.question import Where
+    from agent.ask.source import Source
 
 #: What the table format shows; the other formats have every column.
-SHOWN = ("finding_id", "state", "start_ns", "end_ns", "symptom", "cause", "confidence", "sentence")
+SHOWN = ("finding_id", "state", "start_ns", "cause", "symptom", "confidence", "end_ns", "sentence")
+_TOLD = ("finding_id", "state", "began", "lasted", "cause", "symptom", "confidence", "sentence")
 
 
 @click.command("findings")
 @click.option("--open", "only_open", is_flag=True, help="Only those that still go on.")
 @click.option("--since", metavar="TIME", help="Changed since then: 90s, 5m, 2h, 1d, ISO 8601, or boot+SECONDS.")
 @click.option("--until", metavar="TIME", help="As they stood then.")
-@options.common
+@options.reading
 def command(only_open: bool, since: str | None, until: str | None, fmt: str, store: str) -> None:
-    """Findings in their latest state, the newest last.
+    """Findings in their latest state, in order of their beginning, the newest last.
 
     Nothing wrong, no finding: the exit status is then 3. One that still went on when its agent ended is left open. `tickscope explain last` tells one with its evidence.
 
@@ -32,45 +34,49 @@ def command(only_open: bool, since: str | None, until: str | None, fmt: str, sto
     tickscope findings --since 1h
     tickscope findings --open -o json
     """
+    from agent.ask.places import opened
+    from agent.ask.question import Where
     from agent.cli.gaps import tell, unjudged
     from agent.cli.output import note
-    from agent.store.query import Session
 
-    with Session(store, ["finding", "loss", "probe_status"], since, until) as session:
-        rows = latest(session, "state = 'open'" if only_open else "true")
+    with opened(store, ["finding", "loss", "probe_status"], since, until) as source:
+        rows = latest(source, *[Where("state", "=", "open")] if only_open else ())
         if only_open and not until:
-            rows = [row for row in rows if not left_open(session, row)]
+            rows = [row for row in rows if not left_open(source, row)]
         if fmt == "table" and not until:
-            rows = [{**row, "state": "left open"} if left_open(session, row) else row for row in rows]
+            rows = [{**row, "state": "left open"} if left_open(source, row) else row for row in rows]
         if fmt == "table":
-            rows = [{**row, "sentence": in_wall_time(session, row)} for row in rows]
-        gaps, left_out = session.gaps(), unjudged(session)
-        notes = [*session.notes, *left_out]
-    show(rows, fmt, {"gaps": gaps})
+            rows = [{**row, "sentence": in_wall_time(source, row), **_times(source, row)} for row in rows]
+        gaps, left_out = source.gaps(), unjudged(source)
+        notes = [*source.notes, *left_out]
+    show(rows, fmt, {"gaps": gaps}, _TOLD)
     tell(gaps, notes, fmt)
     if not rows:
         note(none(gaps, left_out, " in that time" if since or until else ""))
         click.get_current_context().exit(NO_ROWS)
 
 
-def latest(session: Session, where: str) -> list[dict[str, Any]]:
-    """The latest state of each finding within the session's window, the newest last; ``where`` is a SQL condition."""
-    return decoded(session.run(f"SELECT * FROM finding WHERE {where} ORDER BY {session.order()}, finding_id").dicts())
+def latest(source: Source, *where: Where) -> list[dict[str, Any]]:
+    """The latest state of each finding within the source's window, in order of their beginning."""
+    from agent.ask.question import Question
+
+    return decoded(source.rows(Question("finding", where=where, order=("boot_id", "start_ns", "t_ns", "finding_id"))))
 
 
-def left_open(session: Session, row: dict[str, Any]) -> bool:
+def left_open(source: Source, row: dict[str, Any]) -> bool:
     """Open, and the agent that followed it has ended: how it went on is not known."""
-    from agent.store.window import this_boot
+    from agent.host import boot_id
 
-    since_ns = session.written_since_ns
-    return row["state"] == "open" and (since_ns is None or row["boot_id"] != this_boot() or row["t_ns"] < since_ns)
+    since_ns = source.written_since_ns
+    return row["state"] == "open" and (since_ns is None or row["boot_id"] != boot_id() or row["t_ns"] < since_ns)
 
 
-def in_wall_time(session: Session, row: dict[str, Any]) -> str:
+def in_wall_time(source: Source, row: dict[str, Any]) -> str:
     """A finding's sentence for people."""
     from agent.clock.instants import dated
+    from agent.store.prose import pieces
 
-    return dated(row["sentence"] or "", lambda t_ns: session.wall(row["boot_id"], t_ns))
+    return dated(pieces(json.dumps(row.get("said") or None), row["sentence"]), lambda t_ns: source.wall(row["boot_id"], t_ns))
 
 
 def none(gaps: Sequence[dict[str, Any]], left_out: Sequence[str], when: str = "") -> str:
@@ -84,12 +90,24 @@ def none(gaps: Sequence[dict[str, Any]], left_out: Sequence[str], when: str = ""
 
 def decoded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows with their JSON texts as values."""
-    return [{**row, **{name: json.loads(row[name] or "[]") for name in ("causes", "evidence", "ruled_out")}} for row in rows]
+    return [{**row, **{name: json.loads(row.get(name) or "[]") for name in ("causes", "evidence", "ruled_out", "said")}} for row in rows]
 
 
-def show(rows: Sequence[dict[str, Any]], fmt: str, extra: dict[str, Any] | None = None) -> None:
-    """Prints findings in the asked format. extra: members of the JSON document beside them."""
+def _times(source: Source, row: dict[str, Any]) -> dict[str, str]:
+    """When it began, to the second by the wall clock where that is known, and how long it lasted."""
+    import numpy as np
+
+    from agent.cli.cells import cell, duration
+    from agent.clock.instants import iso
+    from agent.columns import NULL_I64
+
+    wall = int(source.wall(row["boot_id"], np.array([row["start_ns"]], np.int64))[0])
+    return {"began": cell("start_ns", row["start_ns"]) if wall == NULL_I64 else iso(wall, 0), "lasted": duration(row["end_ns"] - row["start_ns"])}
+
+
+def show(rows: Sequence[dict[str, Any]], fmt: str, extra: dict[str, Any] | None = None, told: Sequence[str] = SHOWN) -> None:
+    """Prints findings in the asked format. extra: members of the JSON document beside them. told: the columns of the table format."""
     from agent.cli.output import emit_rows
     from agent.store.names import columns
 
-    emit_rows(rows, fmt, SHOWN if fmt == "table" else columns("finding"), extra, chosen=True)
+    emit_rows(rows, fmt, told if fmt == "table" else columns("finding"), extra, below="sentence")

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 from agent.unjudged import NAME as UNJUDGED
 
 if TYPE_CHECKING:
-    from agent.store.query import Session
+    from agent.ask.source import Source
 
 Gap = dict[str, Any]
 
 
 def tell(gaps: Iterable[Gap], notes: Iterable[str], fmt: str) -> None:
-    """notes: ``Session.notes``; gaps: ``Session.gaps()``, which a JSON document has as its own member, so that they are told with other formats only."""
-    from agent.cli.cells import cell
+    """notes: ``Source.notes``; gaps: ``Source.gaps()``, which a JSON document has as its own member, so that they are told with other formats only."""
     from agent.cli.output import note
 
     for text in notes:
@@ -26,7 +25,14 @@ def tell(gaps: Iterable[Gap], notes: Iterable[str], fmt: str) -> None:
     for (_, stage, source), each in alike.items():
         times = f" in {len(each)} intervals" if len(each) > 1 else ""
         lost = "an unknown number of" if any(g["count"] is None for g in each) else sum(g["count"] for g in each)
-        note(f"gap: {lost} records lost in {stage} ({source}){times}, between {cell('from_ns', each[0]['from_ns'])} and {cell('to_ns', each[-1]['to_ns'])}")
+        note(f"gap: {lost} records lost in {stage} ({source}){times}, between {_when(each[0], 'from')} and {_when(each[-1], 'to')}")
+
+
+def _when(gap: Gap, end: str) -> str:
+    """That end of it by the wall clock, in CLOCK_BOOTTIME where the wall clock then is not known."""
+    from agent.cli.cells import cell
+
+    return cell("wall_ns", gap[f"{end}_wall_ns"]) if gap[f"{end}_wall_ns"] is not None else cell("t_ns", gap[f"{end}_ns"])
 
 
 def hides_findings(gaps: Sequence[Gap]) -> bool:
@@ -34,9 +40,10 @@ def hides_findings(gaps: Sequence[Gap]) -> bool:
     return any(gap["stage"] != "export" for gap in gaps)
 
 
-def unjudged(session: Session) -> list[str]:
-    """What the correlator did not look at in the session's window (agent/unjudged.py), as a note. Needs probe_status."""
-    where = " AND ".join([*session.window.rows(), f"probe = '{UNJUDGED}'"])
-    said = session.run(f"SELECT reason FROM probe_status WHERE {where} ORDER BY {session.order()}").rows
+def unjudged(source: Source) -> list[str]:
+    """What the correlator did not look at in the source's window (agent/unjudged.py), as a note. Needs probe_status."""
+    from agent.ask.question import Question, Where
+
+    said = [row["reason"] for row in source.rows(Question("probe_status", ("reason",), (Where("probe", "=", UNJUDGED),)))]
     times = f" (and {len(said) - 1} times more before)" if len(said) > 1 else ""
-    return [f"{said[-1][0]}{times}"] if said else []
+    return [f"{said[-1]}{times}"] if said else []

@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from agent.cli import options
 from agent.errors import NO_ROWS
 
-_COLUMNS = ("limiter_id", "library", "library_version", "source", "pid", "comm", "decisions", "allowed", "refused", "delayed", "errors",
-            "limit_per_s", "burst", "step_immune", "on_step_back", "on_step_forward", "sample_rate", "last_ns")
+if TYPE_CHECKING:
+    from agent.ask.question import Question
+
+_COLUMNS = ("limiter_id", "library", "library_version", "source", "pid", "comm", "decisions", "allowed", "refused", "delayed", "cancelled", "errors",
+            "limit_per_s", "unlimited", "burst", "step_immune", "on_step_back", "on_step_forward", "sample_rate", "last_ns")
 _KNOWN = ("library", "language", "clock", "on_step_back", "on_step_forward", "versions", "probed")
-_SQL = """
-SELECT limiter_id, library, library_version, source, pid, last(comm ORDER BY t_ns) AS comm, count(*) AS decisions,
-       count(*) FILTER (result = 'allowed') AS allowed, count(*) FILTER (result = 'refused') AS refused,
-       count(*) FILTER (result = 'delayed') AS delayed, count(*) FILTER (result = 'error') AS errors,
-       last(limit_per_s ORDER BY t_ns) AS limit_per_s, last(burst ORDER BY t_ns) AS burst, bool_and(step_immune) AS step_immune,
-       min(sample_rate) AS sample_rate, max(t_ns) AS last_ns
-FROM limiter_decision WHERE {where}
-GROUP BY boot_id, limiter_id, library, library_version, source, pid, proc_start_ns
-ORDER BY decisions DESC, limiter_id, pid
-"""
-_BINARIES = """
-SELECT probe, last(state ORDER BY t_ns) AS state, reason, last(remedy ORDER BY t_ns) AS remedy
-FROM probe_status WHERE probe LIKE 'limiter:%' AND {where} GROUP BY probe, reason ORDER BY max(t_ns)
-"""
+_LIMITER = ("limiter_id", "library", "library_version", "source", "pid")
+_RESULTS = {"allowed": "allowed", "refused": "refused", "delayed": "delayed", "cancelled": "cancelled", "errors": "error"}
+
+
+def _decisions() -> Question:
+    """Each limiter in each process: its decisions by result, and what was seen of it last."""
+    from agent.ask.question import Question, Value, Where
+
+    results = (Value(name, "count", where=Where("result", "=", result)) for name, result in _RESULTS.items())
+    return Question("limiter_decision", group=("boot_id", *_LIMITER, "proc_start_ns"), order=("-decisions", "limiter_id", "pid"), values=(
+        Value("comm", "last", "comm"), Value("decisions", "count"), *results, Value("limit_per_s", "last", "limit_per_s"),
+        Value("unlimited", "last", "unlimited"), Value("burst", "last", "burst"), Value("step_immune", "all", "step_immune"),
+        Value("sample_rate", "min", "sample_rate"), Value("last_ns", "max", "t_ns")))  # fmt: skip
+
+
+def _binaries() -> Question:
+    """The programs that contain a known limiter, the one of which something was said last at the end."""
+    from agent.ask.question import Question, Value, Where
+
+    return Question("probe_status", ("probe", "state", "reason", "remedy"), (Where("probe", "starts", "limiter:"),), group=("probe", "reason"), values=(
+        Value("state", "last", "state"), Value("remedy", "last", "remedy"), Value("last_ns", "max", "t_ns")), order=("last_ns",))  # fmt: skip
 
 
 @click.command("limiters")
 @click.option("--since", metavar="TIME", default="5m", show_default=True, help="Decisions from this time on: 90s, 5m, 2h, ISO 8601, or boot+SECONDS.")
 @click.option("--known", is_flag=True, help="List the limiter libraries that are known and what a clock step does to them. Needs no store.")
-@options.common
+@options.reading
 def command(since: str, known: bool, fmt: str, store: str) -> None:
     """Rate limiters: who uses them, their decisions, limits, and what a clock step would do to each.
 
@@ -44,13 +54,12 @@ def command(since: str, known: bool, fmt: str, store: str) -> None:
     if known:
         emit_rows(_known(), fmt, _KNOWN)
         return
-    from agent.store.query import Session
+    from agent.ask.places import opened
 
-    with Session(store, ["limiter_decision", "probe_status", "loss"], since) as session:
-        where = " AND ".join(session.window.rows()) or "true"
-        rows = [_judged(row) for row in session.run(_SQL.format(where=where)).dicts()]
-        binaries = session.run(_BINARIES.format(where=where)).dicts()
-        notes, gaps = session.notes, session.gaps()
+    with opened(store, ["limiter_decision", "probe_status", "loss"], since) as source:
+        rows = [_judged(row) for row in source.rows(_decisions())]
+        binaries = source.rows(_binaries())
+        notes, gaps = source.notes, source.gaps()
     emit_rows(rows, fmt, _COLUMNS, {"binaries": binaries, "gaps": gaps})
     tell(gaps, notes, fmt)
     if fmt != "json":

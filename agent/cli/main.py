@@ -8,7 +8,9 @@ import sys
 import click
 
 from agent import host
-from agent.errors import USAGE, AgentError
+from agent.cli import options
+from agent.errors import INTERRUPTED, USAGE, AgentError
+from agent.log import say_last
 
 #: Heading -> verb -> one line of help; the module is agent.cli.VERB, its command the attribute ``command``.
 SECTIONS = {
@@ -22,6 +24,8 @@ SECTIONS = {
     "What was wrong, and why": {
         "findings": "What was found: symptoms with their causes.",
         "explain": "One finding in words, with its evidence.",
+        "symptoms": "What a finding can be about.",
+        "causes": "What a finding can name as a cause.",
     },
     "At a glance": {
         "limiters": "Rate limiters and what they decided.",
@@ -36,6 +40,9 @@ SECTIONS = {
         "record": "Record what comes in to a file.",
         "replay": "The findings that the correlator makes of a recording.",
     },
+    "Trust": {
+        "lab": "Inject faults into a workload of its own, and see how many are found.",
+    },
     "Other": {
         "completion": "Print a shell completion script.",
     },
@@ -43,7 +50,7 @@ SECTIONS = {
 VERBS = {verb: text for section in SECTIONS.values() for verb, text in section.items()}
 
 
-class Verbs(click.Group):
+class Verbs(options.Verbs):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
 
@@ -54,18 +61,10 @@ class Verbs(click.Group):
         assert isinstance(found, click.Command)
         return found
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            import difflib
+    def nearest(self, name: str) -> list[str]:
+        from agent.tables import TABLES
 
-            from agent.tables import TABLES
-
-            near = [f"query {args[0]}"] if args[0] in TABLES else difflib.get_close_matches(args[0], VERBS, 1)
-            if not near:
-                raise
-            raise click.UsageError(f"No such verb '{args[0]}'. Did you mean {near[0]}?", ctx) from error
+        return [f"query {name}"] if name in TABLES else super().nearest(name)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The verbs come first."""
@@ -90,7 +89,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """The console script."""
+    """The verbs, and the one place that turns what went wrong into a message and an exit status."""
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # A terminal without UTF-8 still shows all rows.
     try:
         try:
@@ -100,17 +99,14 @@ def main() -> None:
         sys.exit(cli(prog_name="tickscope", standalone_mode=False))
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
-    except click.Abort:
-        sys.exit(130)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(INTERRUPTED)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except AgentError as error:
-        print(f"tickscope: {error}", file=sys.stderr)
+        from agent.cli.layout import room, wrapped
+
+        say_last("\n".join(part for line in f"tickscope: {error}".splitlines() for part in wrapped(line, room(sys.stderr), "", "       ")))
         sys.exit(error.exit_code)
 
-
-if __name__ == "__main__":
-    main()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
+
+from agent.common.duration import parse_ns
+from agent.errors import AgentError
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_STORE = "/var/lib/tickscope"
@@ -19,16 +22,37 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-        text = str(value)
-        number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
         try:
-            seconds = float(number) * units[unit]
+            seconds = parse_ns(str(value), bare="s") / 1e9
         except ValueError:
-            seconds = math.nan
+            seconds = 0.0
         if not 0 < seconds < 1e9:
-            self.fail(f"{text!r} is no duration; say 90s, 5m, 2h or 1d", param, ctx)
+            self.fail(f"{str(value)!r} is no duration; say 90s, 5m, 2h or 1d", param, ctx)
         return seconds
+
+
+class Verbs(click.Group):
+    """A group of verbs; one that is not there gets the nearest one's name."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if args[0].startswith("-"):
+                raise
+            near = self.nearest(args[0])
+            hint = f"Did you mean {near[0]}?" if near else f"The verbs are {', '.join(self.list_commands(ctx))}."
+            raise click.UsageError(f"No such verb '{args[0]}'. {hint}", ctx) from error
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, command.get_short_help_str(200)) for name, command in commands if command is not None])
+
+    def nearest(self, name: str) -> list[str]:
+        import difflib
+
+        return difflib.get_close_matches(name, self.list_commands(click.Context(self)), 1)
 
 
 class Table(click.ParamType):  # type: ignore[type-arg]
@@ -43,6 +67,46 @@ class Table(click.ParamType):  # type: ignore[type-arg]
         from agent.tables import TABLES
 
         return [CompletionItem(t.name, help=t.meaning) for t in TABLES.values() if t.name.startswith(incomplete)]
+
+
+class Columns(click.ParamType):  # type: ignore[type-arg]
+    """Names of the table's columns, separated by commas; the verb itself checks them, with suggestions. more: names beside them."""
+
+    name = "columns"
+
+    def __init__(self, *more: str) -> None:
+        self._more = more
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The last of the names; those before it stay."""
+        from agent.store.names import columns
+        from agent.tables import DERIVED, TABLES
+
+        names = [ctx.params.get("table"), *ctx.args]  # an option that still lacks its value leaves click's arguments unread
+        table = next((TABLES[name] for name in names if name and name in TABLES), None)
+        if table is None:
+            return []
+        before, comma, last = incomplete.rpartition(",")
+        meanings = {c.name: c.meaning for c in (*DERIVED, *table.columns)}
+        taken = set(before.split(","))
+        return [CompletionItem(f"{before}{comma}{n}", help=meanings.get(n)) for n in (*columns(table.name), *self._more) if n.startswith(last) and n not in taken]
+
+
+class FindingId(click.ParamType):  # type: ignore[type-arg]
+    """A finding's id, the start of one, or ``last``; the verb itself checks it."""
+
+    name = "finding"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from agent.ask.places import opened
+        from agent.ask.question import Question, Where
+
+        found: list[tuple[str, str]] = []
+        with contextlib.suppress(AgentError), opened(ctx.params.get("store") or DEFAULT_STORE, ["finding"]) as source:
+            begins = Where("finding_id", "starts", incomplete)
+            newest = Question("finding", ("finding_id", "sentence"), (begins,), order=("-start_ns",), limit=50)
+            found = [(row["finding_id"], row["sentence"]) for row in source.rows(newest)]
+        return [CompletionItem(name, help=text) for name, text in [("last", "the one that began last"), *found] if name.startswith(incomplete)]
 
 
 duration = click.option("--duration", type=Duration(), metavar="S", help="Stop by itself after this long: 90s, 5m, 2h.")
@@ -61,6 +125,18 @@ def store(function: F) -> F:
                         show_default=True, show_envvar=True, help="The store's directory.")(function)
 
 
+def place(function: F) -> F:
+    """``--store DIR`` or ``--from FILE``, passed as ``store``: whatever has rows (agent/ask/places.py)."""
+    return click.option("--store", "--from", "store", type=click.Path(readable=False), envvar="TICKSCOPE_STORE", default=DEFAULT_STORE, metavar="DIR|FILE",
+                        show_default=True, show_envvar=True, help="The store's directory, or a recording (tickscope record).")(function)
+
+
 def common(function: F) -> F:
-    """Both."""
-    return output(store(function))
+    """Output format, and a store that the verb does not open: TICKSCOPE_STORE may well name a recording."""
+    return output(click.option("--store", type=click.Path(readable=False), envvar="TICKSCOPE_STORE", default=DEFAULT_STORE,
+                               show_default=True, show_envvar=True, help="The store's directory.")(function))
+
+
+def reading(function: F) -> F:
+    """Output format and whatever has rows, for verbs that only ask."""
+    return output(place(function))

@@ -1,7 +1,8 @@
-"""A drawing as a list of shapes, written as SVG with nothing but the standard library, or as PNG with Pillow (an optional extra)."""
+"""A drawing as a list of shapes, written as SVG with nothing but the standard library, or as PNG with Pillow."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -80,14 +81,14 @@ class Picture:
         return "\n".join([*out, "</svg>", ""])
 
     def png(self) -> bytes:
-        """The same as PNG. Raises AgentError where Pillow is missing."""
+        """The same as PNG. Raises AgentError where Pillow cannot be imported."""
         import io
 
         try:
             from PIL import Image, ImageDraw, ImageFont
         except ImportError as error:
-            raise AgentError("a PNG needs Pillow, which is not installed", why="tickscope writes SVG by itself; Pillow is an optional extra",
-                             remedy="name a file that ends in .svg, or: pip install 'tickscope[plot]'") from error
+            raise AgentError("a PNG needs Pillow, which cannot be imported", why=str(error),
+                             remedy=f"name a file that ends in .svg, or: sudo {sys.executable} -m pip install 'pillow>=10.1,<13'") from error
         scale = 2 * _FINER  # painted larger, then reduced: that smooths the edges
         image = Image.new("RGB", (self.width * scale, self.height * scale), "#ffffff")
         draw = ImageDraw.Draw(image)

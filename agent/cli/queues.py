@@ -32,24 +32,15 @@ COLUMNS = (
     "wall_ns",
     "host",
 )
-_BROKERS = """
-SELECT system, destination AS queue, consumer_group, lag_messages AS length, exact, inexact_reason, oldest_undelivered_s AS oldest_s, pending,
-       oldest_pending_s, consumers, in_per_s, out_per_s, status, reason, peer, t_ns, wall_ns, host
-FROM queue_lag WHERE {where}
-QUALIFY row_number() OVER (PARTITION BY host, system, destination, "partition", consumer_group, peer ORDER BY {newest}) = 1
-ORDER BY system, queue, consumer_group"""
-_KERNEL = """
-SELECT kind AS system, coalesce(device, coalesce(saddr, '*') || ':' || sport || coalesce(' ' || peer, '')) AS queue, queue AS length, "limit",
-       overflows, drops, peer, t_ns, wall_ns, host
-FROM socket_queue WHERE {where}
-QUALIFY rank() OVER (PARTITION BY host ORDER BY {newest}) = 1
-ORDER BY system, length DESC, queue"""
+#: What makes a broker's queue one, and what its columns are called here.
+_BROKERS = ("host", "system", "destination", "partition", "consumer_group", "peer")
+_NAMED = {"queue": "destination", "length": "lag_messages", "oldest_s": "oldest_undelivered_s"}
 
 
 @click.command("queues")
 @click.option("--since", default="5m", show_default=True, metavar="TIME", help="Forget queues that were not seen since.")
 @click.option("--now", is_flag=True, help="Ask the kernel now, by pyroute2, for sockets and devices; needs no agent and no store.")
-@options.common
+@options.reading
 def command(since: str, now: bool, fmt: str, store: str) -> None:
     """The latest state of every queue: consumer groups, accept queues, connections with much unread, devices.
 
@@ -78,11 +69,20 @@ def _asked() -> list[dict[str, Any]]:
 
 def _stored(store: str, since: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
     """(queues, gaps, notes)."""
-    from agent.store.query import Session
+    from agent.ask.places import opened
+    from agent.ask.question import Question
 
-    with Session(store, ["queue_lag", "socket_queue", "loss"], since) as session:
-        where = " AND ".join(session.window.rows()) or "true"
-        newest = ", ".join(f"{key} DESC" for key in session.order().rsplit(", ", 1))
-        found = [session.run(sql.format(where=where, newest=newest)).dicts() for sql in (_BROKERS, _KERNEL)]
-        gaps, notes = session.gaps(), session.notes
-    return [dict.fromkeys(COLUMNS) | row for rows in found for row in rows], gaps, notes
+    with opened(store, ["queue_lag", "socket_queue", "loss"], since) as source:
+        brokers = source.rows(Question("queue_lag", latest=_BROKERS, order=("system", "destination", "consumer_group")))
+        kernel = source.rows(Question("socket_queue", latest=("host",), order=("kind", "-queue")))  # the last poll, all of it
+        gaps, notes = source.gaps(), source.notes
+    once = {tuple(row[key] for key in _BROKERS): row for row in brokers}.values()
+    named = [{name: row.get(_NAMED.get(name, name)) for name in COLUMNS} for row in once]
+    return [*named, *sorted(map(_kernel, kernel), key=lambda q: (q["system"] or "", -(q["length"] or 0), q["queue"] or ""))], gaps, notes
+
+
+def _kernel(row: dict[str, Any]) -> dict[str, Any]:
+    """A kernel queue as a row of the answer."""
+    place = f"{row['saddr'] or '*'}:{row['sport']}" + (f" {row['peer']}" if row["peer"] else "") if row["sport"] is not None else None
+    same = {name: row[name] for name in ("limit", "overflows", "drops", "peer", "t_ns", "wall_ns", "host")}
+    return dict.fromkeys(COLUMNS) | same | {"system": row["kind"], "queue": row["device"] or place, "length": row["queue"]}

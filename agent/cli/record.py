@@ -58,7 +58,9 @@ def command(path: str, duration: float | None, store: str) -> None:
                 if sys.stderr.isatty():
                     print(f"\rrecording: {recorder.rows} rows, {recorder.bytes} bytes", end="", file=sys.stderr, flush=True)
             recorder.close()
-        note(f"{chr(10) if sys.stderr.isatty() else ''}recorded {recorder.rows} rows and {recorder.ticks} ticks, "
+        if sys.stderr.isatty():
+            print(file=sys.stderr)
+        note(f"recorded {recorder.rows} rows and {recorder.ticks} ticks, "
              f"{recorder.bytes} bytes, in {path}")
     except OSError as error:
         raise AgentError(f"cannot write {path}: {error.strerror}", why="the recording is cut off here; what is in it can be replayed",

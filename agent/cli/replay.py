@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import click
@@ -12,7 +13,7 @@ from agent.errors import NO_ROWS
 
 @click.command("replay")
 @click.argument("file", type=click.Path(dir_okay=False), metavar="F")
-@click.option("--without", metavar="TABLE", multiple=True, help="As if TABLE had not been recorded; may be given several times.")
+@click.option("--without", type=options.Table(), metavar="TABLE", multiple=True, help="As if TABLE had not been recorded; may be given several times.")
 @click.option("--jump-threshold", default="all", metavar="SIZE", help="As for `tickscope run`.")
 @options.common
 def command(file: str, without: tuple[str, ...], jump_threshold: str, fmt: str, store: str) -> None:
@@ -66,23 +67,24 @@ def replayed(file: str, without: frozenset[str] = frozenset(), jump_threshold: s
     from agent.config import jump_threshold_ns
     from agent.correlate.config import with_threshold
     from agent.correlate.correlator import Correlator
+    from agent.correlate.replay import states
     from agent.store.arrow import to_arrow
-    from agent.store.frames import Kind
     from agent.store.live import with_wall
     from agent.store.recording import Recording
     from agent.tables import TABLES
 
     correlator, history = Correlator(with_threshold(jump_threshold_ns(jump_threshold))), History()
-    found: dict[bytes, np.ndarray] = {}
     recording = Recording(file)
-    for frame in recording:
-        if frame.kind == Kind.ROWS and frame.table not in without:
-            correlator.feed(Batch(frame.table, frame.rows))
-            if frame.table == "clock_offset":
-                history.append(frame.rows)
-        elif frame.kind == Kind.TICK:
-            for batch in correlator.advance(frame.t_ns):
-                found[bytes(batch.rows["finding_id"][0])] = batch.rows
+
+    def events() -> Iterator[Batch | int]:
+        for event in recording.events(without):
+            if not isinstance(event, Batch):
+                history.watched(event)
+            elif event.table == "clock_offset":
+                history.append(event.rows)
+            yield event
+
+    found = {bytes(rows["finding_id"][0]): rows for _, rows in states(correlator, events())}
     rows = np.concatenate([TABLES["finding"].empty(0), *found.values()])
     rows = rows[np.lexsort((rows["finding_id"], rows["t_ns"]))]
     head = recording.head

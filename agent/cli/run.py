@@ -12,6 +12,8 @@ import click
 
 from agent.cli import options
 from agent.config import SYSCALL_MODES, Config, resolve
+from agent.log import FORMATS, use
+from agent.signals import hold
 
 
 def run_agent(config: Config) -> None:
@@ -25,7 +27,8 @@ def run_agent(config: Config) -> None:
     # One malloc arena, whose freed arrays go back to the system, and no BLAS threads: the agent has a budget of some tens of megabytes.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1",
                    "MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "262144"}
-    os.execve(sys.executable, [sys.executable, "-P", "-m", "agent.main", str(settings)], environment)
+    hold()
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "agent.start", str(settings)], environment)
 
 
 def flags(duration: float | None, **given: Any) -> dict[str, Any]:
@@ -40,12 +43,18 @@ def flags(duration: float | None, **given: Any) -> dict[str, Any]:
 @click.option("--store", type=click.Path(file_okay=False), help="The store's directory [default: /var/lib/tickscope].")
 @click.option("--jump-threshold", metavar="SIZE", help="Clock steps below SIZE (500us, 128ms, 1s) are rows, and findings only"
               " where a limiter is affected; from SIZE on they are alarms [default: all are findings, alarms from 128ms].")
+@click.option("--log-format", type=click.Choice(FORMATS), help="Of the lines on stderr: ready, findings, failures [default: text].")
 @click.option("--redis", multiple=True, metavar="URL", help="A Redis whose streams to watch: redis://host:port/db?streams=a,b.")
 def command(config_file: str | None, duration: float | None, syscalls: str | None, store: str | None, jump_threshold: str | None,
-            redis: tuple[str, ...]) -> None:
+            log_format: str | None, redis: tuple[str, ...]) -> None:
     """Run the agent in the foreground.
 
     Needs root to load its BPF programs and gives it up before it reads the first event. On a terminal a live summary is shown;
-    Ctrl-C stops cleanly and prints totals and losses. `ready` on stderr says that all probes are attached.
+    Ctrl-C stops cleanly and prints totals and losses. `ready` on stderr says that all probes are attached; without a terminal
+    each finding is a line there when it is opened and when it is closed, with a priority where the journal reads it.
+    SIGHUP has the settings read again: what needs a restart is named.
     """
-    run_agent(resolve(flags(duration, syscalls=syscalls, store=store, jump_threshold=jump_threshold, redis=redis or None), os.environ, config_file))
+    if log_format:
+        use(log_format)  # of a mistake in the settings, too
+    given = flags(duration, syscalls=syscalls, store=store, jump_threshold=jump_threshold, log_format=log_format, redis=redis or None)
+    run_agent(resolve(given, os.environ, config_file))

@@ -10,23 +10,28 @@ from agent.errors import NO_ROWS
 
 @click.command("sql")
 @click.argument("text")
-@options.common
-def command(text: str, fmt: str, store: str) -> None:
+@click.option("--since", metavar="TIME", help="The tables from this time on: 90s, 5m, 2h, 1d, ISO 8601, or boot+SECONDS.")
+@click.option("--until", metavar="TIME", help="Up to this time, not including it.")
+@options.reading
+def command(text: str, since: str | None, until: str | None, fmt: str, store: str) -> None:
     """Run the SQL in TEXT (DuckDB's dialect, read only); every table of `tickscope tables` is a view.
+
+    Losses are told as gaps: those of the time between --since and --until, without them those of the whole store.
 
     \b
     tickscope sql "SELECT comm, count(*) FROM slow_syscall GROUP BY ALL ORDER BY 2 DESC"
     """
+    from agent.ask.places import opened
     from agent.cli.gaps import tell
     from agent.cli.output import emit_rows, note
-    from agent.store.query import Session, mentioned
+    from agent.store.names import mentioned
     from agent.tables import TABLES
 
     asked = mentioned(text)
-    with Session(store, [*asked, "loss"] if asked else list(TABLES)) as session:
-        result = session.run(text)
-        gaps = session.gaps() if asked else []
-        notes = session.notes
+    with opened(store, [*asked, "loss"] if asked else list(TABLES), since, until, bounded=True) as source:
+        result = source.run(text)
+        gaps = source.gaps() if asked else []
+        notes = source.notes
     emit_rows(result.dicts(), fmt, result.columns, {"columns": result.columns, "gaps": gaps}, chosen=True)
     tell(gaps, notes, fmt)
     if not result.rows:

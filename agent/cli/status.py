@@ -27,12 +27,12 @@ def look_at(process: dict[str, Any]) -> dict[str, Any]:
     pid = process["pid"]
     facts: dict[str, Any] = {"uid": None, "cap_eff": None, "no_new_privs": None, "pss_bytes": None}
     with contextlib.suppress(OSError, KeyError, StopIteration):  # what the asker may not read stays unknown
-        with open(f"/proc/{pid}/status") as status:
+        with open(f"/proc/{pid}/status", errors="replace") as status:
             lines = dict(line.split(":\t", 1) for line in status if ":\t" in line)
         facts["uid"] = int(lines["Uid"].split()[1])
         facts["cap_eff"] = lines["CapEff"].strip()
         facts["no_new_privs"] = lines["NoNewPrivs"].strip() == "1"
-        with open(f"/proc/{pid}/smaps_rollup") as rollup:
+        with open(f"/proc/{pid}/smaps_rollup", errors="replace") as rollup:
             facts["pss_bytes"] = next(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:"))
     return {**process, **facts}
 
@@ -66,28 +66,40 @@ def command(wait_s: float, fmt: str, store: str) -> None:
 
 def _human(d: dict[str, Any]) -> None:
     from agent.cli.cells import cell
+    from agent.unjudged import NAME as UNJUDGED
     from agent.unjudged import REASONS
 
-    print(f"agent pid {d['pid']}, up {d['uptime_s']:.0f} s, ready after {d['ready_s']:.2f} s, {d['cpu_s']:.1f} s of processor time")
+    output.echo(f"agent pid {d['pid']}, up {d['uptime_s']:.0f} s, ready after {d['ready_s']:.2f} s, {d['cpu_s']:.1f} s of processor time")
     for p in d["processes"]:
         memory = "?" if p["pss_bytes"] is None else f"{p['pss_bytes'] / 2**20:.1f} MiB"
-        print(f"  {p['role']:<12} pid {p['pid']:<7} uid {p['uid']}  capabilities {p['cap_eff']}  memory {memory}")
-    print("probes")
+        output.echo(f"  {p['role']:<12} pid {p['pid']:<7} uid {p['uid']}  capabilities {p['cap_eff']}  memory {memory}")
+    output.echo("probes")
     for p in d["probes"]:
-        print(f"  {p['probe']:<12} {p['state']}" + (f": {p['reason']}" if p["reason"] else ""))
+        output.echo(f"  {p['probe']:<12} {p['state']}" + (f": {p['reason']}" if p["reason"] else ""))
         if p["remedy"]:
-            print(f"  {'':<12} try: {p['remedy']}")
+            output.echo(f"  {'':<12} try: {p['remedy']}")
+    for told in d["programs"]:
+        output.echo(f"  {told['probe']:<12} {told['state']}: {told['reason']}")
+        if told["remedy"]:
+            output.echo(f"  {'':<12} try: {told['remedy']}")
     if d["helper"] != "running":
-        print(f"helper  {d['helper']}")
+        output.echo(f"helper  {d['helper']}")
     for failing in d["sources"]:
-        print(f"  {failing['source']}: {failing['failure']}")
+        times = f" ({failing['count']} times)" if (failing.get("count") or 0) > 1 else ""
+        output.echo(f"  {failing['source']}: {failing['failure']}{times}" + ("; left out until the next start" if failing.get("left_out") else ""))
+    for rule in d.get("rules", ()):
+        if rule["failures"]:
+            output.echo(f"  {rule['rule']}: {rule['failure']} ({rule['failures']} times)" + ("; left out until the next start" if rule["left_out"] else ""))
     for told in d["time_daemons"]:
         of = f" of {told['source']}" if told["source"] else ""
         offset = "" if told["offset_ns"] is None else f", offset {cell('offset_ns', told['offset_ns'])}, bound {cell('distance_ns', told['distance_ns'])}"
-        print(f"{told['daemon']}  {told['state']}{of}{offset}" + (f": {told['reason']}" if told["reason"] else ""))
-    print("rows  " + (", ".join(f"{n} {t}" for t, n in sorted(d["rows"].items())) or "none yet"))
-    print("lost  " + (", ".join(f"{'an unknown number' if x['count'] is None else x['count']} of {x['source']} ({x['stage']})" for x in d["loss"]) or "nothing"))
+        output.echo(f"{told['daemon']}  {told['state']}{of}{offset}" + (f": {told['reason']}" if told["reason"] else ""))
+    output.echo("rows  " + (", ".join(f"{n} {t}" for t, n in sorted(d["rows"].items())) or "none yet"))
+    output.echo("lost  " + (", ".join(f"{'an unknown number' if x['count'] is None else x['count']} of {x['source']} ({x['stage']})" for x in d["loss"]) or "nothing"))
+    for name, hit in d.get("bounds", {}).items():
+        if name != UNJUDGED:
+            output.echo(f"bounds hit by {name}  " + "; ".join(f"{count} {words}" for words, count in hit.items()))
     left_out = [f"{d['correlator_dropped'][reason]} {words}" for reason, words in REASONS.items() if d["correlator_dropped"][reason]]
-    print("not looked at for findings  " + ("; ".join(left_out) or "nothing"))
+    output.echo("not looked at for findings  " + ("; ".join(left_out) or "nothing"))
     for name, part in (("clock", {k: d["clock"].get(k) for k in _CLOCK}), ("store", d["store"]), *((k, v) for k, v in d["export"].items())):
-        print(f"{name}  " + ", ".join(f"{k.removesuffix('_ns').removesuffix('_us')} {cell(k, v)}" for k, v in part.items() if v not in (None, "")))
+        output.echo(f"{name}  " + ", ".join(f"{k.removesuffix('_ns').removesuffix('_us')} {cell(k, v)}" for k, v in part.items() if v not in (None, "")))

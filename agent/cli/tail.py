@@ -8,7 +8,6 @@ import time
 import click
 
 from agent.cli import options
-from agent.errors import INTERRUPTED
 
 _POLL_S = 0.1
 
@@ -24,7 +23,7 @@ def command(table: str, fmt: str, store: str) -> None:
     \b
     tickscope tail slow_syscall | jq -r .comm
     """
-    from agent.cli.output import emit_stream, note, quiet_pipe
+    from agent.cli.output import begin_stream, emit_stream, note, quiet_pipe
     from agent.store import segments
     from agent.store.follow import Follower
     from agent.store.frames import Kind
@@ -41,6 +40,7 @@ def command(table: str, fmt: str, store: str) -> None:
 
         live = LiveRows(store)
         with quiet_pipe():
+            begin_stream(fmt, names)
             while True:
                 missed = follower.missed
                 for frame in follower.poll():
@@ -51,8 +51,6 @@ def command(table: str, fmt: str, store: str) -> None:
                 if follower.missed > missed:
                     note(f"gap: {follower.missed - missed} segments were sealed before they could be read; tickscope query has them")
                 time.sleep(_POLL_S)
-    except KeyboardInterrupt:
-        click.get_current_context().exit(INTERRUPTED)
     finally:
         follower.close()
         os.close(dir_fd)

@@ -2,7 +2,7 @@
 
 Such a process is a subscriber of the notice socket like any other, so nothing that it waits for can hold up the agent or the clock
 watch. It delivers one notice after the other, each within ``timeout_s``; what comes faster waits, the oldest is dropped and
-counted. Forked from the small parent; imports what its hook needs, after the fork.
+counted. Forked by the agent before it has loaded much; imports what its hook needs, after the fork.
 """
 
 from __future__ import annotations
@@ -11,19 +11,26 @@ import base64
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from urllib.parse import unquote, urlsplit
 
 from agent import privilege
 from agent.clock.hook_config import HookConfig
+from agent.errors import printable
 
 #: Notices that wait for a slow hook. Older ones are of no use to anybody.
 QUEUE = 32
 _SOCKET = "notices.sock"
+#: Of what a command says when it fails.
+_SAID_BYTES = 160
+#: Before it is tried again to connect.
+_AGAIN_S = 0.5
 
 
 class HookFailed(Exception):
@@ -54,22 +61,52 @@ def execute(command: tuple[str, ...], timeout_s: float) -> Deliver:
     def deliver(line: bytes) -> None:
         me, environment = os.getpid(), {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LANG": "C.UTF-8"}
         try:
-            child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd="/", env=environment,
+            child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd="/", env=environment,
                                      start_new_session=True, preexec_fn=lambda: privilege.die_with_parent(me))
         except OSError as error:
             raise HookFailed(f"cannot run {command[0]}: {error.strerror}") from error
         try:
-            child.communicate(line + b"\n", timeout_s)
-        except subprocess.TimeoutExpired:
+            said = _exchange(child, line + b"\n", timeout_s)
+        except TimeoutError:
             raise HookFailed(f"{command[0]} did not end within {timeout_s:g} s") from None
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
+            for pipe in (child.stdin, child.stderr):
+                if pipe is not None:
+                    pipe.close()
         if child.returncode:
-            raise HookFailed(f"{command[0]} ended with {child.returncode}")
+            raise HookFailed(f"{command[0]} ended with {child.returncode}" + (f": {said}" if said else ""))
 
     return deliver
+
+
+def _exchange(child: subprocess.Popen[bytes], line: bytes, timeout_s: float) -> str:
+    """Hands over the line and waits for the end; the beginning of what the command says on stderr. The rest is read and thrown away, so that one which says
+    much goes on. Raises TimeoutError."""
+    assert child.stdin is not None
+    assert child.stderr is not None
+    until, said, ended = time.monotonic() + timeout_s, b"", os.pidfd_open(child.pid)
+    try:
+        with contextlib.suppress(OSError):  # it need not read
+            os.write(child.stdin.fileno(), line)  # a pipe has room for it
+        child.stdin.close()
+        waiting = [child.stderr.fileno(), ended]
+        os.set_blocking(child.stderr.fileno(), False)
+        ready: list[int] = []
+        while ended not in ready:
+            ready, _, _ = select.select(waiting, [], [], max(0.0, until - time.monotonic()))
+            if not ready or time.monotonic() >= until:
+                raise TimeoutError
+            with contextlib.suppress(BlockingIOError):
+                piece = os.read(child.stderr.fileno(), 1 << 16)
+                said += piece[: _SAID_BYTES - len(said)]
+                if not piece:
+                    waiting = [ended]
+    finally:
+        os.close(ended)
+    return printable(b" ".join(said.split()))
 
 
 def post(url: str, timeout_s: float) -> Deliver:
@@ -104,7 +141,7 @@ def publish(url: str, channel: str, timeout_s: float) -> Deliver:
     """Publishes the notice on a channel."""
     import hiredis
 
-    from agent.queues.resp import RedisDown, RedisUrl, RespClient
+    from agent.common.resp import RedisDown, RedisUrl, RespClient
 
     client = RespClient(RedisUrl.parse(url), timeout_s)
 
@@ -122,17 +159,20 @@ def publish(url: str, channel: str, timeout_s: float) -> Deliver:
 
 
 class Hook:
-    """The child's side: lines from the notice socket to ``deliver``, counts to ``report``. The current directory holds the socket."""
+    """The child's side: lines from the notice socket in the current directory to ``deliver``, counts to ``report``."""
 
-    def __init__(self, notices: socket.socket, report: socket.socket, deliver: Deliver) -> None:
-        self._notices, self._report, self._deliver = notices, report, deliver
-        self._rest = b""
+    def __init__(self, report: socket.socket, deliver: Deliver) -> None:
+        self._report, self._deliver = report, deliver
+        self._directory = os.getcwd()
+        self._notices, self._rest = _connect(), b""
+        self._last: int | None = None  # the id of the newest notice that came
         self._waiting: deque[bytes] = deque()
         self._counts: dict[str, object] = {"delivered": 0, "failed": 0, "dropped": 0, "error": ""}
 
     def run(self) -> None:
-        """Until the clock watch is gone."""
-        while self._gather():
+        """Until the agent is gone, whose end is this process's."""
+        while True:
+            self._gather()
             line = self._waiting.popleft()
             try:
                 self._deliver(line)
@@ -141,47 +181,63 @@ class Hook:
                 self._counts["error"] = str(error)[:200]
                 self._count("failed")
 
-    def _count(self, what: str) -> None:
+    def _count(self, what: str, more: int = 1) -> None:
         number = self._counts[what]
         assert isinstance(number, int)
-        self._counts[what] = number + 1
+        self._counts[what] = number + more
         with contextlib.suppress(BlockingIOError):  # the next one carries the same counts
             self._report.send(json.dumps(self._counts).encode())
 
-    def _gather(self) -> bool:
-        """Takes what has come, and waits where nothing has; False when there is nobody to wait for."""
+    def _gather(self) -> None:
+        """Takes what has come, and waits where nothing has."""
         while True:
             try:
                 data = self._notices.recv(1 << 16, socket.MSG_DONTWAIT if self._waiting else 0)
             except BlockingIOError:
-                return True
+                return
             except ConnectionResetError:
                 data = b""
+            if not data and self._waiting:
+                return
             if not data:
-                return bool(self._waiting) or self._again()
+                self._connect_anew()
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
-                if len(self._waiting) == QUEUE:
-                    self._waiting.popleft()
-                    self._count("dropped")
-                self._waiting.append(line)
+                self._take(line)
 
-    def _again(self) -> bool:
-        """A new connection in the place of one that was dropped for being slow."""
+    def _take(self, line: bytes) -> None:
+        number = int(json.loads(line)["id"])
+        if self._last is not None and number > self._last + 1:  # this process was dropped for being slow
+            self._count("dropped", number - self._last - 1)
+        self._last = number
+        if len(self._waiting) == QUEUE:
+            self._waiting.popleft()
+            self._count("dropped")
+        self._waiting.append(line)
+
+    def _connect_anew(self) -> None:
+        """The clock watch was started again, or dropped this process. The directory may be another one by now."""
         self._notices.close()
-        try:
-            self._notices, self._rest = connect(), b""
-        except OSError:
-            return False
-        self._count("dropped")
-        return self._gather()
+        while True:
+            time.sleep(_AGAIN_S)
+            try:
+                with contextlib.suppress(OSError):  # a way that is closed to us leads to where we are
+                    os.chdir(self._directory)
+                self._notices, self._rest = _connect(), b""
+                return
+            except OSError:
+                continue
 
 
-def connect() -> socket.socket:
+def _connect() -> socket.socket:
     """A connection that only listens to the notice socket in the current directory. Raises OSError."""
     notices = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    notices.connect(_SOCKET)
-    notices.shutdown(socket.SHUT_WR)
+    try:
+        notices.connect(_SOCKET)
+        notices.shutdown(socket.SHUT_WR)
+    except OSError:
+        notices.close()
+        raise
     return notices
 
 
@@ -233,6 +289,6 @@ def _start(channel: str, make: Callable[[], Deliver], run_fd: int, uid: int, gid
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         report.setblocking(False)
-        Hook(connect(), report, make()).run()
+        Hook(report, make()).run()
     finally:
         os._exit(0)

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from agent.common.clocks import apart
+
 CLASS = Path("/sys/class/ptp")
 #: clock_name of the devices that are a host's clock: KVM's (drivers/ptp/ptp_kvm_common.c), Hyper-V's (drivers/hv/hv_util.c).
 NAMES = ("KVM virtual PTP", "hyperv")
-_ROUNDS = 5
 #: What a host's discipline does meanwhile is no move: chrony slews by a twelfth at most.
 _LEAST_NS = 100_000_000
 _SLEW = 10
@@ -61,14 +62,9 @@ class HostClock:
         return Moved(size, err) if abs(size) > _LEAST_NS + went_by // _SLEW + err else None
 
     def _ahead(self) -> tuple[int, int, int] | None:
-        """(CLOCK_BOOTTIME, the host's clock against it, error bound), best of a few; None where it cannot be read."""
-        best: tuple[int, int, int] | None = None
-        for _ in range(_ROUNDS):
-            try:
-                before, there, after = self._read(time.CLOCK_BOOTTIME), self._read(self._clock), self._read(time.CLOCK_BOOTTIME)
-            except OSError:
-                return None
-            err = (after - before) // 2 + 1
-            if best is None or err < best[2]:
-                best = (after, there - before - err, err)
-        return best
+        """(CLOCK_BOOTTIME, the host's clock against it, error bound); None where it cannot be read."""
+        try:
+            (there,) = apart(time.CLOCK_BOOTTIME, (self._clock,), read=self._read)
+        except OSError:
+            return None
+        return there.after_ns, there.offset_ns, there.err_ns

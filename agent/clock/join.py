@@ -49,6 +49,7 @@ class Change:
     freq_before_ppb: int | None = None
     freq_after_ppb: int | None = None
     ret: int | None = None
+    unwatched_ns: int | None = None
     cut_err_ns: int = 0
     flags: int = -1
 

@@ -10,6 +10,8 @@ import os
 import struct
 import uuid
 import zlib
+from collections import deque
+from collections.abc import Callable
 
 from agent.clock.sample import Reading
 
@@ -19,10 +21,14 @@ _SUM = struct.Struct("<I")
 
 
 class LastReading:
-    """``NAME`` in the directory ``dir_fd`` (borrowed, not duplicated), overwritten in place. A disk that fails only makes it forget."""
+    """``NAME`` in the directory ``dir_fd`` (borrowed, not duplicated), overwritten in place. A disk that fails only makes it forget.
 
-    def __init__(self, dir_fd: int, boot_id: str) -> None:
-        self._boot = uuid.UUID(boot_id).bytes
+    run: has something done with the file, in order, later perhaps (``agent.store.writer.Writer.later``).
+    """
+
+    def __init__(self, dir_fd: int, boot_id: str, run: Callable[[Callable[[], None]], None] = lambda work: work()) -> None:
+        self._boot, self._run = uuid.UUID(boot_id).bytes, run
+        self._newest: deque[Reading] = deque(maxlen=1)
         self._fd = -1
         self.earlier: Reading | None = None  #: of an agent before this one, in this boot
         with contextlib.suppress(OSError):
@@ -37,12 +43,19 @@ class LastReading:
         return Reading(*_READING.unpack(body)[1:])
 
     def keep(self, reading: Reading) -> None:
-        if self._fd >= 0:
-            body = _READING.pack(self._boot, *reading)
+        self._newest.append(reading)
+        self._run(self._write)
+
+    def close(self) -> None:
+        self._run(self._close)
+
+    def _write(self) -> None:
+        while self._newest and self._fd >= 0:
+            body = _READING.pack(self._boot, *self._newest.pop())
             with contextlib.suppress(OSError):
                 os.pwrite(self._fd, body + _SUM.pack(zlib.crc32(body)), 0)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agent.batch import Batch
+from agent.clock.subscribers import COUNTS
 from agent.columns import NULL_I64
+from agent.contracts import Failing, Owning, Stating
 from agent.tables import TABLES
 
 if TYPE_CHECKING:
@@ -22,17 +24,18 @@ _SOCKET: dict[str, Any] = {"subscribers": 0, "pending": 0, "sent": 0, "acknowled
 _HOOK: dict[str, Any] = {"delivered": 0, "failed": 0, "dropped": 0, "error": ""}
 
 
-class NoticeSource:
-    """Implements ``agent.batch.Source``: a row of ``notice_status`` a channel at the start, and whenever its state changed."""
+class NoticeSource(Stating, Failing, Owning):
+    """Implements ``agent.contracts.Source``: a row of ``notice_status`` a channel at the start, and whenever its state changed."""
 
     name = "notices"
 
     def __init__(self, watch: WatchProcess, hooks: Sequence[HookProcess] = ()) -> None:
-        self._hooks = hooks
+        self._watch, self._hooks = watch, hooks
         self._sockets = {"socket": watch.reports, **{h.channel: h.reports for h in hooks}}
         self._state: dict[str, dict[str, Any]] = {"socket": dict(_SOCKET), **{h.channel: dict(_HOOK) for h in hooks}}
         self._gone: set[str] = set()
         self._news = set(self._state)
+        self._trouble = ""
         self._looked_ns = 0
 
     def fds(self) -> list[int]:
@@ -45,6 +48,7 @@ class NoticeSource:
         self._looked_ns = now_ns
         for channel in self._sockets:
             self._read(channel)
+        self._look_at_watch()
         for channel in sorted(self._news):
             yield Batch("notice_status", self._row(channel, now_ns))
         self._news.clear()
@@ -63,6 +67,16 @@ class NoticeSource:
                 self._state[channel] = json.loads(data)
             self._news.add(channel)
 
+    def _look_at_watch(self) -> None:
+        """Who had subscribed to a watch that ended is no subscriber any more; another one goes on counting where it was."""
+        state, trouble = self._state["socket"], self._watch.failure()
+        self._watch.counts = {key: state[key] for key in COUNTS if key in state}
+        if trouble != self._trouble:
+            self._trouble = trouble
+            self._news.add("socket")
+        if not self._watch.alive:
+            state.update(subscribers=0, pending=0, waiting=[])
+
     def _row(self, channel: str, now_ns: int) -> np.ndarray:
         state, row = self._state[channel], TABLES["notice_status"].empty(1)
         row["t_ns"], row["channel"] = now_ns, TABLES["notice_status"].code("channel", channel)
@@ -73,6 +87,8 @@ class NoticeSource:
         return row
 
     def _failing(self, channel: str) -> str:
+        if channel == "socket":
+            return self._trouble
         gone = f"its process is gone ({self._state[channel].get('error') or 'restart tickscope'})"
         return gone if channel in self._gone else str(self._state[channel].get("error", ""))
 
@@ -84,8 +100,8 @@ class NoticeSource:
         return {**self._state["socket"], "hooks": hooks}
 
     def failures(self) -> dict[str, str]:
-        """For ``status``: channels whose process is gone."""
-        return {f"notices {channel}": self._failing(channel) for channel in sorted(self._gone)}
+        """For ``status``: channels whose process is gone, or does not answer."""
+        return {f"notices {channel}": self._failing(channel) for channel in sorted(self._gone | ({"socket"} if self._trouble else set()))}
 
     def processes(self) -> list[dict[str, Any]]:
         """For ``status``."""

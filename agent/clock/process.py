@@ -1,19 +1,41 @@
-"""Starting the clock watch: forked early from the small privileged parent, set going once the kernel programs are loaded."""
+"""The clock watch as the agent keeps it: forked in the agent's first lines (agent/start.py, agent/clock/first.py), set going once the kernel programs are loaded, looked after from then on.
+
+The agent keeps both ends of its sockets, so a watch that ended can be replaced (agent/clock/again.py) and nobody who polls or connects notices; its subscribers
+are disconnected, and connect anew. One that gives no sign of life is told, waited for, and then ended too.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import resource
+import signal
 import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from agent import privilege
+from agent.child import Child
+from agent.clock.first import BEGIN
 from agent.clock.host_clock import open_host_clock
 from agent.clock.machine import VMCLOCK, open_kept
-from agent.clock.watch import LATE, MESSAGE, listen, run_watch
+from agent.clock.pulse import Pulse
+from agent.clock.restarts import Restarts
+from agent.clock.watch import LATE, MESSAGE
+from agent.signals import sheltered
 
-_NICE = -20
+#: Without a sign of life (there are four a second) it counts as silent, and is ended after the second.
+SILENT_S, MOST_SILENT_S = 2.0, 30.0
+_LOOK_S = 0.05
+#: The agent itself could not look for so long: nothing can be said of the watch.
+_HELD_UP_S = 1.0
+_OUTAGES = 16
+_MEANWHILE = "steps are found by comparing, and nobody gets notices"
 
 
 class Told(NamedTuple):
@@ -27,42 +49,84 @@ class Told(NamedTuple):
     dropped: int
 
 
+@dataclass
+class Outage:
+    """The watch gave its last sign of life at the first, and another its first one at the second time, 0 before that."""
+
+    from_ns: int
+    to_ns: int = 0
+
+
+class _Ends(NamedTuple):
+    """What the watch has of its sockets, kept for the next one."""
+
+    agent: socket.socket
+    report: socket.socket
+
+
 class WatchProcess:
-    """The agent's side. ``pid``; ``sock`` is readable when the watch has told something; ``alive`` until it is seen to be gone.
+    """The agent's side. ``pid``; ``sock`` is readable when the watch has told something; ``alive`` unless it has ended, ``silent`` while it gives no sign of life.
 
     vmclock, host_clock: descriptors of VMClock's page and of the host's clock where the machine has them, opened while there was the
     privilege to.
-    reports: the state of the notice socket comes there, see agent/clock/notices.py.
+    reports: the state of the notice socket comes there, see agent/clock/notices.py, which keeps ``counts`` for the next watch.
+    outages: the last times without a watch. restarts: how often it was started again.
     """
 
-    def __init__(self, pid: int, sock: socket.socket, reports: socket.socket) -> None:
+    def __init__(self, pid: int, sock: socket.socket, reports: socket.socket, ends: _Ends, notices: socket.socket, pulse: Pulse) -> None:
         self.vmclock, self.host_clock = open_kept(VMCLOCK), open_host_clock()
-        self.pid, self.sock, self.reports, self.alive, self.dropped = pid, sock, reports, True, 0
+        self.pid, self.sock, self.reports, self.alive, self.silent, self.dropped = pid, sock, reports, True, False, 0
+        self.counts: dict[str, int] = {}
+        self.outages: deque[Outage] = deque(maxlen=_OUTAGES)
+        self.restarts = Restarts()
+        self._ends, self._notices, self._pulse, self._steps = ends, notices, pulse, -1
         self._late: list[tuple[int, int]] = []
+        self._tell_pid: Callable[[int], None] = lambda _: None
+        self._begun = False
+        self._beat_ns = 0
+        self._looked_s = self._heard_s = time.monotonic()
 
     def begin(self, steps_fd: int) -> None:
-        """Sets it going. steps_fd: the map ``clock_last``, or -1. Raises OSError where the watch is gone."""
+        """Sets it going. steps_fd: the map ``clock_last``, or -1. Called as root: the next watch can go first only if that is allowed now. Raises OSError
+        where the watch is gone."""
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_RTPRIO, (1, 1))
+        self._steps = os.dup(steps_fd) if steps_fd >= 0 else -1
         socket.send_fds(self.sock, [b"go"], [steps_fd] if steps_fd >= 0 else [])
         self.sock.setblocking(False)
+        self._begun, self._looked_s, self._heard_s = True, time.monotonic(), time.monotonic()
+
+    def follow(self, tell_pid: Callable[[int], None]) -> None:
+        """Who has to know the watch's pid, now and whenever it is another."""
+        self._tell_pid = tell_pid
+        tell_pid(self.pid)
+
+    def listen(self, notices: socket.socket) -> None:
+        """Has it take another listening socket for its notices, in the place of one whose name was removed. Who is connected stays so."""
+        self._notices.close()
+        if self.restarts.given_up:
+            notices.close()
+            return
+        self._notices = notices
+        if self.alive:
+            with contextlib.suppress(BlockingIOError):
+                socket.send_fds(self.sock, [b"notices"], [notices.fileno()])
 
     def messages(self) -> list[Told]:
         """What it told since the last call."""
+        if time.monotonic() - self._looked_s >= _LOOK_S:
+            self._look(time.monotonic())
         out: list[Told] = []
-        while self.alive:
-            try:
+        with contextlib.suppress(BlockingIOError):
+            while True:
                 data = self.sock.recv(MESSAGE.size)
-            except BlockingIOError:
-                break
-            except ConnectionResetError:
-                data = b""
-            if len(data) == MESSAGE.size:
-                out.append(Told(*MESSAGE.unpack(data)))
-                self.dropped = out[-1].dropped
-            elif len(data) == LATE.size:
-                self._late.append(LATE.unpack(data))
-            else:
-                self.alive = False
-                self._quieten()
+                if len(data) == MESSAGE.size:
+                    out.append(Told(*MESSAGE.unpack(data)))
+                    self.dropped = out[-1].dropped
+                elif len(data) == LATE.size:
+                    self._late.append(LATE.unpack(data))
+                else:
+                    break
         return out
 
     def late(self) -> list[tuple[int, int]]:
@@ -70,17 +134,87 @@ class WatchProcess:
         found, self._late = self._late, []
         return found
 
-    def _quieten(self) -> None:
-        """Puts a socket that never becomes readable in the place of the closed one, so that nobody who polls it spins."""
-        self._spare = socket.socketpair()
-        os.dup2(self._spare[0].fileno(), self.sock.fileno(), inheritable=False)
+    def _look(self, now_s: float) -> None:
+        held_up, self._looked_s = now_s - self._looked_s, now_s
+        if not self.alive:
+            if self.restarts.due(now_s):
+                self._start(now_s)
+            return
+        beat_ns = self._pulse.last_ns
+        if beat_ns != self._beat_ns:
+            self._beat_ns, self._heard_s = beat_ns, now_s
+            if self.outages and not self.outages[-1].to_ns:
+                self.outages[-1].to_ns = beat_ns
+        elif held_up > _HELD_UP_S:
+            self._heard_s += held_up
+        quiet_s = now_s - self._heard_s
+        self.silent = self._begun and quiet_s > SILENT_S
+        if self._begun and quiet_s > MOST_SILENT_S:
+            os.kill(self.pid, signal.SIGKILL)
+        how = self._ended()
+        if how:
+            self._over(now_s, "it gave no sign of life" if quiet_s > MOST_SILENT_S else how)
+
+    def _ended(self) -> str:
+        """How; empty while it runs."""
+        try:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+        except ChildProcessError:  # somebody else has waited for it
+            return "it ended"
+        if not pid:
+            return ""
+        code = os.waitstatus_to_exitcode(status)
+        return signal.Signals(-code).name if code < 0 else f"exit status {code}"
+
+    def _over(self, now_s: float, why: str) -> None:
+        self.alive = self.silent = False
+        self._beat_ns = self._pulse.last_ns
+        if not self.outages or self.outages[-1].to_ns:
+            self.outages.append(Outage(self._beat_ns))
+        self.restarts.ended(now_s, why)
+        if self.restarts.given_up:
+            self._notices.close()  # who connects is told so
+
+    def _start(self, now_s: float) -> None:
+        """Another watch. What was not read by the one before was for it."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                _, fds, _, _ = socket.recv_fds(self._ends.agent, 16, 1, socket.MSG_DONTWAIT)
+                for fd in fds:
+                    os.close(fd)
+        fds = [self._ends.agent.fileno(), self._notices.fileno(), self._ends.report.fileno(), self._pulse.fd, self._steps]
+        command = [sys.executable, "-P", "-m", "agent.clock.again", *map(str, fds), str(os.getpid()), json.dumps(self.counts)]
+        env = {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "PATH": os.environ.get("PATH", ""), "LC_ALL": "C.UTF-8"}
+        keep = [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in fds if fd >= 0]  # which clears close-on-exec
+        try:
+            with sheltered():
+                self.pid = os.posix_spawn(sys.executable, command, env, file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), *keep])
+        except OSError as error:
+            self.restarts.ended(now_s, f"cannot be started: {error.strerror}")
+            return
+        self.alive, self._heard_s = True, now_s
+        self.restarts.started(now_s)
+        self._tell_pid(self.pid)
+
+    def failure(self) -> str:
+        """What is wrong with it, and what to do; empty where nothing is."""
+        if self.restarts.given_up:
+            return f"gone, the last of several in a row: {self.restarts.why}: {_MEANWHILE}; restart tickscope"
+        if not self.alive:
+            return f"ended ({self.restarts.why}), and is started again: until then {_MEANWHILE}"
+        return f"gives no sign of life: notices wait, and after {MOST_SILENT_S:.0f} s another one is started" if self.silent else ""
 
     def state(self) -> dict[str, object]:
         """For ``status``."""
-        how = "gone: steps are found by comparing, and nobody gets notices; restart tickscope"
-        if self.alive:
-            how = "running" if self._goes_first() else "running, but may not go first (CAP_SYS_NICE): a busy host may hold notices up"
-        return {"subscribers_dropped": self.dropped, "watch": how}
+        how = self.failure()
+        if self.silent:
+            how = f"silent for {time.monotonic() - self._heard_s:.0f} s: {how}"
+        elif not how:
+            why = "CAP_SYS_NICE" if not self.restarts.count else "RLIMIT_RTPRIO, which takes CAP_SYS_RESOURCE; restart tickscope"
+            how = "running" if self._goes_first() else f"running, but may not go first ({why}): a busy host may hold notices up"
+        if self.restarts.count:
+            how += f"; restarted {self.restarts.count} times, last {time.monotonic() - self.restarts.last_s:.0f} s ago ({self.restarts.why})"
+        return {"subscribers_dropped": self.dropped, "watch": how, "watch_restarts": self.restarts.count}
 
     def _goes_first(self) -> bool:
         try:
@@ -89,42 +223,27 @@ class WatchProcess:
             return False
 
     def close(self) -> None:
-        """Ends the watch, by its end of the socket closing, and waits for it."""
-        self.sock.close()
-        self.reports.close()
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
+        """Ends the watch and waits for it, also where it is stopped."""
+        for one in (self.sock, self.reports, *self._ends, self._notices):
+            one.close()
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+        self._pulse.close()
+        if self._steps >= 0:
+            os.close(self._steps)
 
 
-def _go_first() -> None:
-    """Makes this a real-time process, whose threads are such ones too (agent/clock/watch.py keeps it for those that tell of steps). They run for
-    microseconds a step; a nice value alone counts only among the processes of one session (sched(7), autogroup). ``state`` says whether."""
-    with contextlib.suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, _NICE)
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-
-
-def start(path: Path, uid: int, gid: int) -> WatchProcess:
-    """Forks the watch, which gives up every privilege; its notice socket is at ``path``. Raises OSError."""
+def start(child: Child, notices: socket.socket, uid: int, gid: int) -> WatchProcess:
+    """Has a child that runs ``first.serve`` become the watch, which gives up every privilege. notices: the listening socket, which is the WatchProcess's from
+    then on. Raises OSError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     reports, report = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     reports.setblocking(False)
-    notices = listen(str(path))
-    os.chown(path, uid, gid)
-    path.chmod(0o666)
-    parent, pid = os.getpid(), os.fork()
-    if pid:
-        for end in (theirs, notices, report):
-            end.close()
-        return WatchProcess(pid, ours, reports)
-    try:
-        privilege.keep_only(theirs.fileno(), notices.fileno(), report.fileno())
-        privilege.set_name("tickscope-clock")
-        _go_first()
-        privilege.drop(uid, gid)
-        privilege.die_with_parent(parent)
-        go, fds, _, _ = socket.recv_fds(theirs, 16, 1)
-        if go:
-            run_watch(theirs, notices, report, fds[0] if fds else -1)
-    finally:
-        os._exit(0)
+    pulse = Pulse.new()
+    sock, pid = child
+    with sock:
+        socket.send_fds(sock, [BEGIN.pack(uid, gid)], [theirs.fileno(), notices.fileno(), report.fileno(), pulse.fd])
+    return WatchProcess(pid, ours, reports, _Ends(theirs, report), notices, pulse)

@@ -1,6 +1,6 @@
 """Offsets between the clocks, each read inside two readings of CLOCK_MONOTONIC: half the width bounds the error.
 
-The best of five is kept (a reading that was interrupted is wide). numpy is imported only for rows and slopes.
+numpy is imported only for rows and slopes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Reading(NamedTuple):
 
 
 def read() -> Reading:
-    """Reads all clocks; about 6 us."""
+    """Reads all clocks; about 6 us, since nothing else is done between two readings: what is would widen the bound."""
     now = time.clock_gettime_ns
     best = [(1 << 62, 0)] * 4
     for _ in range(_ROUNDS):

@@ -14,7 +14,9 @@ from agent.clock.history import History
 from agent.clock.join import Change, Join
 from agent.clock.machine import PAUSE_NS, Watcher
 from agent.clock.slope import Slope
+from agent.clock.untold import Untold
 from agent.columns import NULL_I64
+from agent.contracts import Stating
 from agent.kernel.wire import decode
 from agent.tables import TABLES
 
@@ -26,13 +28,15 @@ SAMPLE_NS = 1_000_000_000
 #: A sample becomes a row when something changed, else this often.
 ROW_NS = 10_000_000_000
 _DRIFT_SAMPLES = 128
-_COMPACT_ROWS = 4096
+#: Of the live history, which dates what is exported now; the store has all of it, and the CLI converts by that.
+MOST_SEGMENTS = 1024
+_COMPACT_ROWS = 4 * MOST_SEGMENTS
 #: What the watch says of a pause comes this soon after the agent has seen its own.
 _TELL_NS = 1_000_000_000
 
 
-class ClockSource:
-    """Implements ``agent.batch.Source``. Works without any kernel program: then steps have no actor.
+class ClockSource(Stating):
+    """Implements ``agent.contracts.Source``. Works without any kernel program: then steps have no actor.
 
     history: brought up to date with every sample and step. last: what an agent before this one read; None where nobody keeps it.
     Raises OSError where the clocks cannot be read.
@@ -52,6 +56,7 @@ class ClockSource:
         self._samples = 0
         self._said: object = None
         self._slope = Slope()
+        self._untold = Untold(watch.outages)
         self._machine = Watcher(reading.t_ns, watch.vmclock, watch.host_clock)
         self._ran_ns = reading.t_ns
         self._gap: tuple[int, int] | None = None
@@ -76,6 +81,7 @@ class ClockSource:
                 self._last.keep(self._join.reading)
         for told in self._watch.messages():
             self._join.hint(told.t_ns, told.real_mono_after_ns)
+            self._untold.heard(told)
             self._sampled_ns = 0
         if now_ns - self._ran_ns >= PAUSE_NS:
             self._gap = (self._ran_ns, now_ns)
@@ -98,10 +104,11 @@ class ClockSource:
             self._sampled_ns = reading.t_ns
             changes += self._look(reading, state)
             rows = cuts + self._sample(reading, state)
+            self.history.watched(reading.t_ns)
         if rows:
             self.history.append(np.concatenate(rows))
             if len(self.history) > _COMPACT_ROWS:
-                self.history.compact()
+                self.history.compact(MOST_SEGMENTS)
             yield Batch("clock_offset", np.concatenate(rows))
         if self._join.pending:
             self._taken = sample.read(), timex.read()
@@ -109,6 +116,7 @@ class ClockSource:
             self._last.keep(reading)
         if changes:
             yield Batch("clock_change", to_rows(changes))
+            yield from self._untold.losses(changes, now_ns)
 
     def _pauses(self, now_ns: int, slept: bool) -> list[Change]:
         """A pause of the machine, once both the watch and this process have seen that they could not run. slept: it was suspended."""
@@ -184,7 +192,7 @@ class ClockSource:
             **reading._asdict(), "drift_ppb": None if np.isnan(drift) else round(drift), "freq_ppb": state.freq_ppb,
             "synchronised": state.synchronised, "ntp_offset_ns": state.offset_ns, "leap_indicator": state.leap_indicator,
             "maxerror_us": state.maxerror_us, "esterror_us": state.esterror_us, "tai_s": state.tai_s,
-            "segments": len(self.history.segments.start_ns), "late_records": self._join.late, **self._watch.state(),
+            "segments": len(self.history.segments.start_ns), "segments_forgotten": self.history.forgotten, "late_records": self._join.late, **self._watch.state(),
         }  # fmt: skip
 
     def close(self) -> None:
@@ -195,7 +203,7 @@ class ClockSource:
 
 
 def missed(earlier: sample.Reading, now: sample.Reading, state: timex.Timex) -> list[Change]:
-    """The step, or leap second, that lies between two readings of one boot, dated at the latter; ``modes`` says for how long nobody looked."""
+    """The step, or leap second, that lies between two readings of one boot, dated at the latter; ``modes`` and ``unwatched_ns`` say for how long nobody looked."""
     size, err = now.real_boot_ns - earlier.real_boot_ns, earlier.err_ns + now.err_ns
     if now.t_ns < earlier.t_ns or abs(size) <= err + NOISE_NS:
         return []
@@ -203,7 +211,8 @@ def missed(earlier: sample.Reading, now: sample.Reading, state: timex.Timex) -> 
     leapt = abs(abs(size) - 10**9) <= err + NOISE_NS and abs(shift) <= err + NOISE_NS
     after = now.real_mono_ns
     return [Change(now.t_ns, "leap" if leapt else "step", modes=f"unwatched={(now.t_ns - earlier.t_ns) / 1e9:.1f}s", size_ns=size, err_ns=err,
-                   real_mono_before_ns=after - size, real_mono_after_ns=after, freq_before_ppb=state.freq_ppb, freq_after_ppb=state.freq_ppb)]  # fmt: skip
+                   real_mono_before_ns=after - size, real_mono_after_ns=after, freq_before_ppb=state.freq_ppb, freq_after_ppb=state.freq_ppb,
+                   unwatched_ns=now.t_ns - earlier.t_ns)]  # fmt: skip
 
 
 def to_rows(changes: Iterable[Change]) -> np.ndarray:
@@ -213,7 +222,7 @@ def to_rows(changes: Iterable[Change]) -> np.ndarray:
     for change in changes:
         row = table.empty(1) if change.record is None else decode(change.record.reshape(1), "clock_change").rows
         row["t_ns"], row["kind"], row["via"], row["modes"] = change.t_ns, table.code("kind", change.kind), change.via.encode(), change.modes.encode()
-        for name in ("requested_ns", "size_ns", "err_ns", "real_mono_before_ns", "real_mono_after_ns", "freq_before_ppb", "freq_after_ppb", "ret"):
+        for name in ("requested_ns", "size_ns", "err_ns", "real_mono_before_ns", "real_mono_after_ns", "freq_before_ppb", "freq_after_ppb", "ret", "unwatched_ns"):
             value = getattr(change, name)
             row[name] = NULL_I64 if value is None else value
         if change.size_ns and change.kind in ("step", "leap") and (change.ret or 0) >= 0:

@@ -2,55 +2,55 @@
 
 Part of the clock watch, so standard library only. A subscriber may write lines back, ``{"ack": ID, "limiter": NAME}`` with a notice's
 ``id`` or ``t_ns``: it has re-anchored. One that shuts its writing half down only listens, and nothing is pending for it.
-Whatever a subscriber writes costs a bounded number of lines a notice; who writes more is dropped.
+Whatever a subscriber writes costs a bounded number of lines a notice; who writes more is dropped. No user can have all places (agent/places.py).
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
 import socket
-import struct
 import threading
 import time
-from dataclasses import dataclass, field
+
+from agent.listener import NO_ROOM
+from agent.places import Places, peer
+from agent.printable import printable
 
 SUBSCRIBERS = 256
 #: Unacknowledged notices that are counted for one subscriber.
 _PENDING = 1024
+COUNTS = ("notices", "sent", "acknowledged", "slow", "refused", "displaced", "noisy", "malformed", "unknown")
 _LINE, _CHUNK = 1024, 4096
 #: Lines that a subscriber may write: at first and with each notice, and at most.
 _CREDIT, _CREDIT_MOST = 64, 512
 _REPORT_S = 0.05
 _TOLD = 16
+#: Before it is tried again to accept, where there were no descriptors.
+_NO_ROOM_S = 0.1
 
 
-@dataclass
 class Subscriber:
-    """One connection. waiting: id -> t_ns of its unacknowledged notices. limiter: the last name that it gave."""
+    """One connection. waiting: id -> t_ns of its unacknowledged notices. limiter: the last name that it gave. No dataclass, which would bring inspect
+    into the watch, for 1 MB."""
 
-    sock: socket.socket
-    pid: int
-    comm: str
-    waiting: dict[int, int] = field(default_factory=dict)
-    rest: bytes = b""
-    credit: int = _CREDIT
-    listens_only: bool = False
-    limiter: str = ""
+    def __init__(self, sock: socket.socket, pid: int, uid: int, comm: str) -> None:
+        self.sock, self.pid, self.uid, self.comm = sock, pid, uid, comm
+        self.waiting: dict[int, int] = {}
+        self.rest, self.credit, self.listens_only, self.limiter = b"", _CREDIT, False, ""
 
     def oldest(self) -> int:
         return next(iter(self.waiting.values()), 0)
 
 
-def _who(sock: socket.socket) -> tuple[int, str]:
-    pid = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+def _subscriber(sock: socket.socket) -> Subscriber:
+    pid, uid = peer(sock)
     try:
-        with open(f"/proc/{pid}/comm") as comm:
-            return pid, comm.read().strip()
+        with open(f"/proc/{pid}/comm", "rb") as comm:
+            return Subscriber(sock, pid, uid, printable(comm.read().strip()))
     except OSError:
-        return pid, ""
+        return Subscriber(sock, pid, uid, "")
 
 
 def _printable(text: str) -> str:
@@ -60,24 +60,26 @@ def _printable(text: str) -> str:
 class Subscribers:
     """Serves the notice socket. ``tell`` may be called from any thread, ``serve`` runs in one.
 
-    listener: non-blocking, listening. report: SOCK_SEQPACKET, to which the state goes as JSON whenever it changed. Raises OSError.
+    listener: non-blocking, listening. report: SOCK_SEQPACKET, to which the state goes as JSON whenever it changed. counts: where to go on (COUNTS).
+    Raises OSError.
     """
 
-    def __init__(self, listener: socket.socket, report: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, report: socket.socket, counts: dict[str, int] | None = None) -> None:
         self._listener, self._report = listener, report
         report.setblocking(False)
         self._by_fd: dict[int, Subscriber] = {}
+        self._places: Places[Subscriber] = Places(SUBSCRIBERS)
         self._lock = threading.Lock()
         self._poll = select.poll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._counts = dict.fromkeys(("notices", "sent", "acknowledged", "slow", "refused", "noisy", "malformed", "unknown"), 0)
+        self._counts = {**dict.fromkeys(COUNTS, 0), **(counts or {})}
         self._last_ack: dict[str, object] | None = None
         self._dirty, self._reported = True, 0.0
 
     @property
     def dropped(self) -> int:
-        """Subscribers dropped so far: too slow, too many, or writing without end."""
-        return self._counts["slow"] + self._counts["refused"] + self._counts["noisy"]
+        """Subscribers dropped so far: too slow, too many, making room for others', or writing without end."""
+        return sum(self._counts[why] for why in ("slow", "refused", "displaced", "noisy"))
 
     def tell(self, notice: dict[str, object], t_ns: int) -> None:
         """Sends the notice, with its ``id``, to all. t_ns: CLOCK_BOOTTIME of the step. One whose buffer is full is dropped."""
@@ -104,14 +106,16 @@ class Subscribers:
         os.eventfd_write(self._wake, 1)
 
     def serve(self, until: int) -> None:
-        """Accepts, reads acknowledgements and reports until the descriptor ``until`` is readable."""
+        """Accepts, reads acknowledgements and reports until the other end of ``until``, a socket, is closed. A listening socket that comes by it takes
+        the place of the one before."""
         for fd in (until, self._listener.fileno(), self._wake):
             self._poll.register(fd, select.POLLIN)
         while True:
             for fd, events in self._poll.poll(self._say()):
                 if fd == until:
-                    return
-                if fd == self._listener.fileno():
+                    if not self._replaced(until):
+                        return
+                elif fd == self._listener.fileno():
                     self._accept()
                 elif fd == self._wake:
                     os.eventfd_read(self._wake)
@@ -145,21 +149,47 @@ class Subscribers:
         return {"subscribers": len(self._by_fd), "pending": sum(len(s.waiting) for s in pending), **self._counts, "dropped": self.dropped,
                 "waiting": told, "last_ack": self._last_ack}  # fmt: skip
 
+    def _replaced(self, until: int) -> bool:
+        with socket.socket(fileno=os.dup(until)) as agent:
+            data, fds, _, _ = socket.recv_fds(agent, 16, 1)
+        if fds:
+            self._poll.unregister(self._listener)
+            self._listener.close()
+            self._listener = socket.socket(fileno=fds[0])
+            self._poll.register(self._listener, select.POLLIN)
+        return bool(data)
+
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # gone again before it was accepted
+        try:
             sock, _ = self._listener.accept()
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                time.sleep(_NO_ROOM_S)
+            return  # else: gone again before it was accepted
+        try:
             sock.setblocking(False)
-            one = Subscriber(sock, *_who(sock))
-            with self._lock:
-                self._dirty = True
-                if len(self._by_fd) >= SUBSCRIBERS:
-                    self._counts["refused"] += 1
-                    sock.close()
-                    return
-                self._by_fd[sock.fileno()] = one
-                self._poll.register(sock, select.POLLIN)  # hang-ups are always reported
+            one = _subscriber(sock)
+        except Exception:  # noqa: BLE001 - whatever one of them is, it must not end the watch for all
+            sock.close()
+            return
+        with self._lock:
+            self._dirty = True
+            leaves = self._places.enter(one.uid, one)
+            if leaves is one:
+                self._counts["refused"] += 1
+                sock.close()
+                return
+            if leaves is not None:
+                self._close(leaves.sock.fileno(), "displaced")
+            self._by_fd[sock.fileno()] = one
+            self._poll.register(sock, select.POLLIN)  # hang-ups are always reported
 
     def _forget(self, fd: int, why: str = "") -> None:
+        one = self._by_fd[fd]
+        self._places.leave(one.uid, one)
+        self._close(fd, why)
+
+    def _close(self, fd: int, why: str) -> None:
         one = self._by_fd.pop(fd)
         self._poll.unregister(fd)
         one.sock.close()

@@ -1,7 +1,6 @@
 """The clock watch: a process of its own that sleeps on a cancel-on-set timer and tells of every step within a millisecond.
 
-Standard library only: it stays small, and nothing that the agent does can delay it. Forked by
-agent/clock/process.py.
+Standard library only: it stays small, and nothing that the agent does can delay it. It runs in the third child of the agent's (agent/clock/first.py), or is started anew by agent/clock/again.py.
 
 A step cancels the timer (timerfd_create(2), TFD_TIMER_CANCEL_ON_SET). The timer is never read, so it stays cancelled and every
 further step wakes a sleeper again. Several threads sleep in epoll_wait on it, which wakes one of them a step (epoll's waiters are
@@ -9,7 +8,8 @@ exclusive): a step that follows while the first is still handled finds another a
 waker too. REALTIME - BOOTTIME moves at steps and leap seconds only, so the baseline needs no polling. (A suspend wakes the sleepers too
 and moves REALTIME - MONOTONIC: that is told to the agent, and is no notice.)
 
-Some times a second it looks whether it could run when it wanted to: a machine that was paused is late for everything.
+Some times a second it gives a sign of life (agent/clock/pulse.py), and looks whether it could run when it wanted to: a machine that was paused is late for
+everything.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ import sys
 import threading
 import time
 
-from agent.clock.subscribers import SUBSCRIBERS, Subscribers
+from agent.clock.pulse import Pulse
+from agent.clock.subscribers import Subscribers
+from agent.common.clocks import boot_ns
 
 SLEEPERS = 4
 #: To the agent, one a notice: t_ns, real_mono_before_ns, real_mono_after_ns, err_ns, actor's pid (-1 unknown), dropped subscribers.
@@ -49,14 +51,16 @@ _SWITCH_S = 1e-4
 _libc = ct.CDLL(None, use_errno=True)
 
 
-def listen(path: str) -> socket.socket:
-    """The notice socket at ``path``; a stale one is replaced. Raises OSError."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    listener.bind(path)
-    listener.listen(SUBSCRIBERS)
-    return listener
+_NICE = -20
+
+
+def go_first() -> None:
+    """Makes this a real-time process, whose threads are such ones too (``Watch.run`` keeps it for those that tell of steps). They run for microseconds a
+    step; a nice value alone counts only among the processes of one session (sched(7), autogroup). The agent's ``state`` says whether it could be done."""
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, _NICE)
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 
 
 def cancel_on_set_timer() -> int:
@@ -69,7 +73,7 @@ def cancel_on_set_timer() -> int:
 
 
 def read_offset() -> tuple[int, int, int]:
-    """(t_ns BOOTTIME, REALTIME - BOOTTIME, error bound), best of five."""
+    """(t_ns BOOTTIME, REALTIME - BOOTTIME, error bound), best of five. t_ns is after all five: no step before it is still to come."""
     now, best, offset = time.clock_gettime_ns, 1 << 62, 0
     for _ in range(5):
         before, real, after = now(time.CLOCK_BOOTTIME), now(time.CLOCK_REALTIME), now(time.CLOCK_BOOTTIME)
@@ -111,8 +115,8 @@ class Steps:
 class Watch:
     """The sockets of ``run_watch``, and the kernel program's steps where there are any. Raises OSError where the timer cannot be had."""
 
-    def __init__(self, agent: socket.socket, subscribers: Subscribers, steps: Steps | None) -> None:
-        self._agent, self._subscribers, self._steps = agent, subscribers, steps
+    def __init__(self, agent: socket.socket, subscribers: Subscribers, pulse: Pulse, steps: Steps | None) -> None:
+        self._agent, self._subscribers, self._pulse, self._steps = agent, subscribers, pulse, steps
         self._lock = threading.Lock()
         self._timer = cancel_on_set_timer()
         self._epoll = select.epoll()
@@ -138,11 +142,12 @@ class Watch:
 
     def _look(self) -> None:
         while True:
+            self._pulse.beat()
             wanted = time.clock_gettime_ns(time.CLOCK_MONOTONIC) + _LOOK_NS
             time.sleep(_LOOK_NS / 1e9)
             late = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - wanted
             if late > LATE_NS:
-                now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+                now = boot_ns()
                 self._send(LATE.pack(now - late, now))
 
     def _stepped(self) -> None:
@@ -193,13 +198,14 @@ class Watch:
             self._agent.send(message)
 
 
-def run_watch(agent: socket.socket, notices: socket.socket, report: socket.socket, steps_fd: int = -1) -> None:
+def run_watch(agent: socket.socket, notices: socket.socket, report: socket.socket, pulse: int, steps: int = -1, counts: dict[str, int] | None = None) -> None:
     """Watches until the agent's end closes. SIGINT is left to the agent.
 
-    agent, report: SOCK_SEQPACKET. notices: listening. steps_fd: the map clock_last, or -1 where there is none. Raises OSError.
+    agent, report: SOCK_SEQPACKET. notices: listening. pulse: the page of its sign of life. steps: the map clock_last, or -1 where there is none. counts: of
+    the watch before this one (``Subscribers``). Raises OSError.
     """
     sys.setswitchinterval(_SWITCH_S)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     agent.setblocking(False)
-    Watch(agent, Subscribers(notices, report), Steps(steps_fd) if steps_fd >= 0 else None).run()
+    Watch(agent, Subscribers(notices, report, counts), Pulse(pulse), Steps(steps) if steps >= 0 else None).run()

@@ -11,26 +11,37 @@ from __future__ import annotations
 
 import numpy as np
 
+from agent.correlate.catalogue import causes, dtypes
 from agent.correlate.config import SECOND, CorrelatorConfig
-from agent.correlate.rows import DTYPES, Ring, groups, known
+from agent.correlate.guard import Guard
+from agent.correlate.limiters import at_work
+from agent.correlate.rows import Ring, groups
 from agent.correlate.steps import Affected, Jump, Series
 from agent.correlate.words import text
 from agent.tables import TABLES
 
 _CHANGE = TABLES["clock_change"]
-_CAUSES = {_CHANGE.code("kind", "step"): "clock_step", _CHANGE.code("kind", "leap"): "leap", _CHANGE.code("kind", "slew"): "clock_slew"}
+#: What jumps and their effects are made of.
+READS = {"clock_change": ("kind", "via", "unwatched_ns", "size_ns", "err_ns", "real_mono_before_ns", "real_mono_after_ns", "ret"),
+         "limiter_decision": ("limiter_id", "library", "result", "limit_per_s", "burst", "window_ns", "wait_ns", "duration_ns", "step_immune",
+                              "goroutine", "sample_rate")}  # fmt: skip
 _REFUSED = (TABLES["limiter_decision"].code("result", "refused"), TABLES["limiter_decision"].code("result", "error"))
 
 
 class ClockWatch:
     """Takes clock changes and decisions in time order and keeps the jumps whose effects are still counted."""
 
-    def __init__(self, config: CorrelatorConfig) -> None:
-        self._config = config
-        self.decisions = Ring(DTYPES["limiter_decision"], config.keep_decisions, config.keep_ns)
+    def __init__(self, config: CorrelatorConfig, guard: Guard | None = None) -> None:
+        self._config, self._guard = config, guard or Guard()
+        self._causes = {_CHANGE.code("kind", c.jumps.change): c for c in causes().values() if c.jumps}
+        self.decisions = Ring(dtypes()["limiter_decision"], config.keep_decisions, config.keep_ns)
         self.counting: list[Jump] = []
         self.skipped = 0
         self._series: dict[tuple[str, str | None], Series] = {}
+
+    def judge(self, config: CorrelatorConfig) -> None:
+        """Jumps from now on by this configuration's thresholds."""
+        self._config = config
 
     def feed(self, changes: np.ndarray | None, decisions: np.ndarray | None, until_ns: int) -> list[Series]:
         """Takes what lies before ``until_ns``; returns the series that are new or grew. Jumps past their time leave ``counting``.
@@ -75,29 +86,31 @@ class ClockWatch:
         self._count(jump, self.decisions.between(jump.t_ns - min(self._config.keep_ns, self._config.clock_cap_ns + size), until_ns))
 
     def _jump(self, row: np.void) -> Jump | None:
-        cause = _CAUSES.get(int(row["kind"]))
+        cause = self._causes.get(int(row["kind"]))
+        if cause is None or cause.jumps is None:
+            return None
         before, after = (_int(row[f"real_mono_{side}_ns"]) for side in ("before", "after"))
         size = _int(row["size_ns"])
         if size is None and before is not None and after is not None:
             size = after - before
-        least = self._config.slew_min_ns if cause == "clock_slew" else 0
         ret = _int(row["ret"])
-        if cause is None or not size or abs(size) < least or (ret is not None and ret < 0):
+        least = self._guard.attempt(f"least jump of {cause.name}", cause.jumps.least_ns, self._config, otherwise=self._config.clock_alarm_ns)
+        if not size or abs(size) < least or (ret is not None and ret < 0):
             return None
         t = int(row["t_ns"])
         via = text(row["via"])
-        return Jump(cause, t, size, _int(row["err_ns"]), _int(row["pid"]) or None, text(row["comm"]), "" if via == "none" else via,
+        return Jump(cause.name, t, size, _int(row["err_ns"]), _int(row["pid"]) or None, text(row["comm"]), "" if via == "none" else via,
                     t + min(abs(size), self._config.clock_cap_ns) + self._config.clock_settle_ns, before, after,
-                    abs(size) >= self._config.clock_alarm_ns, abs(size) < self._config.clock_min_ns, _unwatched(text(row["modes"])))
+                    abs(size) >= self._config.clock_alarm_ns, abs(size) < self._config.clock_min_ns, _int(row["unwatched_ns"]))
 
     def _near(self, jump: Jump, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Masks: decisions in the interval that happened twice or never, and decisions whose window straddles the jump."""
         size = abs(jump.size_ns)
-        end, duration = rows["t_ns"], np.where(known(rows["duration_ns"]), rows["duration_ns"], 0)
+        begun, end = at_work(rows)
         counted = end <= jump.until_ns
-        inside = counted & (end >= jump.t_ns - size) & (end - duration <= jump.t_ns + size)
+        inside = counted & (end >= jump.t_ns - size) & (begun <= jump.t_ns + size)
         window = np.minimum(_window_ns(rows), self._config.clock_cap_ns)
-        return inside, counted & ~inside & (end >= jump.t_ns - window) & (end - duration <= jump.t_ns + window)
+        return inside, counted & ~inside & (end >= jump.t_ns - window) & (begun <= jump.t_ns + window)
 
     def _count(self, jump: Jump, rows: np.ndarray) -> None:
         inside, near = self._near(jump, rows)
@@ -110,6 +123,7 @@ class ClockWatch:
         if not len(chosen):
             return
         rows, inside = rows[chosen], inside[chosen]
+        jump.series.complete &= not (rows["sample_rate"] < 1).any()
         refused = np.isin(rows["result"], _REFUSED)
         first, group = groups([rows["limiter_id"], rows["pid"], rows["proc_start_ns"]])
         counts = [np.bincount(group, mask, len(first)).astype(np.int64) for mask in (inside & ~refused, inside & refused, ~inside)]
@@ -134,12 +148,6 @@ def _window_ns(rows: np.ndarray) -> np.ndarray:
     refill = np.divide(rows["burst"], rows["limit_per_s"], out=np.zeros(len(rows)), where=rows["limit_per_s"] > 0)
     refill = np.nan_to_num(np.minimum(refill, 3600.0) * SECOND).astype(np.int64)
     return np.where(rows["window_ns"] > 0, rows["window_ns"], refill)
-
-
-def _unwatched(modes: str) -> str:
-    """For how long nobody had looked, where ``modes`` says so (agent/clock/source.py): ``42.0 s``."""
-    key, _, span = modes.partition("=")
-    return span.replace("s", " s") if key == "unwatched" else ""
 
 
 def _int(value: np.integer) -> int | None:

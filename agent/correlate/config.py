@@ -46,6 +46,8 @@ class CorrelatorConfig:
     keep_decisions: int = 8192
     pending_rows: int = 50_000  #: per table, waiting for the watermark
     subjects: int = 256  #: limiters, queues, brokers and listeners watched, of each kind
+    servers: int = 4096  #: processes that serve an address, known by name
+    server_age_ns: int = 600 * SECOND  #: and forgotten when not seen for this long
     max_findings: int = 64  #: open at once
     evidence_floor_ns: int = 5_000_000  #: calls and handshakes shorter than this are no evidence of anything
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+
 import numpy as np
 
 from agent.batch import Batch
-from agent.correlate.beliefs import BeliefWatch
-from agent.correlate.causes import rank
+from agent.correlate import evidence as evidence_of
+from agent.correlate.catalogue import Cause, Symptom, causes, kept, symptoms
 from agent.correlate.clock import ClockWatch
 from agent.correlate.config import SECOND, CorrelatorConfig
 from agent.correlate.episode import Episode, Verdict
-from agent.correlate.finding import Finding
-from agent.correlate.limiters import LimiterWatch
-from agent.correlate.queues import QueueWatch
-from agent.correlate.rows import KEPT, Inbox, compact
-from agent.correlate.servers import AcceptWatch, BrokerWatch
+from agent.correlate.finding import UNKNOWN, Finding
+from agent.correlate.guard import Guard
+from agent.correlate.rank import Judge
+from agent.correlate.rows import Inbox, compact
 from agent.correlate.steps import Series
 from agent.correlate.view import View
+from agent.correlate.watch import Watch
 
-_UNKNOWN = Verdict("unknown", 0.0, "", "")
+_UNKNOWN = Verdict(UNKNOWN, 0.0, "", "")
 
 
 class Correlator:
@@ -26,15 +28,16 @@ class Correlator:
 
     ``feed`` takes batches of any table in any order; ``advance`` processes what happened up to a watermark. Symptoms are
     judged once a whole second, clock changes at once. Memory is bounded; what did not fit is counted in ``losses``.
+    asked: the causes that are asked, all by default; fewer of them only to see what each is worth. clock: by which ``guard`` counts what each rule costs.
     """
 
-    def __init__(self, config: CorrelatorConfig | None = None) -> None:
-        self._config = config or CorrelatorConfig()
+    def __init__(self, config: CorrelatorConfig | None = None, asked: Collection[Cause] | None = None, clock: Callable[[], int] | None = None) -> None:
+        self._config, self.guard = config or CorrelatorConfig(), Guard(clock)
+        self._judge_of = Judge(causes().values() if asked is None else asked, self.guard)
         self._inbox = Inbox(self._config.pending_rows)
         self._view = View(self._config)
-        self._clock = ClockWatch(self._config)
-        self._watches = (LimiterWatch(self._config), QueueWatch(self._config), BrokerWatch(self._config), AcceptWatch(self._config),
-                         BeliefWatch(self._config))
+        self._clock = ClockWatch(self._config, self.guard)
+        self._watches = self._of_symptoms()
         self._second: int | None = None
         self._gathered: dict[str, list[np.ndarray]] = {}
         self._held: list[Episode] = []
@@ -43,24 +46,40 @@ class Correlator:
         self._mark_ns = -1
         self._late = 0
         self._forced = 0
+        self._unfit = 0
+
+    def _of_symptoms(self) -> list[Watch]:
+        """Who watches, each with its symptoms."""
+        by_watch: dict[type[Watch], list[Symptom]] = {}
+        for symptom in symptoms().values():
+            if symptom.watch is not None:
+                by_watch.setdefault(symptom.watch, []).append(symptom)
+        return [watch(self._config, its, self.guard) for watch, its in by_watch.items()]
 
     def feed(self, batch: Batch) -> None:
         """Takes a batch of any table; rows of tables that play no part are ignored. ``batch.rows`` is not kept."""
-        if batch.table in KEPT and len(batch.rows):
+        if batch.table in kept() and len(batch.rows):
             self._inbox.add(batch.table, compact(batch.table, batch.rows))
+
+    def judge_jumps(self, config: CorrelatorConfig) -> None:
+        """Jumps of the clock from now on by this configuration's thresholds."""
+        self._clock.judge(config)
 
     def losses(self) -> dict[str, int]:
         """Rows that could not be taken into account, by reason.
 
         pending: dropped before the watermark came; late: came after their second was judged (still used as evidence);
-        evidence: no longer kept; subjects: not watched, too many; findings: closed early or not made, too many.
+        evidence: no longer kept, or beyond what is told of a finding; subjects: not watched, too many; findings: closed early or not made, too many; servers: forgotten, too many;
+        rules: judgements of symptoms and causes that failed, or that were not made because their rule is left out.
         """
         rings = sum(ring.dropped for ring in self._view.rings.values()) + self._view.decisions.dropped
-        return {"pending": self._inbox.dropped, "late": self._late, "evidence": rings,
-                "subjects": sum(w.series.dropped for w in self._watches), "findings": self._forced + self._clock.skipped}
+        return {"pending": self._inbox.dropped, "late": self._late, "evidence": rings + self._unfit,
+                "subjects": sum(w.series.dropped for w in self._watches), "findings": self._forced + self._clock.skipped,
+                "servers": self._view.servers.dropped, "rules": self.guard.missed()}
 
     def advance(self, watermark_ns: int) -> list[Batch]:
-        """Processes rows with ``t_ns <= watermark_ns`` in time order; returns findings that are new, changed or closed.
+        """Processes rows with ``t_ns <= watermark_ns`` in time order; returns findings that are new, changed or closed, each followed by its
+        ``evidence`` as far as that is new or has changed.
 
         A watermark that does not grow does nothing. Rows of one call come out in order of their start and id.
         """
@@ -126,7 +145,7 @@ class Correlator:
         due = [e for e in self._held if self._view.informed(e) or second - e.start_ns // SECOND > self._config.hold_s]
         self._held = [e for e in self._held if e not in due]
         for episode in sorted(due, key=lambda e: e.order):
-            self._place(episode, rank(episode, self._view))
+            self._place(episode, self._judge_of.rank(episode, self._view))
         for found in self._findings:
             if not found.finding_id:
                 found.name(found.cause.cause, found.main.subject)
@@ -145,8 +164,7 @@ class Correlator:
         elif not home.finding_id:
             home.start_ns = min(home.start_ns, episode.start_ns)
         home.closed = False
-        home.episodes.append(episode)
-        home.verdicts[id(episode)] = verdicts
+        home.judged(episode, verdicts)
         home.end_ns, home.last_bad = max(home.end_ns, episode.end_ns), max(home.last_bad, episode.last_bad)
 
     def _follow(self, found: Finding, second: int) -> None:
@@ -155,7 +173,7 @@ class Correlator:
             found.end_ns = max(found.end_ns, episode.end_ns)
             found.last_bad = max(found.last_bad, episode.last_bad)
             if not found.closed and second - episode.start_ns // SECOND <= 60:
-                found.verdicts[id(episode)] = rank(episode, self._view)
+                found.judged(episode, self._judge_of.rank(episode, self._view))
 
     def _close(self, found: Finding, second: int) -> None:
         steps = found.steps
@@ -164,8 +182,9 @@ class Correlator:
         counting = steps is not None and steps.until_ns > (second + 1) * SECOND
         lasting = any((e.symptom, e.slot) in w.active and w.active[e.symptom, e.slot] is e for e in found.episodes for w in self._watches)
         young = second - found.start_ns // SECOND < self._config.adopt_s
-        if not found.closed and young and found.cause.cause == "cpu" and self._view.crowded(found.start_ns, found.end_ns, (second + 1) * SECOND):
-            found.last_bad = second  # a hog's pauses between symptoms do not end it
+        lasts = causes()[found.cause.cause].lasts if not found.closed and young else None
+        if lasts and self.guard.attempt(f"cause {found.cause.cause} lasts", lasts, self._view, found.start_ns, found.end_ns, (second + 1) * SECOND, otherwise=False):
+            found.last_bad = second  # its pauses between symptoms do not end it
         quiet = not found.episodes or second - found.last_bad >= self._config.quiet_s
         found.closed = found.closed or (not counting and not lasting and quiet)
 
@@ -179,8 +198,15 @@ class Correlator:
             fresh = state[:3] != found.said[:3]
             older = second - found.said_second
             if fresh or (state != found.said and older >= 1) or (not found.closed and found.episodes and older >= self._config.repeat_s):
-                out.append(found.row(t_ns))
                 found.said, found.said_second = state, second
+                symptom, _ = found.about
+                row = self.guard.attempt(f"words of {symptom}", found.row, t_ns, otherwise=None)
+                out.append(found.row(t_ns, whole=False) if row is None else row)
+                unfit = len(found.unfit)
+                shown = self.guard.attempt(f"evidence of {symptom}", evidence_of.batch, found, t_ns, otherwise=None)
+                self._unfit += len(found.unfit) - unfit
+                if shown is not None:
+                    out.append(shown)
         keep = self._config.merge_ns + self._config.quiet_s * SECOND
         self._findings = [f for f in self._findings
                           if not f.closed or f.end_ns + (max(keep, self._config.keep_ns) if f.steps else keep) > t_ns]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-#: Symptoms in the order in which the first of several names a finding.
-SYMPTOMS = ("clock_jump", "decision_latency", "refusals", "queue_lag", "accept_overflow", "broker_down", "broker_stall", "clock_disagreement")
+from agent.correlate.catalogue import Symptom, symptoms
 
+if TYPE_CHECKING:
+    from agent.correlate.rank import Ranked
 
 @dataclass(eq=False)
 class Episode:
     """One symptom of one subject, from its first to its last bad second. Values are in ``unit``, times CLOCK_BOOTTIME ns.
 
     slot: the subject's row in its series. base: what was usual; value: the worst seen; bar: what a bad second exceeds.
-    scope: what episodes of one local cause share (the process, or the queue).
+    scope: what episodes of one local cause share (the process, or the queue). facts: what causes are judged by. ranked: what they said last.
     """
 
     symptom: str
@@ -36,10 +38,16 @@ class Episode:
     words: str = ""
     count: int = 0
     facts: dict[str, float] = field(default_factory=dict)
+    ranked: Ranked | None = None
 
     @property
-    def order(self) -> tuple[int, int, str]:
-        return SYMPTOMS.index(self.symptom), self.start_ns, self.subject
+    def declared(self) -> Symptom:
+        return symptoms()[self.symptom]
+
+    @property
+    def order(self) -> tuple[int, str, int, str]:
+        """The first of several names a finding."""
+        return self.declared.order, self.symptom, self.start_ns, self.subject
 
 
 @dataclass(frozen=True)
@@ -58,10 +66,10 @@ class Verdict:
 
 
 def item(table: str, what: str, value: float | str | None, unit: str = "", **more: object) -> dict[str, object]:
-    """An entry of a finding's evidence; unknown members are left out, floats rounded to what was measured."""
+    """An entry of a finding's evidence. ``column``: of that table, whose value it is; none where rows were counted. Unknown members are left out, floats rounded to what was measured."""
     entry: dict[str, object] = {"table": table, "what": what, "value": value, "unit": unit, **more}
-    return {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in entry.items() if v not in (None, "") and not _nan(v)}
+    return {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in entry.items() if v not in (None, "") and not _endless(v)}
 
 
-def _nan(value: object) -> bool:
-    return isinstance(value, float) and math.isnan(value)
+def _endless(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

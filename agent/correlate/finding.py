@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
+import json
+from _blake2 import blake2b  # hashlib would bring OpenSSL with it
 from dataclasses import dataclass, field, replace
 
 from agent.batch import Batch, make
-from agent.correlate.causes import usual_and_now
+from agent.correlate.catalogue import causes, symptoms
 from agent.correlate.config import SECOND
 from agent.correlate.episode import Episode, Verdict, item
 from agent.correlate.steps import Series
-from agent.correlate.words import fit, fit_json, instant, listing, number, percent, span
+from agent.correlate.words import capital, fit, fit_json, fit_pieces, listing, pieces, plain, when
 from agent.tables import TABLES
 
 _FINDING = TABLES["finding"]
-_NO_CAUSE = Verdict("unknown", 0.0, "", "no cause was seen")
-_BROKER = ("broker_slow", "broker_down")
+UNKNOWN = "unknown"
+_NO_CAUSE = Verdict(UNKNOWN, 0.0, "", "no cause was seen")
 
 
 @dataclass
@@ -33,13 +33,29 @@ class Finding:
     closed: bool = False
     said: tuple[object, ...] = ()
     said_second: int = 0
+    shown: dict[bytes, tuple[object, ...]] = field(default_factory=dict)  #: its evidence as last told, by id
+    unfit: set[bytes] = field(default_factory=set)  #: ids of evidence that it had no room for
+    _ranked: list[Verdict] | None = None
 
     def name(self, cause: str, subject: str) -> None:
         """The id: the same whenever the same rows are read."""
-        self.finding_id = hashlib.blake2b(f"{cause}|{subject}|{self.start_ns}".encode(), digest_size=8).hexdigest()
+        self.finding_id = blake2b(f"{cause}|{subject}|{self.start_ns}".encode(), digest_size=8).hexdigest()
 
     def ranked(self) -> list[Verdict]:
         """The best verdict of each cause over all episodes, best first; in the words of the first episode that it explains."""
+        if self._ranked is None:
+            self._ranked = self._rank()
+        return self._ranked
+
+    def judged(self, episode: Episode, verdicts: list[Verdict]) -> None:
+        """Takes what the causes say of an episode by now."""
+        if id(episode) not in self.verdicts:
+            self.episodes.append(episode)
+        elif self.verdicts[id(episode)] is verdicts:
+            return
+        self.verdicts[id(episode)], self._ranked = verdicts, None
+
+    def _rank(self) -> list[Verdict]:
         best: dict[str, Verdict] = {}
         for episode in sorted(self.episodes, key=lambda e: e.order):
             for v in self.verdicts[id(episode)]:
@@ -67,8 +83,8 @@ class Finding:
         if self.steps is not None:
             return cause.cause == mine.cause and cause.scope == mine.scope
         near = episode.start_ns <= max(self.end_ns, (self.last_bad + 1) * SECOND) + merge_ns and episode.end_ns >= self.start_ns - merge_ns
-        same = cause.cause == mine.cause or {cause.cause, mine.cause} <= set(_BROKER)
-        if cause.cause == "unknown":
+        same = cause.cause == mine.cause or _kin(cause.cause) == _kin(mine.cause) != ""
+        if cause.cause == UNKNOWN:
             return near and same and any(e.scope == episode.scope for e in self.episodes)
         return near and same and (cause.scope == mine.scope or "" in (cause.scope, mine.scope))
 
@@ -83,19 +99,29 @@ class Finding:
         """``alarm`` unless it is nothing but a clock jump below the threshold."""
         return "notice" if self.steps is not None and not self.steps.alarm and not self.episodes else "alarm"
 
-    def row(self, t_ns: int) -> Batch:
-        """The finding as one row of its table; t_ns is the watermark at which this was known."""
+    @property
+    def about(self) -> tuple[str, str]:
+        """The symptom that names it, and its subject; empty where there is none yet."""
+        if self.steps is not None:
+            jump = symptoms()["clock_jump"]
+            return jump.name, jump.subject
+        return (self.main.symptom, self.main.subject) if self.episodes else ("", "")
+
+    def row(self, t_ns: int, *, whole: bool = True) -> Batch:
+        """The finding as one row of its table; t_ns is the watermark at which this was known. Not whole: in plain words, without what rules say; it
+        does not fail where they do."""
         cause, ranked = self.cause, self.ranked()
         held = [v for v in ranked if v.score > 0]
-        first = self.main if self.episodes else None
-        symptom, subject = ("clock_jump", "wall clock") if self.steps is not None else (first.symptom, first.subject) if first else ("", "")
-        causes = [{"cause": v.cause, "confidence": round(v.score, 2), "words": v.words} for v in ([cause] if self.steps else []) + held]
-        ruled_out = [{"cause": v.cause, "words": v.words} for v in ranked if v.score == 0]
+        symptom, subject = self.about
+        said = fit_pieces(pieces(self.sentence() if whole else self._plainly()), 480)
+        causes = [{"cause": v.cause, "confidence": round(v.score, 2), "words": v.words} for v in ([cause] if self.steps else []) + held if whole]
+        ruled_out = [{"cause": v.cause, "words": v.words} for v in ranked if v.score == 0 and whole]
+        entries = self.evidence(held) if whole else []
         return make("finding", 1, t_ns=t_ns, finding_id=self.finding_id.encode(), state=_FINDING.code("state", "closed" if self.closed else "open"),
                     severity=_FINDING.code("severity", self.severity),
                     start_ns=self.start_ns, end_ns=self.end_ns, symptom=symptom.encode(), subject=fit(subject, 128), cause=cause.cause.encode(),
-                    confidence=round(cause.score, 2) if cause.cause != "unknown" else 0.3, sentence=fit(self.sentence(), 480),
-                    causes=fit_json(causes, 2048), evidence=fit_json(self.evidence(held), 6144), ruled_out=fit_json(ruled_out, 2048))
+                    confidence=round(cause.score, 2) if cause.cause != UNKNOWN else 0.3, sentence=plain(said).encode(), said=_in_json(said),
+                    causes=fit_json(causes, 2048), evidence=fit_json(entries, 6144), ruled_out=fit_json(ruled_out, 2048))
 
     def evidence(self, held: list[Verdict]) -> list[dict[str, object]]:
         entries: list[dict[str, object]] = []
@@ -104,17 +130,27 @@ class Finding:
         for v in held[:1]:
             entries += v.evidence
         for e in sorted(self.episodes, key=lambda e: e.order):
-            entries.append(item(_TABLE[e.symptom], e.symptom, e.value, e.unit, baseline=e.base, t_ns=e.start_ns, end_ns=e.end_ns,
-                                subject=e.subject, pid=e.pid))
+            entries.append(self.of_symptom(e))
         for v in held[1:]:
             entries += v.evidence
         return entries
+
+    @staticmethod
+    def of_symptom(e: Episode) -> dict[str, object]:
+        return item(e.declared.table, e.symptom, e.value, e.unit, column=e.declared.measured.get(e.metric), baseline=e.base, t_ns=e.start_ns, end_ns=e.end_ns,
+                    subject=e.subject, pid=e.pid)  # fmt: skip
+
+    def _plainly(self) -> str:
+        symptom, subject = self.about
+        meaning = symptoms()[symptom].meaning if symptom in symptoms() else "something is wrong"
+        cause = f", cause: {self.cause.cause.replace('_', ' ')}" if self.cause.cause != UNKNOWN else ""
+        return f"{capital(meaning)}: {subject}, {when(self)}{cause} (no more could be told of it, see tickscope status)."
 
     def sentence(self) -> str:
         if self.steps is not None:
             return self.steps.sentence() + (f" After it, {_lower(_clause(self.main))}." if self.episodes else "")
         cause = self.cause
-        if cause.cause == "unknown":
+        if cause.cause == UNKNOWN:
             looked = sorted({v.cause.replace("_", " ") for v in self.ranked()})
             why = f"; no cause was seen ({'looked at: ' + ', '.join(looked) if looked else 'nothing else was recorded'})"
         else:
@@ -124,8 +160,10 @@ class Finding:
         return f"{_clause(self.main)}{why}.{also}"
 
 
-_TABLE = {"decision_latency": "limiter_decision", "refusals": "limiter_decision", "queue_lag": "queue_lag", "accept_overflow": "socket_queue",
-          "broker_down": "queue_lag", "broker_stall": "queue_lag", "clock_disagreement": "clock_daemon"}
+def _in_json(said: list[str | int]) -> bytes:
+    """Empty where what it says needs so much escaping that there is no room for it."""
+    raw = json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode()
+    return raw if len(raw) <= _FINDING.by_name["said"].width else b""
 
 
 def _lower(clause: str) -> str:
@@ -134,27 +172,8 @@ def _lower(clause: str) -> str:
 
 def _clause(e: Episode) -> str:
     """What was wrong with what, how much, and when."""
-    value, base = usual_and_now(e)
-    when = f"from {instant(e.start_ns)} to {instant(e.end_ns)}"
-    if e.metric == "high_ns":
-        return f"One in ten decisions of {e.subject} took {value} or more instead of {base} {when}"
-    if e.symptom == "decision_latency":
-        return f"Decisions of {e.subject} took {'up to ' if e.count > 1 else ''}{value} instead of {base} {when}"
-    if e.symptom == "refusals":
-        failed = e.facts.get("errors", 0) > e.facts.get("refused", 0)
-        what = f"{'failed' if failed else 'refused'} up to {percent(e.value)} of decisions instead of {percent(e.base)}"
-        return f"{e.subject[0].upper()}{e.subject[1:]} {what} {when}"
-    if e.metric == "stuck":
-        return f"{e.subject[0].upper()}{e.subject[1:]} stood still while messages arrived {when}"
-    if e.symptom == "queue_lag":
-        what = {"age_s": "its oldest undelivered message was", "pending_s": "its oldest unacknowledged message was", "lag": "its lag was"}[e.metric]
-        unit = " messages" if e.metric == "lag" else " old"
-        return f"{e.subject[0].upper()}{e.subject[1:]} fell behind: {what} {value}{unit} instead of {base} {when}"
-    if e.symptom == "accept_overflow":
-        return f"The {e.subject} held {number(e.value)} of {number(e.facts.get('limit', 0))} connections {when}"
-    if e.symptom == "clock_disagreement":
-        return f"{e.subject[0].upper()}{e.subject[1:]} was off by {value}, more than both bounds together ({span(e.facts['bound_ns'])}), {when}"
-    if e.symptom == "broker_down":
-        return f"{e.subject[0].upper()}{e.subject[1:]} was down {when}"
-    usually = f" instead of {base}" if not math.isnan(e.base) else ""
-    return f"{e.subject[0].upper()}{e.subject[1:]} did not answer for {value}{usually} {when}"
+    return e.declared.clause(e)
+
+
+def _kin(cause: str) -> str:
+    return causes()[cause].kin

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from agent.correlate.limiters import at_work
 from agent.correlate.rows import groups, known, start_ticks
 
 _INSIDE = ("slow_syscall", "tls_handshake")
@@ -36,14 +37,12 @@ def _pairs(d: np.ndarray, d_by: list[np.ndarray], e: np.ndarray, e_by: list[np.n
     if not len(di) or not len(ei):
         return di[:0], ei[:0]
     _, number = groups([np.concatenate([a[di], b[ei]]) for a, b in zip(d_by, e_by, strict=True)])
-    end = d["t_ns"][di]
-    start = end - np.maximum(d["duration_ns"][di], 0)
-    i, j = within(number[len(di):], e["t_ns"][ei], number[: len(di)], start, end)
+    i, j = within(number[len(di):], e["t_ns"][ei], number[: len(di)], *at_work(d[di]))
     return di[i], ei[j]
 
 
 def inside(decisions: np.ndarray, events: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Index pairs (decision, event) of events that ended within ``[t_ns - duration_ns, t_ns]`` of a decision of their own.
+    """Index pairs (decision, event) of events that ended within ``at_work`` of a decision of their own.
 
     Its own is: the same process, and the same goroutine where both know one, else the same thread; a decision whose thread is
     unknown (the intake socket tells only the process) takes the events of its process.

@@ -3,55 +3,64 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from agent.correlate.catalogue import Symptom
 from agent.correlate.config import SECOND, CorrelatorConfig
 from agent.correlate.episode import Episode
+from agent.correlate.guard import Guard
 from agent.correlate.rows import groups, known, start_ticks
-from agent.correlate.watch import Rise, Watch
+from agent.correlate.watch import Second, Watch
 from agent.correlate.words import process, text
 from agent.tables import TABLES
 
-_REFUSED, _DELAYED, _ERROR = (TABLES["limiter_decision"].code("result", name) for name in ("refused", "delayed", "error"))
+_REFUSED, _DELAYED, _ERROR, _CANCELLED = (TABLES["limiter_decision"].code("result", name) for name in ("refused", "delayed", "error", "cancelled"))
+
+#: What a symptom of limiters reads.
+READS = {"limiter_decision": ("tid", "limiter_id", "library", "result", "cost", "limit_per_s", "burst", "window_ns", "wait_ns", "duration_ns",
+                              "step_immune", "goroutine", "unlimited", "sample_rate")}  # fmt: skip
 
 
 def took(rows: np.ndarray) -> np.ndarray:
     """Nanoseconds that each decision itself took, NaN where unknown.
 
     A delay that the limiter imposed is its answer, not a symptom: it is subtracted, and a delayed decision whose delay is
-    unknown counts as unknown.
+    unknown counts as unknown; so does one that the caller cancelled, since nobody told how much of its delay had passed.
     """
     duration = np.where(known(rows["duration_ns"]), rows["duration_ns"], np.nan)
     wait = np.where(known(rows["wait_ns"]), rows["wait_ns"], np.nan)
-    delayed = rows["result"] == _DELAYED
-    return np.where(delayed, np.where(np.isnan(wait), np.nan, np.maximum(duration - wait, 0)), duration)
+    delayed, cancelled = rows["result"] == _DELAYED, rows["result"] == _CANCELLED
+    return np.where(delayed | (cancelled & ~(wait <= 0)), np.where(cancelled | np.isnan(wait), np.nan, np.maximum(duration - wait, 0)), duration)
+
+
+def at_work(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(from, to) of each decision, CLOCK_BOOTTIME ns, without the sleep that follows it where that is known to follow (a Go program's Wait)."""
+    begun = rows["t_ns"] - np.where(known(rows["duration_ns"]), rows["duration_ns"], 0)
+    slept = np.isin(rows["result"], (_DELAYED, _CANCELLED)) & known(rows["goroutine"])
+    return begun, np.where(slept, begun + np.nan_to_num(took(rows)).astype(np.int64), rows["t_ns"])
 
 
 class LimiterWatch(Watch):
     """One subject is one limiter of one process."""
 
-    metrics = ("n", "refused", "errors", "share", "cost", "med_ns", "high_ns", "max_ns", "limit", "burst")
+    metrics = ("n", "refused", "errors", "share", "cost", "med_ns", "high_ns", "max_ns", "limit", "burst", "watched")
 
-    def __init__(self, config: CorrelatorConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
+        super().__init__(config, symptoms, guard)
         self.names: dict[int, tuple[str, str, int, int, str]] = {}
+        self.of = np.empty(0, np.int64)  # the slot of each decision of the second
         self._need: dict[int, int] = {}
-        self._rises = (
-            Rise("refusals", "share", "", config.refusal_rise, 1.0),
-            Rise("decision_latency", "med_ns", "ns", float(config.latency_rise_ns), 3.0),
-            Rise("decision_latency", "high_ns", "ns", float(config.tail_rise_ns), 5.0),
-        )
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         d = rows.get("limiter_decision")
-        self._of = np.empty(0, np.int64)
+        self.of = np.empty(0, np.int64)
         if d is None:
             return np.empty(0, np.int64)
         first, group = groups([d["limiter_id"], d["pid"], start_ticks(d)])
         slots = np.array([self._slot(d[i], second) for i in first], np.int64)
-        self._of = slots[group]
+        self.of = slots[group]
         n = np.bincount(group).astype(np.float64)
         errors = np.bincount(group, d["result"] == _ERROR)
         refused = np.bincount(group, d["result"] == _REFUSED)
@@ -66,7 +75,9 @@ class LimiterWatch(Watch):
                           for rank in ((timed - 1) // 2, 9 * (timed - 1) // 10, timed - 1))
         fits = slots >= 0
         values = {"n": n, "refused": refused, "errors": errors, "share": (refused + errors) / n, "cost": cost, "med_ns": med, "high_ns": high, "max_ns": top,
-                  "limit": _last(d["limit_per_s"], group, len(n)), "burst": _last(d["burst"], group, len(n))}
+                  "limit": _last(np.where(d["unlimited"] == 1, np.inf, d["limit_per_s"]), group, len(n)), "burst": _last(d["burst"], group, len(n))}
+        values["watched"] = np.ones(len(n))
+        np.minimum.at(values["watched"], group, np.where(d["sample_rate"] < 1, d["sample_rate"], 1.0))
         self.series.put(second, slots[fits], **{k: v[fits] for k, v in values.items()})
         return slots[fits]
 
@@ -85,55 +96,34 @@ class LimiterWatch(Watch):
         return Episode(symptom, (limiter, pid, tick), slot, f"limiter {who}", f"{pid}/{tick}", 0, 0, "", "", 0.0, 0.0, 0.0, 0,
                        pid=pid if pid > 0 else None, start_tick=tick, comm=comm)
 
-    def judge(self, second: int, slots: np.ndarray, rows: Mapping[str, np.ndarray]) -> list[Episode]:
-        opened = self._stalls(second, slots, rows["limiter_decision"])
-        n = self.config.persist_s
-        bad = self.series.recent("refused", slots, second, n) + self.series.recent("errors", slots, second, n)
-        seen = self.series.baseline("n", slots, second, n).seen
-        warm = seen >= np.array([self._need[int(s)] for s in slots])
-        opened += self.rises(self._rises[0], second, slots, warm & (np.nansum(bad, axis=1) >= self.config.refusals_min))
-        for rise in self._rises[1:]:
-            opened += self.rises(rise, second, slots, warm)
+    def warm(self, second: Second) -> np.ndarray:
+        """Which subjects have been seen for long enough to judge a lasting rise."""
+        seen = self.series.baseline("n", second.slots, second.at, self.config.persist_s).seen
+        return np.asarray(seen >= np.array([self._need[int(s)] for s in second.slots]))
+
+    def settle(self, second: int) -> None:
         for episode in self.active.values():
             if episode.last_bad == second:  # What holds once it is over explains nothing.
                 self._facts(episode, second)
-        return opened
-
-    def _stalls(self, second: int, slots: np.ndarray, d: np.ndarray) -> list[Episode]:
-        """Single decisions far outside all that their limiter was seen to do."""
-        worst = self.series.recent("max_ns", slots, second, 1)[:, 0]
-        usual, tops = self.series.baseline("med_ns", slots, second, 1), self.series.baseline("max_ns", slots, second, 1)
-        bar = np.maximum(self.config.stall_ns, np.maximum(self.config.stall_ratio * usual.median, 2 * tops.top))
-        opened = []
-        for i in np.flatnonzero((worst > bar) & (usual.seen >= 3)):
-            slot = int(slots[i])
-            slow = d[(self._of == slot) & (took(d) > bar[i])]
-            start, end = int((slow["t_ns"] - slow["duration_ns"]).min()), int(slow["t_ns"].max())
-            episode = self.active.get(("decision_latency", slot))
-            if episode is not None:
-                self.extend(episode, second, float(worst[i]), end)
-            else:
-                episode = self.describe("decision_latency", slot)
-                episode.metric, episode.unit, episode.start_ns, episode.end_ns = "max_ns", "ns", start, end
-                episode.base, episode.bar = float(usual.median[i]), float(bar[i])
-                self.open(episode, second, float(worst[i]), 1)
-                opened.append(episode)
-            episode.count += len(slow)
-        return opened
 
     def _facts(self, episode: Episode, second: int) -> None:
-        """What causes are judged by: rate, limit, burst and failures, before and during."""
+        """What causes are judged by: rate, limit, burst and failures, before and during; watched: the share of its decisions that were seen."""
         slot = np.array([episode.slot])
         bad = max(1, min(60, second - episode.start_ns // SECOND + 1))
-        for metric in ("n", "cost", "limit", "burst", "errors", "refused"):
+        for metric in ("n", "cost", "limit", "burst", "errors", "refused", "watched"):
             now = self.series.recent(metric, slot, second, bad)[0]
             now = now[~np.isnan(now)]
             if not len(now):
                 continue
-            episode.facts[metric] = float(now.sum() if metric in ("errors", "refused") else np.median(now))
+            episode.facts[metric] = float(now.sum() if metric in ("errors", "refused") else now.min() if metric == "watched" else np.median(now))
             before = float(self.series.baseline(metric, slot, second, bad).median[0])
             if not math.isnan(before):
                 episode.facts[f"{metric}_base"] = before
+
+
+def seen(episode: Episode) -> str:
+    """Of which decisions, where a share of them was watched."""
+    return " that were seen" if episode.facts.get("watched", 1.0) < 1 else ""
 
 
 def _last(values: np.ndarray, group: np.ndarray, n: int) -> np.ndarray:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from agent.correlate.catalogue import Symptom
 from agent.correlate.config import SECOND, CorrelatorConfig
 from agent.correlate.episode import Episode
+from agent.correlate.guard import Guard
 from agent.correlate.rows import groups, known
-from agent.correlate.watch import Rise, Watch
+from agent.correlate.watch import Watch
 from agent.correlate.words import peer, text
 
+#: What a symptom of queues reads.
+READS = {"queue_lag": ("system", "destination", "partition", "consumer_group", "lag_messages", "lag_s", "oldest_undelivered_s", "oldest_pending_s",
+                       "pending", "consumers", "in_per_s", "out_per_s", "status", "peer")}  # fmt: skip
 _CARRY_S = 10  # a poll's answer stands for this long, so that slow polling does not look like recovery
 
 
@@ -26,15 +31,9 @@ class QueueWatch(Watch):
 
     metrics = ("age_s", "pending_s", "lag", "in", "out", "consumers", "stuck")
 
-    def __init__(self, config: CorrelatorConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
+        super().__init__(config, symptoms, guard)
         self.names: dict[int, tuple[str, ...]] = {}
-        self._rises = (
-            Rise("queue_lag", "age_s", "s", config.age_rise_s, 2.0),
-            Rise("queue_lag", "pending_s", "s", config.pending_rise_s, 2.0),
-            Rise("queue_lag", "lag", "messages", config.lag_rise, 3.0),
-            Rise("queue_lag", "stuck", "", 0.5, 1.0),
-        )
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         slots = np.empty(0, np.int64)
@@ -68,17 +67,10 @@ class QueueWatch(Watch):
         queue = f"{system} queue {destination}{f'/{partition}' if partition else ''}" + (f" group {group}" if group else "")
         return Episode(symptom, self.names[slot], slot, queue, f"queue {destination}/{group}", 0, 0, "", "", 0.0, 0.0, 0.0, 0)
 
-    def judge(self, second: int, slots: np.ndarray, rows: Mapping[str, np.ndarray]) -> list[Episode]:
-        ages = self.series.recent("age_s", slots, second, self.config.persist_s)
-        aged = ~np.all(np.isnan(ages), axis=1)
-        every = np.ones(len(slots), np.bool_)
-        opened: list[Episode] = []
-        for rise in self._rises:
-            opened += self.rises(rise, second, slots, every if rise.metric != "lag" else ~aged)
+    def settle(self, second: int) -> None:
         for episode in self.active.values():
             if episode.last_bad == second:  # What holds once it is over explains nothing.
                 self._facts(episode, second)
-        return opened
 
     def _facts(self, episode: Episode, second: int) -> None:
         slot = np.array([episode.slot])

@@ -7,30 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from agent.tables import TABLES
-
-_PROC = ("pid", "proc_start_ns", "comm")
-
-#: Per table, in processing order, the columns that the correlator reads.
-KEPT: dict[str, tuple[str, ...]] = {
-    "clock_change": ("t_ns", *_PROC, "kind", "via", "modes", "size_ns", "err_ns", "real_mono_before_ns", "real_mono_after_ns", "ret"),
-    "clock_daemon": ("t_ns", "daemon", "kind", "state", "source", "offset_ns", "distance_ns", "reason"),
-    "tcp_connect": ("t_ns", *_PROC, "peer", "result", "errno", "duration_ns"),
-    "tcp_retransmit": ("t_ns", *_PROC, "peer", "kind", "count"),
-    "tcp_reset": ("t_ns", *_PROC, "peer", "direction"),
-    "tcp_rtt": ("t_ns", *_PROC, "role", "sport", "peer", "samples", "rtt_min_us", "rtt_max_us", "rtt_sum_us", "srtt_us"),
-    "tls_handshake": ("t_ns", "tid", *_PROC, "peer", "library", "duration_ns", "result"),
-    "syscall_latency": ("t_ns", *_PROC, "basis", "kind", "peer", "interval_ns", "max_ns", "run_queue_ns"),
-    "slow_syscall": ("t_ns", "tid", *_PROC, "kind", "peer", "syscall", "fd_type", "duration_ns", "blocked_ns", "run_queue_ns",
-                     "goroutine", "sock_id"),
-    "socket_queue": ("t_ns", *_PROC, "kind", "saddr", "sport", "queue", "limit", "drops"),
-    "queue_lag": ("t_ns", "system", "destination", "partition", "consumer_group", "lag_messages", "lag_s", "oldest_undelivered_s",
-                  "oldest_pending_s", "pending", "consumers", "in_per_s", "out_per_s", "status", "reason", "poll_ns", "peer"),
-    "limiter_decision": ("t_ns", "tid", *_PROC, "limiter_id", "library", "result", "cost", "limit_per_s", "burst", "window_ns",
-                         "wait_ns", "duration_ns", "step_immune", "goroutine"),
-}
-
-DTYPES = {table: np.dtype([(c, TABLES[table].by_name[c].dtype) for c in names]) for table, names in KEPT.items()}
+from agent.correlate.catalogue import dtypes, kept
 
 _NOT_NULL = -(2**62)
 
@@ -49,9 +26,9 @@ def start_ticks(rows: np.ndarray) -> np.ndarray:
 
 
 def compact(table: str, rows: np.ndarray) -> np.ndarray:
-    """The columns of ``rows`` that are kept, dtype ``DTYPES[table]``."""
-    out = np.empty(len(rows), DTYPES[table])
-    for name in KEPT[table]:
+    """The columns of ``rows`` that are kept, dtype ``dtypes()[table]``."""
+    out = np.empty(len(rows), dtypes()[table])
+    for name in kept()[table]:
         out[name] = rows[name]
     return out
 
@@ -79,8 +56,8 @@ class Inbox:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._waiting: dict[str, list[np.ndarray]] = {table: [] for table in KEPT}
-        self._rows = dict.fromkeys(KEPT, 0)
+        self._waiting: dict[str, list[np.ndarray]] = {table: [] for table in kept()}
+        self._rows = dict.fromkeys(kept(), 0)
         self.dropped = 0
 
     def add(self, table: str, rows: np.ndarray) -> None:
@@ -113,6 +90,9 @@ class Inbox:
         return taken
 
 
+_CHANGES = 512
+
+
 class Ring:
     """The last rows of a table: about ``capacity`` of them at most, none older than ``keep_ns``; dropped ones are counted.
 
@@ -124,6 +104,9 @@ class Ring:
         self._pieces: deque[np.ndarray] = deque()
         self._rows = 0
         self._capacity, self._keep_ns = capacity, keep_ns
+        self._changes: deque[tuple[int, int]] = deque(maxlen=_CHANGES)
+        self.version = 0
+        self.looked: set[tuple[int, int]] | None = None
         self.dropped = 0
 
     def add(self, rows: np.ndarray) -> None:
@@ -134,14 +117,30 @@ class Ring:
         self.dropped += over
         self._pieces.append(rows[over:])
         self._rows += len(rows) - over
+        self._changed(rows)
         oldest = int(rows["t_ns"][-1]) - self._keep_ns
         while self._rows > self._capacity or self._pieces[0]["t_ns"][-1] < oldest:
             gone = self._pieces.popleft()
             self._rows -= len(gone)
             self.dropped += int(np.count_nonzero(gone["t_ns"] >= oldest))
+            self._changed(gone)
+
+    def _changed(self, rows: np.ndarray) -> None:
+        self.version += 1
+        self._changes.append((int(rows["t_ns"][0]), int(rows["t_ns"][-1])))
+
+    def unchanged(self, version: int, spans: Iterable[tuple[int, int]]) -> bool:
+        """Whether rows of no such time came or went since that version."""
+        since = self.version - version
+        if since > len(self._changes):
+            return False
+        late = [self._changes[-1 - i] for i in range(since)]
+        return not any(first <= to_ns and last >= from_ns for from_ns, to_ns in spans for first, last in late)
 
     def between(self, from_ns: int, to_ns: int) -> np.ndarray:
-        """Rows with ``from_ns <= t_ns <= to_ns``."""
+        """Rows with ``from_ns <= t_ns <= to_ns``. Noted in ``looked``, where that is set."""
+        if self.looked is not None:
+            self.looked.add((from_ns, to_ns))
         pieces = [p for p in self._pieces if p["t_ns"][-1] >= from_ns and p["t_ns"][0] <= to_ns]
         rows = np.concatenate(pieces) if pieces else self._empty
         t = rows["t_ns"]

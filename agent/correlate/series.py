@@ -92,7 +92,7 @@ class Series:
 
     def put(self, second: int, slots: np.ndarray, **values: np.ndarray) -> None:
         """Values of one second; ``slots`` and every value have shape (n,)."""
-        with np.errstate(over="ignore"):  # golang.org/x/time/rate's Inf is the largest float64
+        with np.errstate(over="ignore"):  # a limiter may tell any number
             for metric, value in values.items():
                 self._values[metric][slots, second % SECONDS] = value
 
@@ -119,5 +119,6 @@ class Series:
         grid = np.ix_(slots, columns)
         values = np.where(self._usual[grid], self._values[metric][grid].astype(np.float64), np.nan)
         median = quantile(values, 0.5)
-        spread = _SIGMA * quantile(np.abs(values - median[:, None]), 0.5)
+        with np.errstate(invalid="ignore"):  # no limit is an infinite one
+            spread = _SIGMA * quantile(np.abs(values - median[:, None]), 0.5)
         return Baseline(median, spread, quantile(values, 0.9), quantile(values, 1.0), np.count_nonzero(~np.isnan(values), axis=1))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from agent.correlate.catalogue import Jumping, causes
 from agent.correlate.episode import Verdict, item
 from agent.correlate.words import instant, listing, plural, process, span
 
 _AFFECTED = ("decisions in the interval", "not affected: ignores the wall clock")
 _TOLD = 16  # jumps of a series that are listed as evidence
 _NEAR = 64  # jumps of a series that a decision is looked up in, so that it counts once
-_DID = {"leap": ("made a leap second", "was moved by leap seconds"), "clock_slew": ("is being slewed", "was slewed")}
 
 
 @dataclass
@@ -36,8 +36,8 @@ class Affected:
 class Jump:
     """One clock change that matters. size_ns < 0: backward. until_ns: from then on no decision is affected.
 
-    alarm: large enough for one. minor: below the threshold, a finding only once a decision fell into it. unwatched: for how long no
-    agent had looked when it was found, as ``clock_change.modes`` says it.
+    alarm: large enough for one. minor: below the threshold, a finding only once a decision fell into it. unwatched_ns: for how long
+    no agent had looked when it was found.
     """
 
     cause: str
@@ -52,8 +52,14 @@ class Jump:
     wall_after_ns: int | None = None
     alarm: bool = False
     minor: bool = False
-    unwatched: str = ""
+    unwatched_ns: int | None = None
     series: Series = field(init=False, repr=False)
+
+    @property
+    def declared(self) -> Jumping:
+        jumps = causes()[self.cause].jumps
+        assert jumps is not None
+        return jumps
 
     @property
     def backward(self) -> bool:
@@ -62,7 +68,8 @@ class Jump:
     @property
     def actor(self) -> tuple[str, str | None]:
         """What jumps of one series share. A command that is run again and again is one actor under many pids."""
-        return self.cause, self.unwatched or self.comm or (str(self.pid) if self.pid else None)
+        unwatched = None if self.unwatched_ns is None else f"unwatched for {self.unwatched_ns} ns"
+        return self.cause, unwatched or self.comm or (str(self.pid) if self.pid else None)
 
 
 class Series:
@@ -112,7 +119,7 @@ class Series:
 
     @property
     def verdict(self) -> Verdict:
-        sure = (1.0 if self.certain else 0.6) * (0.99 if self.pids or self.first.cause == "leap" else 0.9)
+        sure = (1.0 if self.certain else 0.6) * (0.99 if self.pids or not self.first.declared.by_somebody else 0.9)
         return Verdict(self.first.cause, sure, str(self.first.t_ns), "")
 
     def evidence(self) -> list[dict[str, object]]:
@@ -145,10 +152,11 @@ class Series:
         return head if hit or immune else f"{head} No limiter decision was seen near {'them' if many else 'it'}."
 
     def _moved(self) -> str:
-        one, several = _DID.get(self.first.cause, ("jumped", "jumped"))
-        if self.first.unwatched:
+        one, several = self.first.declared.one, self.first.declared.several
+        if self.first.unwatched_ns is not None:
             way = "back" if self.back else "forward"
-            return f"{one} {way} by {span(self.most_ns)} in the {self.first.unwatched} before {instant(self.first.t_ns)}, while no agent was running"
+            return (f"{one} {way} by {span(self.most_ns)} in the {self.first.unwatched_ns / 1e9:.1f} s before "
+                    f"{instant(self.first.t_ns)}, while no agent was running")
         if self.count == 1:
             return f"{one} {'back' if self.back else 'forward'} by {span(self.most_ns)} at {instant(self.first.t_ns)}"
         ways = [f"{n} {way}" for n, way in ((self.count - self.back, "forward"), (self.back, "back")) if n]
@@ -162,7 +170,7 @@ class Series:
         if not self.pids and first.comm:  # its number is that of another PID namespace
             return f": {first.comm}, a process that the agent cannot see from its container, {f'called {first.via}' if first.via else 'did it'}"
         if not self.pids:
-            return "" if first.cause == "leap" or first.unwatched else ", by whom was not seen"
+            return "" if not first.declared.by_somebody or first.unwatched_ns is not None else ", by whom was not seen"
         return f": {listing([process(first.comm, pid) for pid in self.pids])} {f'called {first.via}' if first.via else 'did it'}"
 
     def _sorted(self) -> list[Affected]:
@@ -170,5 +178,5 @@ class Series:
 
 
 def _change(j: Jump) -> dict[str, object]:
-    return item("clock_change", j.cause, j.size_ns, "ns", t_ns=j.t_ns, pid=j.pid, comm=j.comm, via=j.via, err_ns=j.err_ns,
+    return item("clock_change", j.cause, j.size_ns, "ns", column="size_ns", t_ns=j.t_ns, pid=j.pid, comm=j.comm, via=j.via, err_ns=j.err_ns,
                 real_mono_before_ns=j.wall_before_ns, real_mono_after_ns=j.wall_after_ns)

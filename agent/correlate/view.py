@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from agent.correlate.catalogue import causes, dtypes
 from agent.correlate.config import SECOND, CorrelatorConfig
 from agent.correlate.episode import Episode
 from agent.correlate.limiters import took
-from agent.correlate.rows import DTYPES, Ring, groups, known, start_ticks
+from agent.correlate.local import Servers, in_netns, is_loopback
+from agent.correlate.rows import Ring, groups, known, start_ticks
 from agent.correlate.steps import Jump
-from agent.correlate.words import text
 from agent.tables import TABLES
 
 _BLOCKED = TABLES["syscall_latency"].code("basis", "blocked")
@@ -20,11 +22,16 @@ NO_PEER = np.zeros(1, "V18")
 _OK = TABLES["tcp_connect"].code("result", "ok")
 _SERVER = TABLES["tcp_rtt"].code("role", "server")
 _ACCEPT = TABLES["socket_queue"].code("kind", "accept")
+_TALKS = ("tcp_rtt", "tcp_connect")
 _SLOW_DECISION_NS = 10_000_000
 _LEAD_NS = 200_000_000
 _REACH_NS = 30 * SECOND  # sums of an interval come at its end
 _SETTLED = 8  # samples after which a smoothed RTT has made two thirds of its way
-_TABLES = ("tcp_rtt", "tcp_connect", "tcp_retransmit", "tcp_reset", "tls_handshake", "slow_syscall", "syscall_latency")
+T = TypeVar("T")
+
+#: What who serves an address is known by, and from which network namespace somebody talks.
+SERVERS = {"tcp_rtt": ("netns", "role", "saddr", "sport", "peer"), "socket_queue": ("netns", "kind", "saddr", "sport"), "tcp_connect": ("netns", "peer")}
+_ELSEWHERE = {"limiter_decision", "clock_change", "socket_queue"}  # kept by what is made of them: slow decisions, jumps, servers
 
 
 class View:
@@ -32,15 +39,47 @@ class View:
 
     def __init__(self, config: CorrelatorConfig) -> None:
         self.config = config
-        self.rings = {t: Ring(DTYPES[t], config.keep_rows, config.keep_ns) for t in _TABLES}
-        self.decisions = Ring(DTYPES["limiter_decision"], config.keep_rows, config.keep_ns)
+        read = {table: None for cause in causes().values() for table in cause.reads if table not in _ELSEWHERE}
+        self.rings = {t: Ring(dtypes()[t], config.keep_rows, config.keep_ns) for t in read}
+        self.decisions = Ring(dtypes()["limiter_decision"], config.keep_rows, config.keep_ns)
         self.jumps: list[Jump] = []
-        self._servers: dict[int, tuple[str, int]] = {}
+        self.servers = Servers(config.servers, config.server_age_ns)
+        self._home: int | None = None  # the agent's own network namespace
         self._sums_ns = -1
+        self._shared: dict[tuple[object, int], object] = {}
+
+    def once(self, work: Callable[[Episode, View], T], episode: Episode) -> T:
+        """What several causes go by, worked out once each time that an episode is ranked."""
+        key = work, id(episode)
+        if key not in self._shared:
+            self._shared[key] = work(episode, self)
+        return cast(T, self._shared[key])
+
+    def look(self) -> dict[Ring, set[tuple[int, int]]]:
+        """From here on, what is looked at is noted."""
+        self._shared = {}
+        spans: dict[Ring, set[tuple[int, int]]] = {ring: set() for ring in (self.decisions, *self.rings.values())}
+        for ring, its in spans.items():
+            ring.looked = its
+        return spans
+
+    def looked(self, spans: dict[Ring, set[tuple[int, int]]]) -> tuple[Any, ...]:
+        """What was looked at since ``look``, for ``unchanged``."""
+        for ring in spans:
+            ring.looked = None
+        return self._beside(), [(ring, ring.version, its) for ring, its in spans.items() if its]
+
+    def unchanged(self, looked: tuple[Any, ...]) -> bool:
+        """Whether all that was looked at is still the same."""
+        return bool(looked[0] == self._beside()) and all(ring.unchanged(version, spans) for ring, version, spans in looked[1])
+
+    def _beside(self) -> tuple[object, ...]:
+        """What is no ring: jumps and whom they affected, servers."""
+        return self._home, self.servers.version, [(id(jump), len(jump.series.affected)) for jump in self.jumps]
 
     def add(self, rows: Mapping[str, np.ndarray]) -> None:
         floor = self.config.evidence_floor_ns
-        for table in _TABLES:
+        for table, ring in self.rings.items():
             kept = rows.get(table)
             if kept is None:
                 continue
@@ -51,29 +90,36 @@ class View:
                 waited = (kept["kind"] == _WAITING) & (kept["peer"] != NO_PEER) & (kept["max_ns"] >= floor)
                 kept = kept[(kept["basis"] == _BLOCKED) & (waited | (kept["run_queue_ns"] >= floor))]
             elif table == "tcp_rtt":
-                self._learn_servers(kept[(kept["role"] == _SERVER) & (kept["sport"] > 0)])
+                self.servers.learn(kept[kept["role"] == _SERVER])
                 kept = merge_rtt(kept)
-            self.rings[table].add(kept)
+            ring.add(kept)
         listening = rows.get("socket_queue")
         if listening is not None:
-            self._learn_servers(listening[(listening["kind"] == _ACCEPT) & (listening["pid"] > 0)])
+            listening = listening[listening["kind"] == _ACCEPT]
+            self.servers.learn(listening)
+            polled = listening["netns"][known(listening["netns"])]
+            self._home = int(polled[-1]) if len(polled) else self._home
         decisions = rows.get("limiter_decision")
         if decisions is not None:
             with np.errstate(invalid="ignore"):
                 self.decisions.add(decisions[took(decisions) >= _SLOW_DECISION_NS])
 
-    def _learn_servers(self, rows: np.ndarray) -> None:
-        if not len(rows):
-            return
-        ports, first = np.unique(rows["sport"], return_index=True)
-        for port, i in zip(ports, first, strict=True):
-            if rows["pid"][i] > 0 and len(self._servers) < 4096:
-                self._servers[int(port)] = text(rows["comm"][i]), int(rows["pid"][i])
+    def netns(self, episode: Episode, peer: bytes) -> int | None:
+        """The network namespace from which the episode's process talks to a peer; the agent's own, where it is the agent who asks."""
+        if episode.declared.asked_by_agent:
+            return self._home
+        found = [self.own(self.rings[t].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND), episode) for t in _TALKS]
+        for rows in (*(_to(rows, peer) for rows in found), *found):
+            seen = np.unique(rows["netns"][known(rows["netns"])])
+            if len(seen):
+                return int(seen[0]) if len(seen) == 1 else None
+        return None
 
-    def server(self, peer: str) -> tuple[str, int] | None:
-        """(comm, pid) of the process of this host that serves a loopback peer's port, where one was seen."""
-        host, _, port = peer.rpartition(":")
-        return self._servers.get(int(port)) if host.startswith("127.") or host == "[::1]" else None
+    def server(self, peer: bytes, netns: int | None, episode: Episode) -> tuple[str, int] | None:
+        """(comm, pid) of the process of this host that serves a peer, for somebody in that network namespace, where one was seen."""
+        rows = in_netns(_to(self.rings["tcp_rtt"].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND), peer), netns)
+        own = bool((rows["saddr"] == np.frombuffer(peer[:16], "V16")[0]).any())
+        return self.servers.find(peer, netns, own)
 
     def during(self, table: str, episode: Episode, lead_ns: int = _LEAD_NS) -> np.ndarray:
         """Rows of the episode's time; a little earlier and later, since an effect shows after its cause."""
@@ -85,17 +131,20 @@ class View:
             return rows[:0]
         return np.asarray(rows[(rows["pid"] == episode.pid) & (start_ticks(rows) == episode.start_tick)])
 
-    def rtt_us(self, peer: bytes, episode: Episode) -> tuple[float | None, float | None]:
-        """(usual, worst while it lasted) smoothed RTT towards a peer, us; the last one known before stands in for none during."""
-        rows = self.rings["tcp_rtt"].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND)
-        rows = rows[rows["peer"] == np.frombuffer(peer, "V18")[0]]
+    def rtt_us(self, peer: bytes, netns: int | None, episode: Episode) -> tuple[float | None, float | None]:
+        """(usual, worst while it lasted) smoothed RTT towards a peer, us; the last one known before stands in for none during.
+
+        From that network namespace; where it is not known, nothing is told of loopback in several of them."""
+        rows = in_netns(_to(self.rings["tcp_rtt"].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND), peer), netns)
+        if netns is None and is_loopback(peer) and len(np.unique(rows["netns"])) > 1:
+            return None, None
         mean = rows["rtt_sum_us"] / np.maximum(rows["samples"], 1)
         before = rows["t_ns"] <= episode.start_ns
         usual = float(np.median(mean[before])) if before.any() else None
         worst = float(rows["rtt_max_us"][~before].max()) if not before.all() else None
         return usual, worst if worst is not None else (float(mean[-1]) if len(mean) else None)
 
-    def quickest_us(self, peer: bytes, episode: Episode) -> float | None:
+    def quickest_us(self, peer: bytes, netns: int | None, episode: Episode) -> float | None:
         """The shortest round trip to that address while it lasted that its program cannot have held back, us.
 
         A connection's RTT counts the time until the peer acknowledges, and a peer that thinks for less than the delayed
@@ -104,10 +153,10 @@ class View:
         smoothed over eight samples, and seconds are only known to be bad as a whole.
         """
         address = np.frombuffer(peer, np.uint8)[:16]
-        done = self.rings["tcp_connect"].between(episode.start_ns, episode.end_ns)
+        done = in_netns(self.rings["tcp_connect"].between(episode.start_ns, episode.end_ns), netns)
         done = done[(done["result"] == _OK) & (addresses(done) == address).all(axis=1)]
         took = [float(done["duration_ns"].min()) / 1e3] if len(done) else []
-        rows = self.rings["tcp_rtt"].between(episode.start_ns + 2 * SECOND, episode.end_ns - SECOND)
+        rows = in_netns(self.rings["tcp_rtt"].between(episode.start_ns + 2 * SECOND, episode.end_ns - SECOND), netns)
         rows = rows[(rows["role"] != _SERVER) & (addresses(rows) == address).all(axis=1)]
         if len(rows):
             first, group = groups([rows["pid"], rows["proc_start_ns"], rows["peer"]])
@@ -170,6 +219,15 @@ class View:
         return [rows["peer"][i].tobytes() for i in groups([rows["peer"]])[0]] if len(rows) else []
 
 
+def place(what: str, peer: bytes, netns: int | None) -> str:
+    """What episodes share that are about this peer (or its host): on loopback, each network namespace has its own."""
+    return what if netns is None or not is_loopback(peer) else f"{what} in {netns}"
+
+
+def _to(rows: np.ndarray, peer: bytes) -> np.ndarray:
+    return np.asarray(rows[rows["peer"] == np.frombuffer(peer, "V18")[0]])
+
+
 def per_time(rows: np.ndarray) -> np.ndarray:
     """ns that threads waited for a CPU, one value for each time of ``rows``."""
     _, group = np.unique(rows["t_ns"], return_inverse=True)
@@ -197,7 +255,7 @@ def merge_rtt(rows: np.ndarray) -> np.ndarray:
     raw[rows["role"] == _SERVER, 16:] = 0
     rows["peer"] = raw.reshape(-1).view("V18")
     rows["sport"] = np.where(rows["role"] == _SERVER, rows["sport"], 0)
-    first, group = groups([rows["t_ns"], rows["pid"], rows["proc_start_ns"], rows["role"], rows["sport"], rows["peer"]])
+    first, group = groups([rows["t_ns"], rows["pid"], rows["proc_start_ns"], rows["netns"], rows["role"], rows["sport"], rows["peer"]])
     merged = rows[first]
     merged["samples"] = np.bincount(group, rows["samples"])
     merged["rtt_sum_us"] = np.bincount(group, rows["rtt_sum_us"])

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from agent.correlate.catalogue import Symptom
 from agent.correlate.config import SECOND, CorrelatorConfig
 from agent.correlate.episode import Episode
+from agent.correlate.guard import Guard
 from agent.correlate.series import Series
+
+
+@dataclass(frozen=True)
+class Second:
+    """at: its number, CLOCK_BOOTTIME s; slots: the subjects that have values in it; rows: its rows by table."""
+
+    at: int
+    slots: np.ndarray
+    rows: Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -25,40 +36,46 @@ class Rise:
 
 
 class Watch(ABC):
-    """Watches one kind of subject. Subclasses fill ``series`` and say how an episode is described."""
+    """Watches one kind of subject. Subclasses fill ``series`` and say how an episode is described; its symptoms judge."""
 
     metrics: tuple[str, ...] = ()
 
-    def __init__(self, config: CorrelatorConfig) -> None:
+    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         self.config = config
+        self.symptoms, self._guard = symptoms, guard or Guard()
         self.series = Series(self.metrics, config.subjects)
         self.active: dict[tuple[str, int], Episode] = {}
         self._active_slots = np.empty(0, np.int64)
+        self._opened: list[Episode] = []
 
     def step(self, second: int, rows: Mapping[str, np.ndarray]) -> list[Episode]:
         """Takes one whole second's rows; returns the episodes that it opened. ``active`` holds those that go on."""
         self.series.begin(second)
-        slots = self.fill(second, rows)
-        opened: list[Episode] = []
+        slots = self._guard.attempt(type(self).__name__, self.fill, second, rows, otherwise=np.empty(0, np.int64))
+        self._opened = []
         if len(slots):
-            opened = self.judge(second, slots, rows)
+            now = Second(second, slots, rows)
+            for symptom in self.symptoms:
+                told = self._guard.attempt(f"symptom {symptom.name}", symptom.judge or _nothing, self, now, otherwise=[])
+                self._opened += [episode for episode in told if episode not in self._opened]
+            self._guard.attempt(f"facts of {type(self).__name__}", self.settle, second, otherwise=None)
         self._end(second)
-        return opened
+        return self._opened
 
     @abstractmethod
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         """Puts the second's values into ``series``; returns the slots that have any."""
 
-    @abstractmethod
-    def judge(self, second: int, slots: np.ndarray, rows: Mapping[str, np.ndarray]) -> list[Episode]:
-        """Opens and extends episodes."""
+    def settle(self, second: int) -> None:  # noqa: B027 - most need it not
+        """Once all symptoms have judged: what causes are judged by goes into the episodes' ``facts``."""
 
     @abstractmethod
     def describe(self, symptom: str, slot: int) -> Episode:
         """An episode of this subject with its names filled in; the numbers follow."""
 
-    def rises(self, rise: Rise, second: int, slots: np.ndarray, allowed: np.ndarray) -> list[Episode]:
+    def rises(self, rise: Rise, of: Second, allowed: np.ndarray) -> list[Episode]:
         """Opens an episode where the rise has lasted, extends the one that is active; ``allowed`` masks slots for opening."""
+        second, slots = of.at, of.slots
         n = self.config.persist_s
         recent = self.series.recent(rise.metric, slots, second, n)
         usual = self.series.baseline(rise.metric, slots, second, n)
@@ -81,11 +98,13 @@ class Watch(ABC):
         return opened
 
     def open(self, episode: Episode, second: int, value: float, bad_seconds: int) -> None:
+        """Begins an episode. ``step`` hands it out even if its symptom fails afterwards: nobody would open it again."""
         episode.value = value
         episode.end_ns = max(episode.end_ns, (second + 1) * SECOND) if not episode.end_ns else episode.end_ns
         episode.last_bad = second
         self.series.unusual(episode.slot, range(second - bad_seconds + 1, second + 1))
         self.active[episode.symptom, episode.slot] = episode
+        self._opened.append(episode)
         self._active_slots = np.array(sorted({slot for _, slot in self.active}), np.int64)
 
     def extend(self, episode: Episode, second: int, value: float, end_ns: int | None = None) -> None:
@@ -101,3 +120,7 @@ class Watch(ABC):
             del self.active[key]
         if ended:
             self._active_slots = np.array(sorted({slot for _, slot in self.active}), np.int64)
+
+
+def _nothing(_watch: Watch, _second: Second) -> list[Episode]:
+    return []

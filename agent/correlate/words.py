@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
-import struct
 from collections.abc import Sequence
+from typing import Protocol
 
-_NS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"), (1, "ns"))
+from agent.common import duration
+from agent.common.address import addr_text, peer_text
 
-
-def number(value: float) -> str:
-    """At most three digits that matter; whole from 100 on."""
-    if abs(value) >= 99.95:
-        return f"{value:.0f}"
-    return f"{value:.3g}"
+_MARK = "\x1e"  # around an instant
+number, address, peer = duration.number, addr_text, peer_text
 
 
 def span(ns: float) -> str:
-    """A duration: ``1.42 s``, ``0.8 ms``, ``45 us``."""
-    size = abs(ns)
-    for unit, name in _NS:
-        if size >= unit * 0.9995:
-            return f"{number(size / unit)} {name}"
-    return "0 ns"
+    """A duration without its sign, which words tell: ``1.42 s``, ``0.8 ms``, ``45 us``."""
+    return duration.span(abs(ns))
 
 
 def seconds(value_s: float) -> str:
@@ -32,8 +24,51 @@ def seconds(value_s: float) -> str:
 
 
 def instant(t_ns: int) -> str:
-    """A CLOCK_BOOTTIME instant, as ``--since`` takes it."""
-    return f"boot+{t_ns / 1e9:.3f}"
+    """A CLOCK_BOOTTIME instant in words that are still to be told: see ``pieces``."""
+    return f"{_MARK}{t_ns}{_MARK}"
+
+
+def pieces(words: str) -> list[str | int]:
+    """Texts, and between them the instants, as CLOCK_BOOTTIME ns."""
+    return [int(part) if i % 2 else part for i, part in enumerate(words.split(_MARK))]
+
+
+def plain(said: Sequence[str | int]) -> str:
+    """Pieces as one text; instants as ``--since`` takes them."""
+    return "".join(part if isinstance(part, str) else f"boot+{part / 1e9:.3f}" for part in said)
+
+
+def fit_pieces(said: Sequence[str | int], width: int) -> list[str | int]:
+    """As many as fit into ``width`` bytes as ``plain`` text, with an ellipsis where something was cut."""
+    if len(plain(said).encode()) <= width:
+        return list(said)
+    kept: list[str | int] = []
+    room = width
+    for part in said:
+        size = len(plain([part]).encode())
+        if size > room - 3:
+            return [*kept, fit(part, room).decode() if isinstance(part, str) else "..."]
+        kept.append(part)
+        room -= size
+    return kept
+
+
+def measured(value: float, unit: str) -> str:
+    """A value of an episode with its unit, where that is a time."""
+    return span(value) if unit == "ns" else seconds(value) if unit == "s" else number(value)
+
+
+class _Timed(Protocol):
+    start_ns: int
+    end_ns: int
+
+
+def when(timed: _Timed) -> str:
+    return f"from {instant(timed.start_ns)} to {instant(timed.end_ns)}"
+
+
+def capital(words: str) -> str:
+    return words[0].upper() + words[1:]
 
 
 def percent(share: float) -> str:
@@ -42,24 +77,7 @@ def percent(share: float) -> str:
 
 def text(value: bytes) -> str:
     """A stored text; bytes that are no UTF-8 are shown escaped."""
-    return value.decode("utf-8", "backslashreplace")
-
-
-def address(raw: bytes) -> str:
-    """A stored address (16 bytes), empty where unknown."""
-    if not any(raw):
-        return ""
-    ip = ipaddress.IPv6Address(raw)
-    return str(ip.ipv4_mapped or ip)
-
-
-def peer(raw: bytes) -> str:
-    """A stored peer (address and port) as ``ip:port`` or ``[ip6]:port``, empty where unknown."""
-    ip = address(raw[:16])
-    if not ip:
-        return ""
-    port = struct.unpack("<H", raw[16:18])[0]
-    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+    return value.decode("utf-8", "backslashreplace").replace(_MARK, "\\x1e")
 
 
 def process(comm: str, pid: int | None) -> str:

@@ -14,17 +14,24 @@ _DEBIAN = Path("/usr/share/gocode")
 MISSING = "the Go limiter is left out: Go is not installed (apt install golang-go)"
 
 
+def ways(work: Path) -> list[dict[str, str]]:
+    """Environments to build a program in that needs golang.org/x/time, the best first. work: for what the toolchain writes meanwhile."""
+    common = {"HOME": str(work), **os.environ, "GOTMPDIR": str(work), "CGO_ENABLED": "0"}
+    found = [{**common, "GO111MODULE": "on", "GOFLAGS": "-mod=readonly -buildvcs=false", "GOTOOLCHAIN": "local"}]
+    if (_DEBIAN / "src/golang.org/x/time").is_dir():
+        found.append({**common, "GO111MODULE": "off", "GOFLAGS": "", "GOPATH": str(_DEBIAN)})
+    return found
+
+
 class GoProgram:
     """Builds in the background, then runs. ``step`` is called now and then; it returns a note when the program is left out."""
 
     def __init__(self, processes: Processes, directory: Path) -> None:
         self._processes, self._directory = processes, directory
         self._binary = directory / "golimiter"
-        self._ways = [{"GO111MODULE": "on", "GOFLAGS": "-mod=readonly -buildvcs=false", "GOTOOLCHAIN": "local"}]
-        if (_DEBIAN / "src/golang.org/x/time").is_dir():
-            self._ways.append({"GO111MODULE": "off", "GOFLAGS": "", "GOPATH": str(_DEBIAN)})
         self._work = directory / "go"
         self._work.mkdir()
+        self._ways = ways(self._work)
         self._build: subprocess.Popen[bytes] | None = self._next()
 
     def step(self) -> str | None:
@@ -39,10 +46,7 @@ class GoProgram:
     def _next(self) -> subprocess.Popen[bytes] | None:
         if not self._ways:
             return None
-        environment = {**os.environ, **self._ways.pop(0), "GOTMPDIR": str(self._work), "CGO_ENABLED": "0"}
-        if "HOME" not in environment:
-            environment |= {"HOME": str(self._work)}
-        return self._processes.run(["go", "build", "-o", str(self._binary), "."], _SOURCE, environment, nobody=False)
+        return self._processes.run(["go", "build", "-o", str(self._binary), "."], _SOURCE, self._ways.pop(0), nobody=False)
 
 
 def start(processes: Processes, directory: Path) -> GoProgram | None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import hiredis
 
+from agent.common.resp import RedisUrl, RespClient
 from agent.demo.redis_part import Server
-from agent.queues.resp import RedisUrl, RespClient
 
 LIMIT, WINDOW_MS = 16, 1000
 #: A sorted set of the admitted requests' times; returns what is left, or -1 for a refusal.

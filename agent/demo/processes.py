@@ -28,24 +28,15 @@ class Processes:
     def fork(self, name: str, body: Callable[[], None]) -> int:
         """Runs ``body`` in a child with that command name, as user nobody. It needs no file of ours that nobody cannot read."""
         parent = os.getpid()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        pid = os.fork()
-        if pid:
-            self._forked.append(pid)
-            return pid
-        status = 1
-        try:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, signal.SIG_DFL)
+
+        def named() -> None:
             become(parent, nobody=True)
-            _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+            set_name(name)
             body()
-            status = 0
-        except BaseException:  # noqa: BLE001 - a forked child must not run into its parent's code
-            traceback.print_exc()
-        finally:
-            os._exit(status)
+
+        pid = child(named)
+        self._forked.append(pid)
+        return pid
 
     def run(self, command: list[str], directory: Path, environment: dict[str, str] | None = None, nobody: bool = True) -> subprocess.Popen[bytes]:
         """Starts another program in a process group of its own, without input; messages go to stderr. Raises OSError."""
@@ -75,6 +66,34 @@ class Processes:
         self._programs.clear()
 
 
+def set_name(name: str) -> None:
+    """The command name of the calling process, at most 15 bytes."""
+    _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def end_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def child(body: Callable[[], None], *also: int) -> int:
+    """Forks; the child runs ``body``, with SIGTERM, SIGINT and ``also`` at their defaults, and never returns from here. Its pid."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT, *also):
+            signal.signal(number, signal.SIG_DFL)
+        body()
+        status = 0
+    except BaseException:  # noqa: BLE001 - a forked child must not run into its parent's code
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
 def become(parent: int, nobody: bool) -> None:
     """In a new child: drops to user nobody where we are root, and dies with its parent. The order matters: a change of user
     clears the parent-death signal (prctl(2))."""
@@ -83,7 +102,7 @@ def become(parent: int, nobody: bool) -> None:
         os.setgroups([])
         os.setgid(account.pw_gid)
         os.setuid(account.pw_uid)
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    end_with_parent()
     if os.getppid() != parent:
         os._exit(1)
 

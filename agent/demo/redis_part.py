@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from agent.common.resp import RedisDown, RedisUrl, RespClient
 from agent.demo.processes import Processes, own_directory
-from agent.queues.resp import RedisDown, RedisUrl, RespClient
 
 STREAM, GROUP = "orders", "billing"
 START_S = 10.0

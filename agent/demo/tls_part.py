@@ -19,36 +19,21 @@ def prepare(directory: Path) -> tuple[Callable[[], None], Callable[[], None]] | 
     """
     if shutil.which("openssl") is None:
         return None
-    key, certificate = directory / "tls.key", directory / "tls.crt"
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:prime256v1",
-            "-nodes",
-            "-days",
-            "2",
-            "-subj",
-            "/CN=localhost",
-            "-addext",
-            "subjectAltName=IP:127.0.0.1",
-            "-keyout",
-            str(key),
-            "-out",
-            str(certificate),
-        ],
-        check=True,
-        capture_output=True,
-    )
+    key, certificate = make_certificate(directory, "127.0.0.1")
     server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server_context.load_cert_chain(certificate, key)
     client_context = ssl.create_default_context(cafile=str(certificate))
     listener = socket.create_server(("127.0.0.1", 0))
     return partial(serve, listener, server_context), partial(connect, listener.getsockname(), client_context)
+
+
+def make_certificate(directory: Path, address: str) -> tuple[Path, Path]:
+    """A new key and its certificate, for an address: ``tls.key`` and ``tls.crt``. Raises CalledProcessError."""
+    key, certificate = directory / "tls.key", directory / "tls.crt"
+    subject = ["-subj", "/CN=localhost", "-addext", f"subjectAltName=IP:{address}"]
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    subprocess.run(["openssl", "req", "-x509", *curve, *subject, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    return key, certificate
 
 
 def serve(listener: socket.socket, context: ssl.SSLContext) -> None:

@@ -1,7 +1,6 @@
 """The few bpf() commands that the agent itself makes, all on descriptors it was handed.
 
 A holder of a map descriptor needs no capability since kernel 5.19 (c8644cd0efe7; before, hash and array look-ups want CAP_BPF).
-Attribute layouts: union bpf_attr in include/uapi/linux/bpf.h.
 """
 
 from __future__ import annotations
@@ -13,20 +12,9 @@ from functools import cache
 
 import numpy as np
 
-_SYS_BPF = {"x86_64": 321, "aarch64": 280}[os.uname().machine]
+from agent.kernel.syscall import attributes, bpf
+
 MAP_LOOKUP, MAP_UPDATE, MAP_DELETE, MAP_NEXT_KEY, OBJ_GET_INFO, MAP_LOOKUP_BATCH, MAP_UPDATE_BATCH, MAP_DELETE_BATCH = 1, 2, 3, 4, 15, 24, 26, 27
-_libc = ct.CDLL(None, use_errno=True)
-_libc.syscall.restype = ct.c_long
-
-
-def _bpf(command: int, attr: ct.Array[ct.c_char]) -> int:
-    """Returns 0 or -errno."""
-    result = _libc.syscall(_SYS_BPF, command, attr, len(attr))
-    return int(result) if result >= 0 else -ct.get_errno()
-
-
-def _attr(data: bytes) -> ct.Array[ct.c_char]:
-    return ct.create_string_buffer(data.ljust(128, b"\0"), 128)
 
 
 def _address(a: np.ndarray) -> int:
@@ -36,8 +24,8 @@ def _address(a: np.ndarray) -> int:
 def map_info(fd: int) -> tuple[int, int, int, int]:
     """(type, key size, value size, max entries) of a map. Raises OSError."""
     info = ct.create_string_buffer(88)
-    attr = _attr(struct.pack("<IIQ", fd, len(info), ct.addressof(info)))
-    if (err := _bpf(OBJ_GET_INFO, attr)) < 0:
+    attr = attributes(struct.pack("<IIQ", fd, len(info), ct.addressof(info)))
+    if (err := bpf(OBJ_GET_INFO, attr)) < 0:
         raise OSError(-err, f"map information: {os.strerror(-err)}")
     kind, _, key, value, entries = struct.unpack_from("<5I", info.raw)
     return kind, key, value, entries
@@ -50,7 +38,7 @@ def program_stats(fd: int) -> tuple[int, int, int]:
     """
     info, attr = _program_question(fd)
     ct.memset(info, 0, len(info))  # what the last answer left there would ask for more
-    if (err := _bpf(OBJ_GET_INFO, attr)) < 0:
+    if (err := bpf(OBJ_GET_INFO, attr)) < 0:
         raise OSError(-err, f"program information: {os.strerror(-err)}")
     return struct.unpack_from("<QQQ", info, 192)
 
@@ -58,13 +46,13 @@ def program_stats(fd: int) -> tuple[int, int, int]:
 @cache
 def _program_question(fd: int) -> tuple[ct.Array[ct.c_char], ct.Array[ct.c_char]]:
     info = ct.create_string_buffer(232)
-    return info, _attr(struct.pack("<IIQ", fd, len(info), ct.addressof(info)))
+    return info, attributes(struct.pack("<IIQ", fd, len(info), ct.addressof(info)))
 
 
 def update(fd: int, key: bytes, value: bytes) -> None:
     """Sets one element. Raises OSError."""
     k, v = ct.create_string_buffer(key, len(key)), ct.create_string_buffer(value, len(value))
-    err = _bpf(MAP_UPDATE, _attr(struct.pack("<IxxxxQQQ", fd, ct.addressof(k), ct.addressof(v), 0)))
+    err = bpf(MAP_UPDATE, attributes(struct.pack("<IxxxxQQQ", fd, ct.addressof(k), ct.addressof(v), 0)))
     if err < 0:
         raise OSError(-err, f"map update: {os.strerror(-err)}")
 
@@ -72,7 +60,7 @@ def update(fd: int, key: bytes, value: bytes) -> None:
 def lookup(fd: int, key: bytes, value_size: int) -> bytes | None:
     """One element's value, None where there is none. Raises OSError on anything else."""
     k, v = ct.create_string_buffer(key, len(key)), ct.create_string_buffer(value_size)
-    err = _bpf(MAP_LOOKUP, _attr(struct.pack("<IxxxxQQQ", fd, ct.addressof(k), ct.addressof(v), 0)))
+    err = bpf(MAP_LOOKUP, attributes(struct.pack("<IxxxxQQQ", fd, ct.addressof(k), ct.addressof(v), 0)))
     if err == -2:
         return None
     if err < 0:
@@ -92,7 +80,7 @@ def allowed(fd: int) -> bool:
 def delete(fd: int, key: bytes) -> bool:
     """Removes one element; False where there was none. Raises OSError on anything else."""
     k = ct.create_string_buffer(key, len(key))
-    err = _bpf(MAP_DELETE, _attr(struct.pack("<IxxxxQQQ", fd, ct.addressof(k), 0, 0)))
+    err = bpf(MAP_DELETE, attributes(struct.pack("<IxxxxQQQ", fd, ct.addressof(k), 0, 0)))
     if err < 0 and err != -2:
         raise OSError(-err, f"map delete: {os.strerror(-err)}")
     return err == 0
@@ -107,14 +95,14 @@ class HashMap:
             raise ValueError(f"map has {key_size}+{value_size} bytes an element, dtypes have {key.itemsize}+{value.itemsize}")
         self.fd, self.key, self.value = fd, key, value
         self._first = ct.create_string_buffer(key_size)
-        self._ask_first = _attr(struct.pack("<IxxxxQQQ", fd, 0, ct.addressof(self._first), 0))
+        self._ask_first = attributes(struct.pack("<IxxxxQQQ", fd, 0, ct.addressof(self._first), 0))
 
     def read(self) -> tuple[np.ndarray, np.ndarray]:
         """All (keys, values), shapes (n,). A concurrent writer may make elements come twice; a resting map's do not.
 
         Raises OSError.
         """
-        if _bpf(MAP_NEXT_KEY, self._ask_first) == -2:  # without the bucket locks that a batch takes, all of them
+        if bpf(MAP_NEXT_KEY, self._ask_first) == -2:  # without the bucket locks that a batch takes, all of them
             return np.empty(0, self.key), np.empty(0, self.value)
         keys, values = [], []
         cursor = np.zeros(max(self.key.itemsize, 8), np.uint8)
@@ -122,8 +110,8 @@ class HashMap:
         while True:
             k, v = np.empty(step, self.key), np.empty(step, self.value)
             at = _address(cursor)
-            attr = _attr(struct.pack("<QQQQIIQQ", 0 if first else at, at, _address(k), _address(v), step, self.fd, 0, 0))
-            err = _bpf(MAP_LOOKUP_BATCH, attr)
+            attr = attributes(struct.pack("<QQQQIIQQ", 0 if first else at, at, _address(k), _address(v), step, self.fd, 0, 0))
+            err = bpf(MAP_LOOKUP_BATCH, attr)
             n = struct.unpack_from("<I", attr.raw, 32)[0]
             if err == -28:  # ENOSPC: one bucket holds more than step elements
                 step *= 4
@@ -142,8 +130,8 @@ class HashMap:
         done = 0
         while done < len(keys):
             part = keys[done:]
-            attr = _attr(struct.pack("<QQQQIIQQ", 0, 0, _address(part), 0, len(part), self.fd, 0, 0))
-            err = _bpf(MAP_DELETE_BATCH, attr)
+            attr = attributes(struct.pack("<QQQQIIQQ", 0, 0, _address(part), 0, len(part), self.fd, 0, 0))
+            err = bpf(MAP_DELETE_BATCH, attr)
             n = struct.unpack_from("<I", attr.raw, 32)[0]
             if err not in (0, -2):
                 raise OSError(-err, f"map batch delete: {os.strerror(-err)}")

@@ -17,23 +17,14 @@ import struct
 import sys
 from pathlib import Path
 
+from agent.kernel import syscall
+
 CACHE = Path("/var/cache/tickscope")
 _KEEP = 8
-_SYS_BPF = {"x86_64": 321, "aarch64": 280}[os.uname().machine]
 _MAP_CREATE, _OBJ_GET_INFO = 0, 15
 _LOAD_IMM64, _PSEUDO_MAP_FD = 0x18, 1
 #: struct bpf_insn: code, registers, off, imm.
 INSTRUCTION = struct.Struct("<BBhi")
-_libc = ct.CDLL(None, use_errno=True)
-_libc.syscall.restype = ct.c_long
-
-
-def bpf(command: int, attr: bytes) -> int:
-    """bpf(2); a descriptor or 0. Raises OSError."""
-    result = int(_libc.syscall(_SYS_BPF, command, ct.create_string_buffer(attr.ljust(128, b"\0"), 128), 128))
-    if result < 0:
-        raise OSError(ct.get_errno(), os.strerror(ct.get_errno()))
-    return result
 
 
 def missing() -> str:
@@ -114,14 +105,14 @@ def remember(name: str, compiled: Compiled, directory: Path = CACHE) -> None:
 
 def _describe(name: str, fd: int) -> dict[str, object]:
     info = ct.create_string_buffer(88)
-    bpf(_OBJ_GET_INFO, struct.pack("<IIQ", fd, len(info), ct.addressof(info)))
+    syscall.require(_OBJ_GET_INFO, struct.pack("<IIQ", fd, len(info), ct.addressof(info)))
     kind, _, key_bytes, value_bytes, entries, flags = struct.unpack_from("<6I", info.raw)
     return {"name": name, "type": kind, "key": key_bytes, "value": value_bytes, "entries": entries, "flags": flags}
 
 
 def _create(m: dict[str, object]) -> int:
     sizes = [int(str(m[k])) for k in ("type", "key", "value", "entries", "flags")]
-    return bpf(_MAP_CREATE, struct.pack("<7I16s", *sizes, 0, 0, str(m["name"]).encode()[:15]))
+    return syscall.require(_MAP_CREATE, struct.pack("<7I16s", *sizes, 0, 0, str(m["name"]).encode()[:15]))
 
 
 def _relocate(code: bytes, places: list[tuple[int, str]], maps: dict[str, int]) -> bytes:

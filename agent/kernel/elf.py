@@ -6,6 +6,7 @@ time and memory are bounded whatever the headers say. Layouts: elf(5), System V 
 
 from __future__ import annotations
 
+import bisect
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,7 @@ MAX_SEGMENTS, MAX_SECTIONS, MAX_CANDIDATES, MAX_NEEDED = 512, 16384, 4096, 64
 _PIECE = 1 << 20
 _MAX_NAME = 256
 _PAGE = 4096
+_READS_A_BYTE = 16
 
 _HEADER = np.dtype([("ident", "V16"), ("type", "<u2"), ("machine", "<u2"), ("version", "<u4"), ("entry", "<u8"), ("phoff", "<u8"),
                     ("shoff", "<u8"), ("flags", "<u4"), ("ehsize", "<u2"), ("phentsize", "<u2"), ("phnum", "<u2"),
@@ -48,13 +50,13 @@ class Symbol(NamedTuple):
 class Elf:
     """An ELF file behind an open descriptor, which stays the caller's.
 
-    budget: bytes that may be read from the file in all, a read counting for a page at least. Every method raises ElfError for a malformed file or a spent
+    budget: bytes that may be read from the file in all, a read counting for a page at least; of a small file less, so that the work grows with the size. Every method raises ElfError for a malformed file or a spent
     budget, and OSError for a failing read.
     """
 
     def __init__(self, fd: int, budget: int = 64 << 20) -> None:
-        self._fd, self._left = fd, budget
         self.file_size = os.fstat(fd).st_size
+        self._fd, self._left = fd, min(budget, _READS_A_BYTE * self.file_size + _PIECE)
         head = self._bytes(0, _HEADER.itemsize)
         if head[:4] != b"\x7fELF":
             raise ElfError("not an ELF file")
@@ -63,7 +65,10 @@ class Elf:
         self._header = np.frombuffer(head, _HEADER)[0]
         self.machine = int(self._header["machine"])
         self._segments = self._table("phoff", int(self._header["phnum"]), MAX_SEGMENTS, "phentsize", _SEGMENT, "program headers")
-        self._loads = self._segments[self._segments["type"] == _PT_LOAD]
+        loads = self._segments[(self._segments["type"] == _PT_LOAD) & (self._segments["filesz"] > 0)]
+        self._loads = loads[np.argsort(loads["vaddr"], kind="stable")]
+        self._starts: list[int] = self._loads["vaddr"].tolist()
+        self._spans: list[tuple[int, int]] = list(zip(self._loads["filesz"].tolist(), self._loads["offset"].tolist(), strict=True))
 
     def _bytes(self, offset: int, n: int) -> bytes:
         """Exactly n bytes of the file."""
@@ -141,11 +146,17 @@ class Elf:
         return self._bytes(self._locate(vaddr, n), n)
 
     def _locate(self, vaddr: int, n: int) -> int:
-        for one in self._loads.tolist():
-            _, _, offset, start, _, size, _, _ = one
-            if start <= vaddr and vaddr + n <= start + size:
-                return int(vaddr - start + offset)
+        index = bisect.bisect_right(self._starts, vaddr) - 1
+        if index >= 0:
+            inside, (size, offset) = vaddr - self._starts[index], self._spans[index]
+            if inside + n <= size:
+                return inside + offset
         raise ElfError(f"address {vaddr:#x} lies in no loaded segment")
+
+    def rest(self, vaddr: int) -> int:
+        """Bytes from an address to the end of what the file has of its segment; 0 outside."""
+        index = bisect.bisect_right(self._starts, vaddr) - 1
+        return max(self._starts[index] + self._spans[index][0] - vaddr, 0) if index >= 0 else 0
 
     def _pieces(self, header: np.void, dtype: np.dtype[np.void]) -> Iterator[np.ndarray]:
         """A section's entries, some 40,000 at a time."""
@@ -254,3 +265,16 @@ class Elf:
                 if at < int(strings["size"]):
                     text = self._bytes(int(strings["offset"]) + at, min(_MAX_NAME, int(strings["size"]) - at))
                     yield text.split(b"\0", 1)[0].decode("ascii", "replace")
+
+
+def contains_32(fd: int, needles: Iterable[bytes], budget: int = 64 << 20) -> bool:
+    """Whether a 32-bit ELF file has all of these byte strings in its first ``budget`` bytes. Raises ElfError for any other file, OSError."""
+    if os.pread(fd, 5, 0) != b"\x7fELF\x01":
+        raise ElfError("not a 32-bit ELF file")
+    missing = set(needles)
+    for at in range(0, min(os.fstat(fd).st_size, budget), _PIECE):
+        piece = os.pread(fd, _PIECE + _MAX_NAME, at)
+        missing -= {needle for needle in missing if needle in piece}
+        if not missing:
+            return True
+    return False

@@ -7,60 +7,51 @@ all its probes are attached to when the first is taken away, so that what is und
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
-import re
-import threading
+import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from agent.batch import Batch, make
 from agent.errors import printable
 from agent.kernel import bpf
-from agent.kernel.elf import X86_64, ElfError
-from agent.kernel.gosym import Function, GoBinary
+from agent.kernel.detach import Closing, close_aside, finish
+from agent.kernel.files import FileId, Release, Target
+from agent.kernel.gofacts import MODULE, Probed
 from agent.kernel.load import Family
 from agent.kernel.ring import SharedArray
+from agent.kernel.steps import Steps, run
 from agent.kernel.targets import Attacher
+from agent.kernel.unseen import Unseen, UnseenPrograms
 from agent.kernel.wire import Wire
 from agent.tables import TABLES
 
-MODULE = "golang.org/x/time"
-_PACKAGE = b"golang.org/x/time/rate.(*Limiter)."
-RESERVE, WAIT = _PACKAGE + b"reserveN", _PACKAGE + b"wait"
-#: A pair of programs for each function: at its entry and at its returns.
-PROGRAMS = {b"reserveN": ("limiter_reserve", "limiter_reserved"), b"wait": ("limiter_wait", "limiter_waited")}
-REGISTER_ABI_MINOR = 17
-#: Limiter's first fields were in another order until 2020.
-_OLD_LAYOUT = re.compile(r"v0\.0\.0-(201\d|2020(0[1-5]))")
 _CHECK_NS = 1_000_000_000
-#: What a function with a frame starts with (cmd/internal/obj/x86, stacksplit): CMPQ SP, 16(R14), or LEAQ -n(SP), R12 for a large one.
-_PROLOGUES = (b"\x49\x3b\x66\x10", b"\x4c\x8d\x64\x24", b"\x4c\x8d\xa4\x24")
+#: Errors of attaching that are over some time: a helper that is held up, no descriptors or memory at the moment.
+_PASSING = (errno.ETIMEDOUT, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _HITS_A_DECISION, _LEAST_EVERY, _MOST_EVERY, _CALM = 2, 2, 60, 0.5
 
 
-@dataclass
-class Binary:
+@dataclass(kw_only=True)
+class Binary(Probed):
     """A Go binary that contains the package, or might.
 
-    state, reason and remedy as in probe_status; sites: (program, file offsets); file: our descriptor of it while it is attached;
-    measured: its hits can be counted; every: 1 watched always, k one second in k; turned_ns: when its probes were last turned off.
+    key: of ``limiter_binaries``; file: our descriptor of it while it is attached; measured: its hits can be counted; every: 1 watched always, k one second in k;
+    turned_ns: when its probes were last turned off; attaching: they are being turned on.
     """
 
     path: str
-    inode: int
-    state: str = "attached"
-    reason: str = ""
-    remedy: str = ""
-    go_version: str = ""
-    library_version: str = ""
-    sites: list[tuple[str, list[int]]] = field(default_factory=list)
+    key: bytes
     file: int = -1
     links: list[int] = field(default_factory=list)
-    closing: threading.Thread | None = None
+    closing: Closing | None = None
+    attaching: bool = False
     measured: bool = True
     every: int = 1
     since_ns: int = 0
@@ -68,78 +59,21 @@ class Binary:
     turned_ns: int = 0
 
 
-def examine(fd: int, path: str = "") -> Binary | None:
-    """What can be attached in an executable file; None where it is no Go binary or does not contain the package.
-
-    A Go binary that cannot be probed with certainty comes back ``unavailable`` with the reason. Raises OSError.
-    """
-    one = Binary(path, os.fstat(fd).st_ino)
-    try:
-        binary = GoBinary(fd)
-        if binary.build is None:
-            return None
-        one.go_version = binary.build.go_version
-        one.library_version = binary.build.modules.get(MODULE, "")
-        found = binary.functions([RESERVE, WAIT])
-        if not found:
-            return None
-        _refuse(binary, one)
-        if one.state == "attached":
-            _place(binary, found, one)
-    except ElfError as error:
-        if not one.go_version:
-            return None
-        one.state, one.reason = "unavailable", str(error)
-    return one
-
-
-def _refuse(binary: GoBinary, one: Binary) -> None:
-    """Sets the reason where the registers or the struct are not the known ones."""
-    minor = binary.build.minor if binary.build else None
-    if binary.machine != X86_64:
-        one.reason = "limiter probes are made for x86-64 only"
-    elif minor is None or minor < REGISTER_ABI_MINOR or "noregabi" in one.go_version:
-        one.reason = f"built by {one.go_version or 'an unknown Go'}: calls pass arguments in registers only since go1.{REGISTER_ABI_MINOR}"
-    elif _OLD_LAYOUT.match(one.library_version):
-        one.reason = f"{MODULE} {one.library_version} has another struct layout"
-    if one.reason:
-        one.state, one.remedy = "unavailable", "rebuild the program with a current Go and a current golang.org/x/time"
-
-
-def _place(binary: GoBinary, found: list[Function], one: Binary) -> None:
-    """Works out the file offsets. Without wait's, Wait's early refusals are missed, no more."""
-    for function in sorted(found, key=lambda f: f.name.endswith("wait")):
-        entry, returns = PROGRAMS[function.name.rpartition(".")[2].encode()]
-        try:
-            if not binary.read(function.entry, 4).startswith(_PROLOGUES):
-                raise ElfError("it does not begin as the Go compiler begins a function")
-            places = [binary.file_offset(at) for at in binary.returns(function)]
-        except ElfError as error:
-            if entry == "limiter_reserve":
-                raise
-            one.state, one.reason = "degraded", f"waits that are refused early are not seen: {error}"
-            continue
-        one.sites += [(entry, [binary.file_offset(function.entry)]), (returns, places)]
-    if not any(program == "limiter_reserve" for program, _ in one.sites):
-        raise ElfError("reserveN is not there: probably inlined by profile-guided optimisation")
-
-
 class GoLimiters:
-    """Implements ``agent.batch.Source``: rows of probe_status for each binary, and losses of the family's own.
+    """Implements ``agent.contracts.Source``: rows of probe_status for each binary, and losses of the family's own.
 
     budget: uprobe hits a second and binary (two a decision, four a Wait); a binary over it is watched one second in ``every``.
-    ``found`` is what ``Targets.exe`` calls. ``binaries`` holds what is known, by (device, inode).
+    ``found`` is what ``Targets`` calls for each executable (``Ask.found``). ``binaries`` holds what is known, by (device, inode).
     """
 
     name = "limiter"
 
-    def __init__(self, family: Family, wire: Wire, helper: Attacher, budget: int) -> None:
-        self.binaries: dict[tuple[int, int], Binary] = {}
-        self._family, self._helper, self._budget = family, helper, budget
+    def __init__(self, family: Family, wire: Wire, helper: Attacher, budget: int, unseen: UnseenPrograms) -> None:
+        self.binaries: dict[FileId, Binary] = {}
+        self._family, self._helper, self._budget, self._unseen = family, helper, budget, unseen
         self._value = wire.dtype("limiter_binary")
         self._counts = SharedArray(family.maps["limiter_counts"], wire.dtype("limiter_counts")).values
         self._news: list[Binary] = []
-        self._closing: list[threading.Thread] = []
         self._unmatched = 0
         self._checked_ns = 0
 
@@ -148,62 +82,88 @@ class GoLimiters:
         """Decisions that began and never ended."""
         return int(self._counts["orphans"][0])
 
-    def found(self, pid: int, path: str, fd: int) -> Callable[[], None] | None:
-        """Attaches to an executable where it is one to attach to; returns what lets go of it."""
-        del pid
-        st = os.fstat(fd)
-        one = examine(fd, printable(_path_of(fd) or path))
-        if one is None:
-            return None
-        self.binaries[st.st_dev, st.st_ino] = one
+    def found(self, target: Target, facts: dict[str, Any]) -> Steps[Release | None]:
+        """Attaches to an executable where it is one to attach to; returns what lets go of it. Raises OSError where it cannot, with nothing left behind."""
+        known = {name: value for name, value in facts.items() if name != "others"}
+        others = self._others(target, facts["others"])
+        if not known["state"]:
+            return others
+        one = Binary(path=printable(_path_of(target.fd) or target.path), key=_key(target.fd, shared=not target.file.device), **known)
+        self.binaries[target.file] = one
+        try:
+            if one.state != "unavailable":
+                target.reserve(len(one.sites) + 1, sum(len(places) for _, places in one.sites) + 1)
+                one.file = os.dup(target.fd)
+                yield from self._attach(one, 1)
+        except OSError:
+            self._let_go(one)
+            others()
+            self.binaries.pop(target.file, None)
+            raise
+        forget = self._tell(one, target) if one.file < 0 else None
         self._news.append(one)
-        if one.state != "unavailable":
-            one.file = os.dup(fd)
-            self._attach(one, 1)
 
         def release() -> None:
             self._let_go(one)
-            self.binaries.pop((st.st_dev, st.st_ino), None)
+            others()
+            if forget is not None:
+                forget()
+            self.binaries.pop(target.file, None)
             with contextlib.suppress(OSError):  # kernels before 5.19 did not let us write it either
-                bpf.delete(self._family.maps["limiter_binaries"], one.inode.to_bytes(8, "little"))
+                bpf.delete(self._family.maps["limiter_binaries"], one.key)
             one.state, one.reason, one.remedy = "off", "no process uses it any more", ""
             self._news.append(one)
 
         return release
 
-    def _attach(self, one: Binary, every: int) -> None:
-        """Attaches all probes of a binary; one that is refused makes it unavailable with the reason."""
-        program = ""
+    def _tell(self, one: Binary, target: Target) -> Release:
+        """In ``status``; the row of probe_status comes with the others."""
+        self._unseen.tell(Unseen(_name(one), one.path, one.state, one.reason, one.remedy, target.owner.uid))
+        return lambda: self._unseen.forget(_name(one), one.path)
+
+    def _others(self, target: Target, packages: list[str]) -> Release:
+        """Tells of limiters that the program contains and that are not probed; returns what forgets it."""
+        if not packages:
+            return lambda: None
+        reason = f"contains {', '.join(map(printable, packages))}, whose decisions are not seen"
+        return self._unseen.of("limiters", target.path, target.owner, "unavailable", reason, "have it send its decisions to the intake socket (README)")
+
+    def _attach(self, one: Binary, every: int) -> Steps[None]:
+        """Attaches all probes of a binary. Raises OSError, with none attached."""
+        file, one.attaching = os.dup(one.file), True  # the request may wait for longer than the binary keeps its own
         try:
             for program, offsets in one.sites:
-                one.links += self._helper.attach_uprobe(self._family.programs[program], one.file, offsets)
-        except (OSError, KeyError) as error:
+                links = yield from self._helper.attaching(self._family.programs[program], file, offsets)
+                if one.file < 0:  # let go of meanwhile
+                    close_aside(links)
+                    return
+                one.links += links
+        except OSError:
             self._detach(one)
-            one.state, one.reason = "unavailable", f"attaching {program}: {error}"
-            one.remedy = "see `tickscope doctor`"
-            return
+            raise
+        finally:
+            os.close(file)
+            one.attaching = False
         one.every, one.since_ns = every, time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         self._publish(one, every)
 
     def _publish(self, one: Binary, every: int) -> None:
         """Tells the kernel's side what it needs to know of the binary."""
         value = np.zeros(1, self._value)
-        shared = [b for b in self.binaries.values() if b.inode == one.inode and b.library_version != one.library_version]
+        shared = [b for b in self.binaries.values() if b.key == one.key and b.library_version != one.library_version]
         value["decisions"], value["every"], value["since_ns"] = one.decisions, every, one.since_ns
         value["library_version"] = b"" if shared else one.library_version.encode()
         try:
-            bpf.update(self._family.maps["limiter_binaries"], one.inode.to_bytes(8, "little"), value.tobytes())
+            bpf.update(self._family.maps["limiter_binaries"], one.key, value.tobytes())
         except OSError as error:  # kernels before 5.19 without CAP_BPF
             one.state, one.reason, one.measured = "degraded", f"the library's version is not shown and the cost not bounded: {error}", False
 
     def _detach(self, one: Binary) -> None:
-        """Takes the probes away, in a thread: the kernel waits out a grace period, some 0.1 s, for each."""
+        """Takes the probes away, beside the loop."""
         if one.links:
             self._publish(one, 0)
-            one.closing = threading.Thread(target=_close_all, args=(one.links,), name="detach")
+            one.closing = close_aside(one.links)
             one.links = []
-            one.closing.start()
-            self._closing = [t for t in (*self._closing, one.closing) if t.is_alive()]
 
     def _let_go(self, one: Binary) -> None:
         self._detach(one)
@@ -227,14 +187,14 @@ class GoLimiters:
 
     def _regulate(self, one: Binary, now_ns: int, seconds: float) -> None:
         """Once a second: measures a binary's hits, and turns its probes off and on where they are too many."""
-        if not one.links:
-            if one.closing and one.closing.is_alive():
+        if not one.links or one.attaching:
+            if one.closing and not one.closing.done:
                 one.turned_ns = now_ns
-            elif now_ns - one.turned_ns >= (one.every - 1) * _CHECK_NS:
+            elif now_ns - one.turned_ns >= (one.every - 1) * _CHECK_NS and not one.attaching:
                 one.turned_ns = now_ns
-                self._attach(one, one.every)
+                run(self._attach(one, one.every), lambda _, error: self._tell_failure(one, error))
             return
-        raw = bpf.lookup(self._family.maps["limiter_binaries"], one.inode.to_bytes(8, "little"), self._value.itemsize)
+        raw = bpf.lookup(self._family.maps["limiter_binaries"], one.key, self._value.itemsize)
         total = int(np.frombuffer(raw, self._value)["decisions"][0]) if raw else one.decisions
         rate, one.decisions = (total - one.decisions) * _HITS_A_DECISION / seconds, total
         if rate > self._budget or (one.every > 1 and rate > self._budget * _CALM):
@@ -249,6 +209,16 @@ class GoLimiters:
             self._publish(one, 1)
             self._news.append(one)
 
+    def _tell_failure(self, one: Binary, error: Exception | None) -> None:
+        """What holds the helper up for a while is not this binary's: it is tried again after as long as it was off now."""
+        if one.file < 0 or error is None:
+            return
+        if isinstance(error, OSError) and error.errno in _PASSING:
+            one.turned_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        else:
+            one.state, one.reason, one.remedy = "unavailable", f"turning its probes on: {error}", "see `tickscope doctor`"
+            self._news.append(one)
+
     def _missed(self, now_ns: int) -> Iterator[Batch]:
         total = int(self._counts["unmatched"][0])
         if total > self._unmatched:
@@ -261,13 +231,21 @@ class GoLimiters:
         """Detaches everywhere, and waits until that is done."""
         for one in self.binaries.values():
             self._let_go(one)
-        for thread in self._closing:
-            thread.join()
+        finish()
 
 
-def _close_all(links: list[int]) -> None:
-    for link in links:
-        os.close(link)
+def _name(one: Binary) -> str:
+    return f"limiter:{one.path.rpartition('/')[2]}"
+
+
+def _key(fd: int, shared: bool) -> bytes:
+    """``struct limiter_file``. A device that no mount here has is not that of the file system's own (btrfs, some overlays), or of a mount namespace elsewhere;
+    shared: an overlay's file, whose device is another one in each container."""
+    st = os.fstat(fd)
+    major, minor = os.major(st.st_dev), os.minor(st.st_dev)
+    with open("/proc/self/mountinfo", "rb") as mounts:  # lines end with \n alone, whatever else a user has put into a name
+        known = not shared and any(line.split(b" ", 3)[2] == b"%d:%d" % (major, minor) for line in mounts)
+    return struct.pack("<QQ", st.st_ino, major << 20 | minor if known else 0)
 
 
 def _path_of(fd: int) -> str:
@@ -278,8 +256,7 @@ def _path_of(fd: int) -> str:
 
 
 def _status(one: Binary, now_ns: int) -> Batch:
-    versions = f"{one.go_version}, {MODULE} {one.library_version or '(version not recorded)'}"
-    reason = f"{one.path} ({versions})" + (f": {one.reason}" if one.reason else "")
-    name = f"limiter:{one.path.rpartition('/')[2]}"
-    return make("probe_status", 1, t_ns=now_ns, probe=name.encode()[:32], state=TABLES["probe_status"].code("state", one.state),
+    versions = ", ".join(filter(None, (one.go_version, f"{MODULE} {one.library_version or '(' + one.unversioned + ')'}" if one.sites else "")))
+    reason = one.path + (f" ({versions})" if versions else "") + (f": {one.reason}" if one.reason else "")
+    return make("probe_status", 1, t_ns=now_ns, probe=_name(one).encode()[:32], state=TABLES["probe_status"].code("state", one.state),
                 reason=reason.encode()[:256], remedy=one.remedy.encode()[:160])  # fmt: skip

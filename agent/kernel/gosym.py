@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,6 +22,8 @@ from agent.kernel.gobuild import BuildInfo
 BUDGET = 512 << 20
 _PIECE = 1 << 20
 _MAX_FUNCTION, _MAX_PC_TABLE, _MAX_NAME = 1 << 18, 1 << 16, 512
+#: Places that look like a function table, or like what points to it; functions of one wanted name.
+_MAX_TABLES, _MAX_POINTERS, _MAX_NAMESAKES, _MAX_HINTS = 64, 64, 64, 1 << 15
 _WRITABLE = 2
 _SHF_ALLOC, _SHT_RELA, _R_X86_64_RELATIVE = 2, 4, 8
 #: Words of moduledata that are searched for minpc, maxpc, text (20 to 22 from Go 1.16 to 1.26).
@@ -36,6 +38,14 @@ class Function:
     entry: int
     end: int
     record: gopcln.Func
+
+
+def _package(name: bytes) -> bytes:
+    """The import path in a function's full name, where it has a host name in front as those of other modules have; else empty."""
+    base = re.split(rb"[(\[{]", name, maxsplit=1)[0]
+    slash = base.rfind(b"/")
+    path = base[: base.find(b".", slash)] if slash > 0 and b"." in base[slash:] else b""
+    return path.replace(b"%2e", b".") if b"." in path.split(b"/", 1)[0] and b":" not in path else b""
 
 
 class GoBinary(Elf):
@@ -69,7 +79,7 @@ class GoBinary(Elf):
             return None
         if head[15] & gobuild.INLINE:
             start = vaddr + gobuild.HEADER_SIZE
-            return gobuild.parse(*gobuild.inline_strings(self.read(start, min(gobuild.MAX_TEXT, self._rest(start)))))
+            return gobuild.parse(*gobuild.inline_strings(self.read(start, min(gobuild.MAX_TEXT, self.rest(start)))))
         strings = []
         for pointer in self.pointers([(vaddr + 16, 2)])[0].tolist():
             at, size = self.pointers([(pointer, 2)])[0].tolist() if pointer else (0, 0)
@@ -77,14 +87,6 @@ class GoBinary(Elf):
                 raise ElfError("the Go build information is too long")
             strings.append(self.read(at, size) if size else b"")
         return gobuild.parse(strings[0], strings[1])
-
-    def _rest(self, vaddr: int) -> int:
-        """Bytes from an address to the end of what the file has of its segment; 0 outside."""
-        for one in self._loads:
-            start, size = int(one["vaddr"]), int(one["filesz"])
-            if start <= vaddr < start + size:
-                return start + size - vaddr
-        return 0
 
     @cached_property
     def _pclntab(self) -> tuple[int, gopcln.Header]:
@@ -96,8 +98,12 @@ class GoBinary(Elf):
         if len(self.sections):
             raise ElfError("no Go function table")
         pattern = re.compile(b"|".join(re.escape(m) for m in gopcln.magics(1 if self.machine == X86_64 else 4)))
+        left = _MAX_TABLES
         for start, piece in self._search_area():
             for match in pattern.finditer(piece):
+                left -= 1
+                if left < 0:
+                    raise ElfError(f"more than {_MAX_TABLES} places look like a Go function table")
                 try:
                     return self._pclntab_at(start + match.start())
                 except ElfError:
@@ -105,7 +111,7 @@ class GoBinary(Elf):
         raise ElfError("no Go function table")
 
     def _pclntab_at(self, vaddr: int) -> tuple[int, gopcln.Header]:
-        rest = self._rest(vaddr)
+        rest = self.rest(vaddr)
         return vaddr, gopcln.parse(self.read(vaddr, min(rest, gopcln.HEADER_SIZE)), rest)
 
     def _search_area(self, flags: int = 0) -> Iterator[tuple[int, bytes]]:
@@ -126,18 +132,52 @@ class GoBinary(Elf):
 
     def _name_positions(self, names: Iterable[bytes]) -> dict[int, str]:
         """Offset in the name table -> full name, of these names, also in GOPATH-style vendor folders."""
-        base, header = self._pclntab
-        start, size = base + header.names, header.names_end - header.names
         pattern = re.compile(b"|".join(re.escape(n) + b"\0" for n in names))
         found: dict[int, str] = {}
+        for at, piece in self._name_table():
+            for match in pattern.finditer(piece):
+                begin = piece.rfind(b"\0", max(0, match.start() - _MAX_NAME), match.start()) + 1
+                if begin == match.start() or piece[begin : match.start()].endswith(b"/vendor/"):
+                    found[at + begin] = piece[begin : match.end() - 1].decode("utf-8", "replace")
+                    if len(found) > _MAX_NAMESAKES:
+                        raise ElfError("a name occurs too often in the Go function table")
+        return found
+
+    def _name_table(self) -> Iterator[tuple[int, bytes]]:
+        """(offset, bytes) of the name table in pieces, each with what comes before and after it."""
+        base, header = self._pclntab
+        start, size = base + header.names, header.names_end - header.names
         for at in range(0, size, _PIECE):
             before = min(at, _MAX_NAME)
-            piece = self.read(start + at - before, min(_PIECE + before + _MAX_NAME, size - at + before))
-            for match in pattern.finditer(piece):
-                begin = piece.rfind(b"\0", 0, match.start()) + 1
-                if begin == match.start() or piece[begin : match.start()].endswith(b"/vendor/"):
-                    found[at - before + begin] = piece[begin : match.end() - 1].decode("utf-8", "replace")
-        return found
+            yield at - before, self.read(start + at - before, min(_PIECE + before + _MAX_NAME, size - at + before))
+
+    def packages(self, hint: re.Pattern[bytes], wanted: Callable[[bytes], bool], most: int) -> list[str]:
+        """At most so many packages of other modules, by their functions' names, that have ``hint`` in them and are ``wanted``."""
+        seen, found, left = set[bytes](), list[str](), _MAX_HINTS
+        for _, piece in self._name_table():
+            for match in hint.finditer(piece):
+                left -= 1
+                if left < 0 or len(found) >= most:
+                    return sorted(found)
+                begin = piece.rfind(b"\0", max(0, match.start() - _MAX_NAME), match.start()) + 1
+                package = _package(piece[begin : match.end() + _MAX_NAME].split(b"\0", 1)[0])
+                if package not in seen:
+                    seen.add(package)
+                    if package and wanted(package):
+                        found.append(package.decode("utf-8", "replace"))
+        return sorted(found)
+
+    def source_path(self, package: str) -> str:
+        """The folder of a package's sources when it was compiled, which has its version where modules were used; empty where it is not found."""
+        base, header = self._pclntab
+        start, size = base + header.names_end, header.pctab - header.names_end
+        folder, _, name = package.rpartition("/")
+        pattern = re.compile(rb"\0([^\0]{0,300}" + re.escape(folder.encode()) + rb"(?:@[^\0/]{1,60})?/" + re.escape(name.encode()) + rb"/)[^\0/]{1,60}\.go\0")
+        for at in range(0, max(size, 0), _PIECE):
+            match = pattern.search(self.read(start + at, min(_PIECE + _MAX_NAME, size - at)))
+            if match:
+                return match[1].decode("utf-8", "replace")
+        return ""
 
     def functions(self, names: Iterable[bytes]) -> list[Function]:
         """The functions of these full names (``golang.org/x/time/rate.(*Limiter).reserveN``); those that do not exist are left out.
@@ -151,7 +191,10 @@ class GoBinary(Elf):
         origin = base + (header.functab if header.relative or header.names else 0)
         wanted = np.fromiter(positions, np.uint32, len(positions))
         found = []
-        for index in self._with_names(origin, wanted):
+        indices = self._with_names(origin, wanted)
+        if len(indices) > _MAX_NAMESAKES:
+            raise ElfError("too many Go functions of one name")
+        for index in indices:
             record = gopcln.parse_func(self.read(origin + int(self._functab[index, 1]), 48), header.entry_size)
             entry, end = self._bounds(index)
             if not 0 < end - entry <= _MAX_FUNCTION:
@@ -185,8 +228,10 @@ class GoBinary(Elf):
     def _text(self) -> int:
         """Address from which function entries count, from moduledata: minpc, maxpc, text in a row, in agreement with functab."""
         first, last = int(self._functab[0, 0]), int(self._functab[-1, 0])
-        for candidate in self._moduledata_candidates():
-            count = min(_MODULEDATA_WORDS, self._rest(candidate) // 8)
+        for number, candidate in enumerate(self._moduledata_candidates()):
+            if number >= _MAX_POINTERS:
+                raise ElfError(f"more than {_MAX_POINTERS} places look like Go moduledata")
+            count = min(_MODULEDATA_WORDS, self.rest(candidate) // 8)
             words = self.pointers([(candidate, count)])[0].tolist() if count else []
             for low, high, text in zip(words, words[1:], words[2:], strict=False):
                 if text and low == text + first and high == text + last:
@@ -216,7 +261,7 @@ class GoBinary(Elf):
         if offset == 0:
             return {}
         start = base + header.pctab + offset
-        data = self.read(start, min(_MAX_PC_TABLE, self._rest(start)))
+        data = self.read(start, min(_MAX_PC_TABLE, self.rest(start)))
         return gopcln.pc_values(data, header.quantum, function.end - function.entry)
 
     def returns(self, function: Function) -> list[int]:

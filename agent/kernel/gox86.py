@@ -10,6 +10,7 @@ Encodings: Intel SDM volume 2, chapter 2 and appendix A (64-bit mode); VEX and E
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable, Mapping
 
 from agent.kernel.elf import ElfError
@@ -161,9 +162,10 @@ def return_offsets(code: bytes, boundaries: Iterable[int] = (), stack: Mapping[r
         if opcode != 0xE8:
             raise ElfError(f"the function is left by a jump at +{at:#x}, which return probes miss")
     found = [at for at, (opcode, _) in decoded.items() if opcode in _RETURNS]
+    ranges = sorted((r.start, r.stop, depth) for r, depth in (stack or {}).items())
     for at in found:
-        depth = next((d for r, d in (stack or {}).items() if at in r), 0)
-        if depth or decoded[at][0] != 0xC3:
+        index = bisect.bisect_left(ranges, (at + 1,)) - 1
+        if (index >= 0 and at < ranges[index][1] and ranges[index][2]) or decoded[at][0] != 0xC3:
             raise ElfError(f"the return at +{at:#x} is not one that the Go compiler makes")
     if not found:
         raise ElfError("the function has no return")

@@ -8,19 +8,22 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.errors import PRIVILEGE, AgentError
 from agent.kernel.wire import Wire
-from agent.probes import Probe
+from agent.probes import Probe, ordered
+from agent.signals import sheltered
 
 BPF_DIR = Path(__file__).resolve().parents[2] / "bpf"
 SYSTEM_PYTHON = "/usr/bin/python3"
 #: Of a hung loader. It needs a second; under emulation (tests/vm) a minute or two.
 TIMEOUT_S = 240
 _MAX_FDS = 256
+#: Of rings and aggregation maps, each of which has one in the map ``lost``.
+LOST_COUNTERS = 64
 _HOST_PID_NAMESPACE = 0xEFFFFFFC
 
 
@@ -36,6 +39,27 @@ class Family:
     programs: dict[str, int] = field(default_factory=dict)
     links: dict[str, int] = field(default_factory=dict)
     plan: list[dict[str, object]] = field(default_factory=list)
+    _troubles: dict[str, tuple[str, str]] = field(default_factory=dict)
+    _without: tuple[str, str, str] = ("", "", "")
+
+    def trouble(self, key: str, said: str, remedy: str = "") -> None:
+        """Degrades the family, for as long as ``well`` has not been said of the same key."""
+        if not self._troubles:
+            self._without = self.state, self.reason, self.remedy
+        if self._troubles.get(key) != (said, remedy):
+            self._troubles[key] = said, remedy
+            self._settle()
+
+    def well(self, key: str) -> None:
+        """The trouble of that key, if there was one, is over."""
+        if self._troubles.pop(key, None) is not None:
+            self._settle()
+
+    def _settle(self) -> None:
+        state, reason, remedy = self._without
+        self.state = "degraded" if self._troubles and state == "attached" else state
+        self.reason = "; ".join(filter(None, (reason, *(said for said, _ in self._troubles.values()))))
+        self.remedy = remedy or next((r for _, r in self._troubles.values() if r), "")
 
 
 @dataclass
@@ -77,12 +101,14 @@ def _job(probes: list[Probe], options: Mapping[str, int], bpf_dir: Path, btf: st
     wire = Wire.read(bpf_dir / "events.h", bpf_dir / "tickscope.h", *(bpf_dir / s for p in probes for s in p.sources))
     chosen = {name: options.get(name, value) for p in probes for name, value in p.options.items()}
     counted = [m for p in probes for m in loss_counted(p)]
+    if len(counted) > LOST_COUNTERS:
+        raise ValueError(f"{len(counted)} maps want a counter of what they lose, there are {LOST_COUNTERS}: raise LOST_COUNTERS")
     job: dict[str, object] = {
         "prelude": str(bpf_dir / "tickscope.h"),
         "sources": {p.name: [str(bpf_dir / s) for s in p.sources] for p in probes},
         "include": str(bpf_dir / "include"),
         "btf": btf,
-        "cflags": [f"-I{bpf_dir}", *_pid_namespace(), *(f"-D{k}={v}" for k, v in (*chosen.items(), *(("LOST_" + m, i) for i, m in enumerate(counted))))],
+        "cflags": [f"-I{bpf_dir}", *_pid_namespace(), *(f"-D{k}={v}" for k, v in (*chosen.items(), ("LOST_COUNTERS", LOST_COUNTERS), *(("LOST_" + m, i) for i, m in enumerate(counted))))],
         "assertions": {p.name: wire.assertions(_structs_of(p)) for p in probes},
         "families": [
             {"name": p.name, "maps": maps_of(p), "programs": [vars(program) for program in p.programs]} for p in probes
@@ -92,13 +118,14 @@ def _job(probes: list[Probe], options: Mapping[str, int], bpf_dir: Path, btf: st
 
 
 def load(
-    probes: list[Probe], options: Mapping[str, int] | None = None, *, bpf_dir: Path = BPF_DIR, btf: str = "/sys/kernel/btf/vmlinux"
+    families: Iterable[Probe], options: Mapping[str, int] | None = None, *, bpf_dir: Path = BPF_DIR, btf: str = "/sys/kernel/btf/vmlinux"
 ) -> Loaded:
     """Compiles, loads and attaches; a loader that is killed is run once more.
 
     Families that cannot be attached come back ``unavailable`` with the reason; only a missing BCC or no privilege raises
-    AgentError (exit code 5).
+    AgentError (exit code 5). Raises ValueError for families that come after each other, or have more maps than there are counters.
     """
+    probes = ordered(families)
     job, wire = _job(probes, options or {}, bpf_dir, btf)
     for attempt in (1, 2):
         loaded = Loaded({p.name: Family(p) for p in probes}, wire, [m for p in probes for m in loss_counted(p)])
@@ -128,9 +155,10 @@ def _run(job: dict[str, object], loaded: Loaded) -> str | None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(TIMEOUT_S)
     script = Path(__file__).with_name("loader.py")
-    child = subprocess.Popen(
-        [SYSTEM_PYTHON, "-I", str(script), str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-    )
+    with sheltered():
+        child = subprocess.Popen(
+            [SYSTEM_PYTHON, "-I", str(script), str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+        )
     theirs.close()
     try:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)

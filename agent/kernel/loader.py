@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from agent.kernel import btf, compiler
+from agent.kernel import btf, compiler, syscall
 from agent.kernel.compiler import Compiled
 from agent.kernel.plan import FamilyPlan, ProgramPlan, plan
 
@@ -79,7 +79,7 @@ def load_program(code: bytes, name: str, kind: int, attach_type: int = 0, btf_id
         head = struct.pack("<IIQQIIQ", kind, len(code) // 8, ct.addressof(instructions), ct.addressof(licence), log_level,
                            len(log) if log_level else 0, ct.addressof(log) if log_level else 0)  # fmt: skip
         try:
-            return compiler.bpf(_PROG_LOAD, head + struct.pack("<II16sII36xI", 0, 0, name.encode()[:15], 0, attach_type, btf_id))
+            return syscall.require(_PROG_LOAD, head + struct.pack("<II16sII36xI", 0, 0, name.encode()[:15], 0, attach_type, btf_id))
         except OSError as error:
             refused = error
     os.write(2, log.value[-4000:])
@@ -89,7 +89,7 @@ def load_program(code: bytes, name: str, kind: int, attach_type: int = 0, btf_id
 def attach_raw(program: int, target: str) -> int:
     """BPF_RAW_TRACEPOINT_OPEN; an empty target for a program that knows its function (fexit). Raises OSError."""
     name = ct.create_string_buffer(target.encode())
-    return compiler.bpf(_RAW_TRACEPOINT_OPEN, struct.pack("<QI", ct.addressof(name) if target else 0, program))
+    return syscall.require(_RAW_TRACEPOINT_OPEN, struct.pack("<QI", ct.addressof(name) if target else 0, program))
 
 
 class Loader:
@@ -211,7 +211,9 @@ class Loader:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's to answer
     sock = socket.socket(fileno=int(sys.argv[1]))
-    job = json.loads(sock.recv(1 << 20))
+    if not (asked := sock.recv(1 << 20)):
+        return  # the agent has ended meanwhile
+    job = json.loads(asked)
     os.environ["BCC_KERNEL_SOURCE"] = job["include"]
     with contextlib.suppress(ValueError):  # only kernels before 5.11 count maps against it
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -231,4 +233,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.suppress(ConnectionError):  # the agent has ended meanwhile
+        main()

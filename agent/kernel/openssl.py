@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from agent.kernel.elf import AARCH64, X86_64, Elf, ElfError, Symbol
 
@@ -19,15 +21,21 @@ UNKNOWN = -1
 #: Pointers compared in a method table: past the end of ssl_accept and ssl_connect in all versions.
 _SLOTS = 16
 _METHODS = (b"TLS_method", b"TLS_client_method", b"TLS_server_method")
-_ACCESSORS = (b"SSL_version", b"SSL_want", b"SSL_get_rbio", b"SSL_get_verify_result", b"SSL_get_state", b"SSL_in_init")
+_ACCESSORS = (b"SSL_version", b"SSL_want", b"SSL_get_rbio", b"SSL_get_verify_result", b"SSL_get_state", b"SSL_in_init",
+              b"SSL_get_session", b"SSL_SESSION_get0_peer")  # fmt: skip
 _EXPLICIT = {b"SSL_connect": "client", b"SSL_accept": "server", b"SSL_do_handshake": "unknown"}
 _VERSION = re.compile(rb"OpenSSL (\d+\.\d+\.\d+[a-z]?(?:[-+][\w.]+)?) +\d")
+_ERRORS = re.compile(rb"\0(?:tls_process_server_hello|ssl3_get_server_hello)\0")
+_LEAST_STATIC = 1 << 20
+_PAGE, _CODE = 4096, 60
+#: What the kernel writes over the instruction at a uprobe.
+_BREAKPOINT = {X86_64: b"\xcc", AARCH64: struct.pack("<I", 0xD42000A0)}
 
 
 @dataclass(frozen=True)
 class Layout:
     """Byte offsets into an SSL, -1 for unknown: protocol version, rwstate, message flow state, read BIO (the write BIO
-    follows it), certificate verification result; and of the flags in a BIO."""
+    follows it), certificate verification result; of the flags in a BIO; of the session, and in that of the peer's certificate."""
 
     version: int = UNKNOWN
     rwstate: int = UNKNOWN
@@ -35,6 +43,8 @@ class Layout:
     rbio: int = UNKNOWN
     verify_result: int = UNKNOWN
     bio_flags: int = UNKNOWN
+    session: int = UNKNOWN
+    peer: int = UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -74,6 +84,62 @@ def version_text(elf: Elf) -> str:
     """The release named in a libcrypto or a program that contains one, as in ``3.0.17``; empty where it is not found."""
     found = elf.search(".rodata", _VERSION)
     return found.group(1).decode() if found else ""
+
+
+def facts(fds: list[int], program: bool = False) -> dict[str, Any] | None:
+    """For the examiner: where a libssl (with its libcrypto as second file) or a program has to be probed, in file offsets; None where it has no OpenSSL.
+
+    A program that contains an OpenSSL without the symbols that tell where comes back as ``{"hidden": version}``.
+    """
+    try:
+        elf = Elf(fds[0])
+        library = analyse(elf)
+        if library is None:
+            hidden = _hidden(elf) if program else ""
+            return {"hidden": hidden} if hidden else None
+    except ElfError:
+        if program:
+            return None
+        raise
+    probed = [site.vaddr for site in library.handshake] + ([library.free] if library.free is not None else [])
+    return {
+        "sites": [[site.role, elf.file_offset(site.vaddr)] for site in library.handshake],
+        "free": None if library.free is None else elf.file_offset(library.free),
+        "keys": sorted({key.hex() for site in library.handshake for key in code_key(elf, site.vaddr, probed)}),
+        "layout": list(vars(library.layout).values()), "version": _version_beside(fds) or version_text(elf), "soname": elf.soname,
+        "implicit": library.implicit, "reason": library.reason,
+    }  # fmt: skip
+
+
+def _version_beside(fds: list[int]) -> str:
+    try:
+        return version_text(Elf(fds[1])) if len(fds) > 1 else ""
+    except (ElfError, OSError):
+        return ""
+
+
+def _hidden(elf: Elf) -> str:
+    """The version of an OpenSSL that is built into a stripped program, by the names that its error messages carry; empty where there is none."""
+    if elf.file_size < _LEAST_STATIC or elf.search(".rodata", _ERRORS) is None:
+        return ""
+    return version_text(elf) or "of unknown version"
+
+
+def code_key(elf: Elf, vaddr: int, probed: Iterable[int]) -> set[bytes]:
+    """Keys of ``struct tls_code`` for the function at vaddr, as bpf/tls.bpf.c will read it.
+
+    Two where a probe lies in the 60 bytes that are read: with its breakpoint and without.
+    """
+    offset = vaddr % _PAGE
+    page = vaddr - offset
+    at = page + _PAGE - _CODE if offset < 128 else page
+    code = elf.read(at, _CODE)
+    patched = bytearray(code)
+    for one in probed:
+        if at <= one < at + _CODE:
+            mark = _BREAKPOINT.get(elf.machine, b"")[: at + _CODE - one]
+            patched[one - at : one - at + len(mark)] = mark
+    return {struct.pack("<I", offset) + one for one in (code, bytes(patched))}
 
 
 def _state_machine(elf: Elf, symbols: dict[bytes, Symbol]) -> tuple[Site, ...]:
@@ -153,4 +219,6 @@ def _layout(elf: Elf, symbols: dict[bytes, Symbol]) -> Layout:
         rbio=_field(elf, symbols, b"SSL_get_rbio", wide=True),
         verify_result=_field(elf, symbols, b"SSL_get_verify_result", wide=True),
         bio_flags=bio_flags,
+        session=_field(elf, symbols, b"SSL_get_session", wide=True),
+        peer=_field(elf, symbols, b"SSL_SESSION_get0_peer", wide=True),
     )

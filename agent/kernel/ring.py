@@ -53,6 +53,10 @@ class RingReader:
         """Records that wait, an upper bound."""
         return (self._producer[0] - self._consumer[0]) // self.stride
 
+    def producing(self) -> bool:
+        """Whether anything came since the last drain."""
+        return self._producer[0] != self._consumer[0]
+
     def drain(self) -> np.ndarray:
         """Takes every finished record; shape (n,), dtype of the record. Stops before one that is still being written."""
         start, end = self._consumer[0], self._producer[0]

@@ -4,37 +4,54 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
-from agent.batch import Batch, make
+from agent.batch import Batch, Loss, losses
+from agent.contracts import Finishing, Parted, Source
+from agent.faults import Faults
 from agent.kernel.bpf import HashMap
 from agent.kernel.load import Family, Loaded
 from agent.kernel.ring import RingReader, SharedArray, Sums
 from agent.probes import Aggregate, Ring
-from agent.tables import TABLES
 
 #: Nobody is still inside a program that chose its map this long after the slot was flipped.
 GRACE_NS = 5_000_000
+#: How often the records of a part that is left out are told.
+_TELL_NS = 1_000_000_000
 
 
-class KernelSource:
-    """Reads what the loaded families produce. Implements ``agent.batch.Source``.
+def _nothing(_: np.ndarray) -> None:
+    """In the place of a callback that is gone."""
+
+
+class KernelSource(Finishing, Parted):
+    """Reads what the loaded families produce. Implements ``agent.contracts.Source``.
 
     interval_ns: length of the aggregation intervals. ``listen(map, callback)`` hands each drained record array of a ring to a
     callback too (for families that drive others, as exec does). ``adjust[table]`` changes aggregated rows in place before they
-    go on. Raises OSError where a map cannot be used.
+    go on. No interval ends while ``hold()``. Raises OSError where a map cannot be used.
+
+    Each ring, aggregate and callback stands alone (``faults``, agent/faults.py): what one's fault may have cost is a ``loss`` row. One that is left out is emptied
+    all the same, so that its producers go on, and each of its records is counted as lost.
     """
 
     name = "kernel"
 
     def __init__(self, loaded: Loaded, interval_ns: int = 1_000_000_000) -> None:
         self.loaded, self.interval_ns = loaded, interval_ns
+        self.faults = Faults()
+        self._skipped: Counter[str] = Counter()
+        self._skips_told_ns = 0
+        self._owners: dict[str, Family] = {}
         self._rings: list[tuple[Ring, RingReader]] = []
         self._aggregates: list[tuple[Aggregate, tuple[HashMap, HashMap], Sums | None]] = []
         self._listeners: dict[str, list[Callable[[np.ndarray], None]]] = {}
         self.adjust: dict[str, Callable[[np.ndarray], None]] = {}
+        self.hold: Callable[[], bool] = lambda: False
         self._flipped_ns = self._started_ns = self._checked_ns = 0
         self._read_due = False
         if not loaded.shared:
@@ -49,15 +66,22 @@ class KernelSource:
         dtype = self.loaded.wire.dtype
         for ring in family.probe.rings:
             if ring.map in family.maps:
+                self._owners[ring.map] = family
                 self._rings.append((ring, RingReader(family.maps[ring.map], dtype(ring.wire))))
         for one in family.probe.aggregates:
             if all(m in family.maps for m in one.maps):
+                self._owners[one.maps[0]] = family
                 first, second = (HashMap(family.maps[m], dtype(one.key), dtype(one.value)) for m in one.maps)
                 sums = Sums(family.maps[one.sums], dtype(one.key), dtype(one.value), one.places) if one.sums else None
                 self._aggregates.append((one, (first, second), sums))
 
     def listen(self, ring: str, callback: Callable[[np.ndarray], None]) -> None:
         self._listeners.setdefault(ring, []).append(callback)
+
+    def unlisten(self, source: Source) -> None:
+        """Its methods are called back no more: nobody drains what they would take."""
+        for callbacks in self._listeners.values():
+            callbacks[:] = [_nothing if getattr(one, "__self__", None) is source else one for one in callbacks]  # the others keep their numbers
 
     @property
     def live_since_ns(self) -> int:
@@ -70,14 +94,47 @@ class KernelSource:
 
     def drain(self, now_ns: int) -> Iterator[Batch]:
         for ring, reader in self._rings:
-            records = reader.drain()
-            if len(records):
-                yield from ring.decode(records)
-                for callback in self._listeners.get(ring.map, ()):
-                    callback(records)
+            if reader.producing():
+                yield from self._part(ring.map, partial(self._read_ring, ring, reader), now_ns)
         if self._aggregates:
             yield from self._turn(now_ns)
         yield from self._losses(now_ns)
+        if self._skipped and now_ns - self._skips_told_ns >= _TELL_NS:
+            yield from self._skips(now_ns)
+
+    def _part(self, name: str, read: Callable[[], Iterator[Batch]], now_ns: int) -> Iterator[Batch]:
+        """What a part yields; where it fails what it yielded before, and a ``loss`` row."""
+        out: list[Batch] = []
+        try:
+            out.extend(read())
+            self.faults.whole(name, now_ns)
+        except Exception as error:  # noqa: BLE001 - one decoder's fault must not cost the others their records
+            if self.faults.out(name):
+                self._skipped[name] += 1
+            else:
+                out.append(self.faults.lost(name, now_ns))
+                self._failed(name, error)
+        return iter(out)
+
+    def _failed(self, name: str, error: Exception) -> None:
+        if self.faults.failed(name, error) and (family := self._owners.get(name)):
+            family.trouble(name, f"{name}: {self.faults.failures[name]}: left out until the next start", "restart tickscope, and report this")
+
+    def _read_ring(self, ring: Ring, reader: RingReader) -> Iterator[Batch]:
+        records = reader.drain()
+        if self.faults.out(ring.map):
+            self._skipped[ring.map] += len(records)
+        elif len(records):
+            yield from ring.decode(records)
+            for i, callback in enumerate(self._listeners.get(ring.map, ())):
+                self.faults.attempt(f"{ring.map} listener {i + 1}", callback, records, otherwise=None)
+
+    def _skips(self, now_ns: int) -> Iterator[Batch]:
+        """Records of parts that are left out."""
+        since_ns = self._skips_told_ns or self._started_ns
+        yield losses("ring", *(Loss(name, count, since_ns, now_ns) for name, count in self._skipped.items()))
+        self._skipped.clear()
+        self._skips_told_ns = now_ns
 
     def _turn(self, now_ns: int) -> Iterator[Batch]:
         """Flips the slot once an interval, and reads the resting maps once nobody writes them any more."""
@@ -85,25 +142,30 @@ class KernelSource:
             self._flipped_ns = self._started_ns = now_ns
         if self._read_due and now_ns - self._flipped_ns >= GRACE_NS:
             self._read_due = False
-            yield from self._read_resting()
-        elif not self._read_due and now_ns - self._flipped_ns >= self.interval_ns:
+            yield from self._read_resting(now_ns)
+        elif not self._read_due and now_ns - self._flipped_ns >= self.interval_ns and not self.hold():
             self._started_ns, self._flipped_ns = self._flipped_ns, now_ns
             self.control["slot"] ^= 1
             self._read_due = True
 
-    def _read_resting(self) -> Iterator[Batch]:
-        resting = int(self.control["slot"][0]) ^ 1
+    def _read_resting(self, now_ns: int) -> Iterator[Batch]:
         for one, maps, sums in self._aggregates:
-            keys, values = maps[resting].read()
-            maps[resting].drop(keys)
-            if sums:
-                more = sums.take(resting)
-                keys, values = np.concatenate((keys, more[0])), np.concatenate((values, more[1]))
-            if len(keys):
-                for batch in one.decode(keys, values, self._flipped_ns - self._started_ns, self._flipped_ns):
-                    if batch.table in self.adjust:
-                        self.adjust[batch.table](batch.rows)
-                    yield batch
+            yield from self._part(one.maps[0], partial(self._read_maps, one, maps, sums), now_ns)
+
+    def _read_maps(self, one: Aggregate, maps: tuple[HashMap, HashMap], sums: Sums | None) -> Iterator[Batch]:
+        resting = int(self.control["slot"][0]) ^ 1
+        keys, values = maps[resting].read()
+        maps[resting].drop(keys)
+        if sums:
+            more = sums.take(resting)
+            keys, values = np.concatenate((keys, more[0])), np.concatenate((values, more[1]))
+        if self.faults.out(one.maps[0]):
+            self._skipped[one.maps[0]] += len(keys)
+        elif len(keys):
+            for batch in one.decode(keys, values, self._flipped_ns - self._started_ns, self._flipped_ns):
+                if batch.table in self.adjust:
+                    self.adjust[batch.table](batch.rows)
+                yield batch
 
     def _losses(self, now_ns: int) -> Iterator[Batch]:
         if not self.loaded.shared:
@@ -114,11 +176,7 @@ class KernelSource:
             return
         delta = np.frombuffer(lost, "<u8") - np.frombuffer(self._lost_before, "<u8")
         self._lost_before = lost
-        lossy = np.flatnonzero(delta)
-        stage = TABLES["loss"].code("stage", "kernel")
-        names = [self.loaded.counted[i].encode() for i in lossy]
-        yield make("loss", len(lossy), t_ns=now_ns, stage=stage, source=names, count=delta[lossy].astype(np.int64),
-                   from_ns=self._checked_ns, to_ns=now_ns)  # fmt: skip
+        yield losses("kernel", *(Loss(self.loaded.counted[i], int(delta[i]), self._checked_ns, now_ns) for i in np.flatnonzero(delta)))
         self._checked_ns = now_ns
 
     def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterator[Batch]:
@@ -131,6 +189,8 @@ class KernelSource:
                 self._read_due = True
             wait(GRACE_NS / 1e9)
             yield from self.drain(now_ns + GRACE_NS * (step + 1))
+        if self._skipped:
+            yield from self._skips(now_ns)
 
     def close(self) -> None:
         """Unmaps the rings and detaches every program that the loader attached."""

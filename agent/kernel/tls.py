@@ -2,73 +2,49 @@
 
 from __future__ import annotations
 
-import os
-import struct
 from collections.abc import Callable, Iterable
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from agent.batch import Batch
-from agent.errors import printable
 from agent.kernel import bpf
-from agent.kernel.elf import AARCH64, X86_64, Elf, ElfError
-from agent.kernel.openssl import Layout, Library, analyse, version_text
-from agent.probes.tls import decode_handshakes
+from agent.kernel.detach import close_aside
+from agent.kernel.files import Ask, Release, Target
+from agent.kernel.layouts import Layouts
 
 if TYPE_CHECKING:
     from agent.kernel.load import Family
     from agent.kernel.source import KernelSource
+    from agent.kernel.steps import Steps
     from agent.kernel.targets import Attacher, Targets
 
 #: Also as Python wheels bundle it: libssl-81ffa89e.so.3.
 LIBRARIES = rb"libssl(?:-\w+)?\.so(?:\.\w+)*"
-_PAGE, _CODE, _MAX_LAYOUTS = 4096, 60, 256
 _ABANDONED = 2
-#: What the kernel writes over the instruction at a uprobe.
-_BREAKPOINT = {X86_64: b"\xcc", AARCH64: struct.pack("<I", 0xD42000A0)}
 _PROGRAMS = {"client": "tls_client", "server": "tls_server", "unknown": "tls_either"}
 
 
-def code_key(elf: Elf, vaddr: int, probed: Iterable[int]) -> set[bytes]:
-    """Keys of ``struct tls_code`` for the function at vaddr, as bpf/tls.bpf.c will read it.
-
-    Two where a probe lies in the 60 bytes that are read: with its breakpoint and without.
-    """
-    offset = vaddr % _PAGE
-    page = vaddr - offset
-    at = page + _PAGE - _CODE if offset < 128 else page
-    code = elf.read(at, _CODE)
-    patched = bytearray(code)
-    for one in probed:
-        if at <= one < at + _CODE:
-            mark = _BREAKPOINT.get(elf.machine, b"")[: at + _CODE - one]
-            patched[one - at : one - at + len(mark)] = mark
-    return {struct.pack("<I", offset) + one for one in (code, bytes(patched))}
-
-
-def _close(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)
-
-
 class Handshakes:
-    """Implements ``agent.batch.Source``. Raises OSError where a map of the family cannot be used."""
+    """Implements ``agent.contracts.Source``. decode: of the family's ring. Raises OSError where a map of the family cannot be used."""
 
     name = "tls"
 
-    def __init__(self, family: Family, kernel: KernelSource, helper: Attacher, targets: Targets) -> None:
-        self._family, self._helper, self._targets = family, helper, targets
+    def __init__(self, family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, decode: Callable[[np.ndarray], Iterable[Batch]]) -> None:
+        self._decode = decode
+        self._family, self._helper, self._unseen = family, helper, targets.unseen
         dtype = kernel.loaded.wire.dtype
         self._event = dtype("tls_event")
         self._opened = bpf.HashMap(family.maps["tls_opened"], dtype("tls_key"), dtype("tls_open"))
-        self._layouts: dict[tuple[Layout, str], int] = {}
-        self._sites: set[bytes] = set()
+        self._layouts = Layouts(family.maps["tls_layouts"], family.maps["tls_sites"])
         self._ended: list[np.ndarray] = []
-        kernel.listen("tls_exits", self._ended.append)
-        targets.library(LIBRARIES, self._found_library)
-        targets.exe(self._found_program)
+        kernel.listen("tls_exits", self.on_exits)
+        targets.library(LIBRARIES, Ask("openssl", self._found, "tls", companion=(b"libssl", b"libcrypto"), names=(b"libssl.so.3", b"libssl.so.1.1")))
+        targets.exe(Ask("openssl", self._found, "tls", {"program": True}))
+
+    def on_exits(self, records: np.ndarray) -> None:
+        """Takes records of ``tls_exits``."""
+        self._ended.append(records)
 
     def fds(self) -> list[int]:
         return []
@@ -95,82 +71,50 @@ class Handshakes:
             rows[name] = values[name]
         rows["proc"]["tid"] = np.where(values["tid"], values["tid"], ends["proc"]["pid"])
         rows["duration_ns"] = ends["t_ns"] - values["start_ns"]
-        rows["result"] = _ABANDONED
-        versions = {number: version for (_, version), number in self._layouts.items()}
+        rows["result"], rows["verify_result"] = _ABANDONED, 0xFFFFFFFF
+        versions = self._layouts.versions()
         rows["library_version"] = [versions.get(number, "").encode() for number in values["layout"].tolist()]
         rows["library"] = b"openssl"
-        yield from decode_handshakes(rows)
+        yield from self._decode(rows)
 
     def close(self) -> None:
         """Nothing of its own: ``Targets`` lets go of the files."""
 
-    def _found_library(self, pid: int, path: str, fd: int) -> Callable[[], None] | None:
-        def sibling(elf: Elf) -> str:
-            directory, _, name = path.rpartition("/")
-            crypto_name = next((n for n in elf.needed if n.startswith("libcrypto") and "/" not in n), name.replace("libssl", "libcrypto"))
-            try:
-                crypto = self._targets.open(pid, f"{directory}/{crypto_name}")
-            except OSError:
-                return ""
-            try:
-                return version_text(Elf(crypto))
-            finally:
-                os.close(crypto)
-
-        return self._attach(path, fd, sibling)
-
-    def _found_program(self, pid: int, path: str, fd: int) -> Callable[[], None] | None:
-        del pid
-        return self._attach(path, fd, lambda _: "")
-
-    def _attach(self, path: str, fd: int, other_version: Callable[[Elf], str]) -> Callable[[], None] | None:
-        """Analyses a file and attaches to it; returns what detaches."""
-        shown = printable(path)
+    def _found(self, target: Target, facts: dict[str, Any]) -> Steps[Release | None]:
+        """Attaches to a file by what the examiner found in it."""
+        if "hidden" in facts:
+            return self._tell(target, "unavailable", f"contains OpenSSL {facts['hidden']}, but not the symbols that tell where: its handshakes are not seen",
+                              "install it with its symbols (not stripped), or linked with the system's libssl")  # fmt: skip
+        sites, free = facts["sites"], facts["free"] if "tls_free" in self._family.programs else None
+        target.reserve(1 + (free is not None) + len(sites), 2 * len(sites) + (free is not None))
+        known = self._layouts.add(facts, target.owner)
         links: list[int] = []
         try:
-            elf = Elf(fd)
-            library = analyse(elf)
-            if library is None:
-                return None
-            self._describe(elf, library, other_version(elf) or version_text(elf))
-            self._probe(elf, library, fd, links)
-        except ElfError as error:
-            if "libssl" in path:
-                self._note(f"{shown}: {error}")
-        except OSError as error:
-            self._family.state = "degraded"
-            self._note(f"{shown}: cannot attach: {error.strerror}")
-        else:
-            if not library.implicit:
-                self._note(f"{shown}: {library.reason}: handshakes inside SSL_read and SSL_write are not seen, failed ones as abandoned")
-        return partial(_close, links) if links else None
+            yield from self._probe(sites, free, target.fd, links)
+        except OSError:
+            self._layouts.drop(known)
+            close_aside(links)
+            raise
+        forget = None
+        if not facts["implicit"]:
+            forget = self._tell(target, "degraded", f"{facts['reason']}: handshakes inside SSL_read and SSL_write are not seen, failed ones as abandoned", "")
 
-    def _note(self, text: str) -> None:
-        if text not in self._family.reason:
-            self._family.reason = f"{self._family.reason}; {text}".removeprefix("; ")[:250]
+        def release() -> None:
+            close_aside(links)
+            self._layouts.drop(known)
+            if forget is not None:
+                forget()
 
-    def _describe(self, elf: Elf, library: Library, version: str) -> None:
-        """Tells the kernel side what the code of this file is, before its first probe. version: "" where only the soname tells."""
-        probed = [site.vaddr for site in library.handshake] + ([library.free] if library.free is not None else [])
-        keys = {key for site in library.handshake for key in code_key(elf, site.vaddr, probed)}
-        if not version and keys <= self._sites:
-            return  # a copy, without its libcrypto beside it, of what is known better
-        self._sites |= keys
-        version = (version or elf.soname.rpartition(".so.")[2])[:31]
-        number = self._layouts.setdefault((library.layout, version), len(self._layouts))
-        if number >= _MAX_LAYOUTS:
-            del self._layouts[library.layout, version]
-            raise ElfError("too many different OpenSSL versions on one host")
-        offsets = struct.pack("<6i", *vars(library.layout).values())
-        bpf.update(self._family.maps["tls_layouts"], struct.pack("<I", number), offsets + struct.pack("16s32s", b"openssl", version.encode()))
-        for key in keys:
-            bpf.update(self._family.maps["tls_sites"], key, struct.pack("<I", number))
+        return release
 
-    def _probe(self, elf: Elf, library: Library, fd: int, links: list[int]) -> None:
+    def _tell(self, target: Target, state: str, reason: str, remedy: str) -> Release:
+        return self._unseen.of("tls", target.path, target.owner, state, reason, remedy)
+
+    def _probe(self, sites: list[tuple[str, int]], free: int | None, fd: int, links: list[int]) -> Steps[None]:
         """Returns first and entries last, so that no entry goes without its return."""
-        programs, attach = self._family.programs, self._helper.attach_uprobe
-        links += attach(programs["tls_return"], fd, [elf.file_offset(site.vaddr) for site in library.handshake], ret=True)
-        if library.free is not None and "tls_free" in programs:
-            links += attach(programs["tls_free"], fd, [elf.file_offset(library.free)])
-        for site in library.handshake:
-            links += attach(programs[_PROGRAMS[site.role]], fd, [elf.file_offset(site.vaddr)])
+        programs, attaching = self._family.programs, self._helper.attaching
+        links += yield from attaching(programs["tls_return"], fd, [offset for _, offset in sites], ret=True)
+        if free is not None:
+            links += yield from attaching(programs["tls_free"], fd, [free])
+        for role, offset in sites:
+            links += yield from attaching(programs[_PROGRAMS[role]], fd, [offset])

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from agent.common.clocks import boot_ns
+from agent.contracts import Due, Finishing
+
 if TYPE_CHECKING:
     from agent.batch import Batch
-    from agent.kernel.helper import Helper
+    from agent.kernel.helper_client import Helper
     from agent.kernel.load import Family
 
 PERIOD_NS = 1_000_000_000
+_BUSY_TIMES = 3
+_REMEDIES = {errno.EPIPE: "restart tickscope", errno.ETIMEDOUT: "see `tickscope status`: it goes on when the helper answers again"}
 
 
 def attach(helper: Helper, family: Family, function: str) -> int:
@@ -24,14 +30,14 @@ def attach(helper: Helper, family: Family, function: str) -> int:
 def degrade(family: Family, function: str, error: OSError) -> None:
     """Says in the family's state that the program could not be attached, and what is not seen now."""
     loses = next(p.loses for p in family.probe.programs if p.function == function)
-    said = f"{function}: attach: {error.strerror or error} (not seen: {loses})"
-    family.state, family.reason = "degraded", "; ".join(filter(None, (family.reason, said)))
+    family.trouble(function, f"{function}: attach: {error.strerror or error} (not seen: {loses})", _REMEDIES.get(error.errno or 0, ""))
 
 
-class Window:
-    """The window, a source of the agent's loop: opens once a second, and waits ``length_ns`` with it open.
+class Window(Due, Finishing):
+    """The window, a source of the agent's loop: opens once a second, for ``length_ns``. Nothing waits for its end: the loop comes back at ``due_ns``.
 
-    A program that cannot be attached is left out from then on, and its family is degraded.
+    While it is open no interval of the kernel source ends (``busy``, see ``KernelSource.hold``), so that a window lies in one interval.
+    A program that cannot be attached is tried again each second; its family is degraded meanwhile, from the third time on where the helper was only busy.
     """
 
     name = "window"
@@ -40,41 +46,71 @@ class Window:
         self._helper, self._length_ns = helper, length_ns
         self._programs: list[tuple[Family, str]] = []
         self._opens: list[Callable[[int], None]] = []
-        self._closed: list[Callable[[int], None]] = []
-        self._next_ns = 0
+        self._closed: list[tuple[Family, Callable[[int], None]]] = []
+        self._links: list[int] = []
+        self._failed: set[str] = set()
+        self._in_a_row: Counter[str] = Counter()
+        self._opened_ns = self._next_ns = 0
 
     def add(self, family: Family, functions: Iterable[str], opens: Callable[[int], None] | None = None,
             closed: Callable[[int], None] | None = None) -> None:  # fmt: skip
-        """Of these programs those that the kernel took and that are not attached already (to a function, for want of a tracepoint). opens: called before with the start, CLOCK_BOOTTIME ns; closed: after, with how long it was open, ns."""
+        """Of these programs those that the kernel took and that are not attached already (to a function, for want of a tracepoint). opens: called before with the start, CLOCK_BOOTTIME ns; closed: after, with how long it was open for all of them, ns."""
         self._programs += [(family, f) for f in functions if f in family.programs and f not in family.links]
         self._opens += [opens] if opens else []
-        self._closed += [closed] if closed else []
+        self._closed += [(family, closed)] if closed else []
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is open."""
+        return bool(self._opened_ns)
+
+    @property
+    def due_ns(self) -> int:
+        """When it must be closed, CLOCK_BOOTTIME; 0 while it is not open."""
+        return self._opened_ns + self._length_ns if self._opened_ns else 0
 
     def fds(self) -> list[int]:
         return []
 
     def drain(self, now_ns: int) -> Iterable[Batch]:
-        if self._programs and now_ns >= self._next_ns:
+        if self._opened_ns:
+            if boot_ns() >= self.due_ns:
+                self._close()
+        elif self._programs and now_ns >= self._next_ns:
             self._next_ns = now_ns + PERIOD_NS
             self._open()
         return ()
 
-    def _open(self) -> None:
-        start = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        for call in self._opens:
-            call(start)
-        links = []
-        for family, function in list(self._programs):
-            try:
-                links.append(attach(self._helper, family, function))
-            except OSError as error:
-                self._programs.remove((family, function))
-                degrade(family, function, error)
-        time.sleep(self._length_ns / 1e9)
-        for fd in links:
-            os.close(fd)
-        took = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - start
-        for call in self._closed:
-            call(took)
+    def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterable[Batch]:
+        """Closes it before its time."""
+        self._close()
+        return ()
 
-    def close(self) -> None: ...
+    def _open(self) -> None:
+        self._opened_ns = boot_ns()
+        for call in self._opens:
+            call(self._opened_ns)
+        self._failed.clear()
+        for family, function in self._programs:
+            try:
+                self._links.append(attach(self._helper, family, function))
+            except OSError as error:
+                self._failed.add(family.probe.name)
+                self._in_a_row[function] += 1
+                if error.errno not in (errno.EAGAIN, errno.ETIMEDOUT) or self._in_a_row[function] >= _BUSY_TIMES:
+                    degrade(family, function, error)
+            else:
+                del self._in_a_row[function]
+                family.well(function)
+
+    def _close(self) -> None:
+        if not self._opened_ns:
+            return
+        while self._links:
+            os.close(self._links.pop())
+        took, self._opened_ns = boot_ns() - self._opened_ns, 0
+        for family, closed in self._closed:
+            closed(0 if family.probe.name in self._failed else took)
+
+    def close(self) -> None:
+        self._close()

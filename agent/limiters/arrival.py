@@ -5,6 +5,9 @@ from __future__ import annotations
 import socket
 import struct
 import time
+from typing import NamedTuple
+
+from agent.common.clocks import apart
 
 _SO_TIMESTAMPNS = 35  # include/uapi/asm-generic/socket.h; Python has no name for it
 _TIMESPEC = struct.Struct("qq")
@@ -22,42 +25,38 @@ def stamp(server: socket.socket) -> None:
     server.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
 
 
+class Clocks(NamedTuple):
+    """Both at one instant: CLOCK_BOOTTIME, and CLOCK_REALTIME minus that, ns."""
+
+    boot_ns: int
+    distance_ns: int
+
+
 class Arrival:
-    """Stamps (CLOCK_REALTIME) as CLOCK_BOOTTIME ns.
+    """Stamps (CLOCK_REALTIME) as CLOCK_BOOTTIME ns, for one queue.
 
     A stamp counts only where the two clocks kept their distance since the queue was last seen empty, and lies between then and
-    the reading; after a step the time of reading has to do.
+    the reading; after a step the time of reading has to do. clocks: as they are now.
     """
 
-    def __init__(self) -> None:
-        self._empty_ns, self._distance_ns = self._now_ns, self._now_distance_ns = _clocks()
+    def __init__(self, clocks: Clocks) -> None:
+        self._empty = clocks
 
-    def begin(self) -> None:
-        """Before a drain."""
-        self._now_ns, self._now_distance_ns = _clocks()
+    def emptied(self, before: Clocks) -> None:
+        """The queue was found empty. before: read before that."""
+        self._empty = before
 
-    def emptied(self) -> None:
-        """The drain that began last has left nothing behind."""
-        self._empty_ns, self._distance_ns = self._now_ns, self._now_distance_ns
-
-    def sent_ns(self, ancillary: list[tuple[int, int, bytes]], read_ns: int) -> int:
-        """CLOCK_BOOTTIME ns of sending; ``read_ns`` where it is not known."""
+    def sent_ns(self, ancillary: list[tuple[int, int, bytes]], read_ns: int, clocks: Clocks) -> int:
+        """CLOCK_BOOTTIME ns of sending; ``read_ns`` where it is not known. clocks: read shortly before."""
         for level, kind, data in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS) and abs(self._now_distance_ns - self._distance_ns) < _STEADY_NS:
+            if (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS) and abs(clocks.distance_ns - self._empty.distance_ns) < _STEADY_NS:
                 seconds, ns = _TIMESPEC.unpack(data)
                 stamped_ns = int(seconds) * 1_000_000_000 + int(ns)
-                return min(max(stamped_ns - self._now_distance_ns, self._empty_ns), read_ns)
+                return min(max(stamped_ns - clocks.distance_ns, self._empty.boot_ns), read_ns)
         return read_ns
 
 
-def _clocks() -> tuple[int, int]:
-    """(CLOCK_BOOTTIME, CLOCK_REALTIME minus that), ns: the closest of some readings, since a thread may lose its processor within one."""
-    best = (1 << 62, 0, 0)
-    for _ in range(5):
-        before = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        real = time.clock_gettime_ns(time.CLOCK_REALTIME)
-        after = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        best = min(best, (after - before, before, real - (before + after) // 2))
-        if after - before < _CLOSE_NS:
-            break
-    return best[1], best[2]
+def read_clocks() -> Clocks:
+    """As they are now."""
+    (real,) = apart(time.CLOCK_BOOTTIME, (time.CLOCK_REALTIME,), close_ns=_CLOSE_NS)
+    return Clocks(real.before_ns, real.offset_ns)

@@ -10,16 +10,14 @@ nobody could tell it from idleness, so it is not counted as a loss either.
 from __future__ import annotations
 
 import errno
-import struct
 from collections.abc import Iterable
+from typing import Protocol
 
 import numpy as np
 
 from agent.batch import Batch
 from agent.columns import NULL_I64
 from agent.correlate.join import children
-from agent.kernel import bpf
-from agent.kernel.load import Family
 from agent.tables import TABLES
 
 _KEEP_NS = 2_000_000_000
@@ -28,12 +26,24 @@ _WAITING = TABLES["slow_syscall"].code("kind", "waiting")
 _UPROBE = TABLES["limiter_decision"].code("source", "uprobe")
 
 
-class Watched:
-    """A filter of batches. Registers the reporting processes in the kernel's ``syscalls_watched``; where its 1,024 entries do not do, those that
-    reported last. Raises OSError where the kernel refuses the map."""
+class Processes(Protocol):
+    """Those of which waits come up (agent/kernel/watched.py)."""
 
-    def __init__(self, family: Family) -> None:
-        self._fd = family.maps.get("syscalls_watched", -1)
+    def add(self, pid: int, now_ns: int) -> bool:
+        """False where there is no room. Raises OSError."""
+        ...
+
+    def drop(self, pid: int) -> None: ...
+
+
+class Watched:
+    """A filter of batches. Has the waits of reporting processes told; where there is no room for all, of those that reported last. Raises OSError where
+    they cannot be."""
+
+    name = "filter"
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
         self._known: dict[int, int] = {}  # pid -> when it reported last, that one first which has not for longest
         self._waits = TABLES["slow_syscall"].empty(0)
         self._decisions = TABLES["limiter_decision"].empty(0)
@@ -75,16 +85,11 @@ class Watched:
                 self._forget(pid)
 
     def _register(self, pid: int, now_ns: int) -> None:
-        while self._fd >= 0:
-            try:
-                bpf.update(self._fd, struct.pack("<I", pid), struct.pack("<Q", now_ns))
-                return
-            except OSError as error:
-                if error.errno not in (errno.E2BIG, errno.ENOSPC) or not self._known:
-                    raise
-                self._forget(next(iter(self._known)))
+        while not self._processes.add(pid, now_ns):
+            if not self._known:
+                raise OSError(errno.ENOSPC, "no room for a process whose waits are to be told")
+            self._forget(next(iter(self._known)))
 
     def _forget(self, pid: int) -> None:
         del self._known[pid]
-        if self._fd >= 0:
-            bpf.delete(self._fd, struct.pack("<I", pid))
+        self._processes.drop(pid)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from agent.batch import Batch
+from agent.contracts import Source
+from agent.tables import TABLES, Table
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,11 @@ class Probe:
     """A family. ``options`` are compile-time numbers, each a ``-DNAME=value`` that configuration may override.
 
     parts: C files of the family that come before its main one (BCC rewrites map methods only in the text it is given, so no #include).
+    after: families whose C text this one's uses where it is there (``#ifdef`` of something that they define): they come before it.
+    tables: those of its rows that agent/tables.py does not have.
     maps: further maps that user space needs.
     setup: called once with the attached family, for sources that a declaration cannot express (uprobe targets, maps that
-      the agent fills); returns objects with the ``agent.batch.Source`` methods.
+      the agent fills); returns sources.
     """
 
     name: str
@@ -84,7 +88,9 @@ class Probe:
     options: Mapping[str, int] = field(default_factory=dict)
     parts: tuple[str, ...] = ()
     maps: tuple[str, ...] = ()
-    setup: Callable[..., Iterable[object]] | None = None
+    after: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+    setup: Callable[..., Iterable[Source]] | None = None
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -92,11 +98,26 @@ class Probe:
         return (*self.parts, f"{self.name}.bpf.c")
 
 
+def ordered(probes: Iterable[Probe]) -> list[Probe]:
+    """Each behind those that it names in ``after``, as far as they are among these; else as they came. Raises ValueError for a circle."""
+    waiting, out = list(probes), list[Probe]()
+    while waiting:
+        names = {probe.name for probe in waiting}
+        ready = next((probe for probe in waiting if not names & set(probe.after)), None)
+        if ready is None:
+            raise ValueError(f"families that come after each other: {', '.join(sorted(names))}")
+        waiting.remove(ready)
+        out.append(ready)
+    return out
+
+
 def discover() -> dict[str, Probe]:
-    """Every family declared in this package, by name."""
+    """Every family declared in this package, by name. Raises ValueError for a table that cannot be added."""
     found = {}
     for module in pkgutil.iter_modules(__path__):
         probe = getattr(importlib.import_module(f"{__name__}.{module.name}"), "PROBE", None)
         if isinstance(probe, Probe):
             found[probe.name] = probe
+            for table in probe.tables:
+                TABLES.add(table)
     return found

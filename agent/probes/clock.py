@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from agent.probes import Probe, Program, Ring
 
 if TYPE_CHECKING:
+    from agent.contracts import Source
     from agent.kernel.load import Family
     from agent.kernel.source import KernelSource
     from agent.kernel.targets import Attacher, Targets
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 _LIBC = "who adjusts a frequency or an offset, on kernels before 6.14"
 
 
-def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: dict[str, Any]) -> Iterable[object]:
+def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: dict[str, Any]) -> Iterable[Source]:
     """The clock source, fed by this family. config: ``watch`` (agent.clock.process.WatchProcess), ``history`` and ``last`` (agent.clock.last.LastReading), which may be left out."""
     from agent.clock.libc import Libraries
     from agent.clock.source import ClockSource
@@ -23,7 +24,7 @@ def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targe
     source = ClockSource(config["watch"], config["history"], config.get("last"))
     for ring in ("clock_events", "clock_refused"):
         kernel.listen(ring, source.on_events)
-    kernel.control["watch_tid"] = config["watch"].pid
+    config["watch"].follow(lambda pid: kernel.control.__setitem__("watch_tid", pid))
     if "clock_out" in family.programs:
         Libraries(family, helper, targets)
     return (source,)

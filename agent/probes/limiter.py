@@ -14,7 +14,7 @@ from agent.probes import Probe, Program, Ring
 from agent.tables import TABLES
 
 if TYPE_CHECKING:
-    from agent.kernel.golimiter import GoLimiters
+    from agent.contracts import Source
     from agent.kernel.load import Family
     from agent.kernel.source import KernelSource
     from agent.kernel.targets import Attacher, Targets
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 LIBRARY = b"golang.org/x/time/rate"
 #: Uprobe hits a second and binary above which a binary is watched for one second in some only. A hit takes some 15 us.
 MAX_HITS_PER_S = 20_000
+
+#: ``rate.Inf``, no limit at all, is the largest double (rate.go).
+INF = np.finfo(np.float64).max
+_TABLE = TABLES["limiter_decision"]
+_ALLOWED, _REFUSED, _DELAYED, CANCELLED = (_TABLE.code("result", name) for name in ("allowed", "refused", "delayed", "cancelled"))
 
 # time.Time (time/time.go): wall has bit 63 where there is a monotonic reading, then seconds since 1885 in 33 bits and nanoseconds
 # in 30, and ext is the monotonic reading; else wall is the nanoseconds and ext the seconds since the year 1.
@@ -73,42 +78,55 @@ def _remaining(r: np.ndarray, refused: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore", invalid="ignore"):
         accrued = np.where(fresh, burst, np.minimum(burst, tokens + np.maximum(since, 0) / 1e9 * limit))
     left: np.ndarray = np.where(refused, accrued, tokens)
-    left[(r["burst"] == ~np.uint64(0)) | np.isnan(limit) | (limit == np.finfo(np.float64).max)] = np.nan
+    left[(r["burst"] == ~np.uint64(0)) | np.isnan(limit) | (limit >= INF)] = np.nan
     return left
 
 
 def decode_decisions(records: np.ndarray) -> Iterable[Batch]:
-    """Records of ``struct limiter_decision`` -> limiter_decision rows, in the same order."""
-    table = TABLES["limiter_decision"]
+    """Records of ``struct limiter_decision`` -> limiter_decision rows, in the same order; without those that limiter_waits.py decodes."""
+    at_once = records[(records["asleep"] | records["woke"]) == 0]
+    return [Batch("limiter_decision", decided(at_once))] if len(at_once) else []
+
+
+def decided(records: np.ndarray) -> np.ndarray:
+    """A row for each record, as of the return from the decision."""
     r = np.ascontiguousarray(records)
     rows = decode(r, "limiter_decision").rows
     ok, reserved = r["ok"] != 0, r["reserved"] != 0
+    limit, burst = r["limit"].view("<f8"), r["burst"].astype(np.int64)
+    unlimited = limit >= INF
     wait = np.where(reserved, elapsed_ns(r["act_wall"], r["act_ext"], r["now_wall"], r["now_ext"]), 0)
     delayed = ok & (wait > 0)
-    allowed, late, refused = (table.code("result", name) for name in ("allowed", "delayed", "refused"))
-    rows["result"] = np.where(ok, np.where(delayed, late, allowed), refused)
+    # Without a reservation, wait refuses what is beyond the burst; all else is that its context had ended (rate.go, wait).
+    given_up = ~ok & ~reserved & (unlimited | (r["n"].astype(np.int64) <= burst))
+    rows["result"] = np.select([given_up, ~ok, delayed], [CANCELLED, _REFUSED, _DELAYED], _ALLOWED)
     rows["wait_ns"] = np.where(ok, np.where(delayed, wait, 0), NULL_I64)
     rows["limiter_id"] = limiter_ids(r["limiter"])
     rows["library"] = LIBRARY
-    rows["source"] = table.code("source", "uprobe")
+    rows["source"] = _TABLE.code("source", "uprobe")
     rows["cost"] = r["n"].astype(np.int64)
-    rows["limit_per_s"] = np.ascontiguousarray(r["limit"]).view("<f8")
-    rows["burst"] = np.where(r["burst"] == ~np.uint64(0), np.nan, r["burst"].astype(np.int64).astype(np.float64))
-    rows["remaining"] = _remaining(np.ascontiguousarray(r), ~ok)
+    rows["limit_per_s"] = np.where(unlimited, np.nan, limit)
+    rows["unlimited"] = np.where(np.isnan(limit), -1, unlimited)  # unknown is a NaN
+    rows["burst"] = np.where(r["burst"] == ~np.uint64(0), np.nan, burst.astype(np.float64))
+    rows["remaining"] = _remaining(r, ~ok)
     rows["program_wall_ns"] = unix_ns(r["now_wall"], r["now_ext"])
     rows["step_immune"] = is_monotonic(r["now_wall"])
     rows["sample_rate"] = 1 / np.maximum(r["every"], 1).astype(np.float64)
-    return [Batch("limiter_decision", rows)]
+    return rows
 
 
-def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: Mapping[str, object]) -> Iterable[GoLimiters]:
+def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: Mapping[str, object]) -> Iterable[Source]:
     """Attaches to every Go binary with the package that ``targets`` finds. config: ``limiter_max_hits_per_s``."""
+    from agent.kernel.files import Ask
     from agent.kernel.golimiter import GoLimiters
+    from agent.probes.limiter_waits import Waits
 
     budget = int(str(config.get("limiter_max_hits_per_s", MAX_HITS_PER_S)))
-    source = GoLimiters(family, kernel.loaded.wire, helper, budget)
-    targets.exe(source.found)
-    return [source]
+    source = GoLimiters(family, kernel.loaded.wire, helper, budget, targets.unseen)
+    targets.exe(Ask("go", source.found, "limiter"))
+    waits = Waits()
+    kernel.listen("limiter_decisions", waits.feed)
+    return [source, waits]
 
 
 PROBE = Probe(

@@ -15,6 +15,7 @@ import numpy as np
 
 from agent.batch import Batch
 from agent.columns import NULL_I64
+from agent.contracts import Finishing
 from agent.kernel import bpf
 from agent.kernel.ring import SharedArray
 from agent.kernel.window import attach, degrade
@@ -23,7 +24,8 @@ from agent.probes import Aggregate, Probe, Program, Ring
 from agent.tables import TABLES
 
 if TYPE_CHECKING:
-    from agent.kernel.helper import Helper
+    from agent.contracts import Source
+    from agent.kernel.helper_client import Helper
     from agent.kernel.load import Family
     from agent.kernel.source import KernelSource
     from agent.kernel.window import Window
@@ -130,7 +132,7 @@ def decode_latency(keys: np.ndarray, values: np.ndarray, interval_ns: int, t_ns:
     yield batch
 
 
-class PendingCalls:
+class PendingCalls(Finishing):
     """Takes slow calls out of the kernel whose thread has not left the CPU since, and so has not handed them over."""
 
     name = "syscalls.pending"
@@ -238,7 +240,7 @@ def _block_both_ways(tune: np.ndarray) -> None:
         tune["calibrate_tid"] = 0
         finished.set()
 
-    thread = threading.Thread(target=block)
+    thread = threading.Thread(target=block, daemon=True)  # SIGINT may come meanwhile, and nobody then empties the pipe
     thread.start()
     started.wait()
     while not finished.wait(0.0002):
@@ -251,7 +253,7 @@ def _block_both_ways(tune: np.ndarray) -> None:
     os.close(writer)
 
 
-def setup(family: Family, kernel: KernelSource, helper: Helper, targets: Any, config: dict[str, Any]) -> Iterable[object]:
+def setup(family: Family, kernel: KernelSource, helper: Helper, targets: Any, config: dict[str, Any]) -> Iterable[Source]:
     """config: ``syscalls`` (blocked, sampled, full), ``window``."""
     SharedArray(family.maps["syscalls_class"], "<u8").values[:] = classes()
     tune = _tune(kernel, family)
@@ -269,6 +271,7 @@ def setup(family: Family, kernel: KernelSource, helper: Helper, targets: Any, co
 PROBE = Probe(
     name="syscalls",
     parts=("syscalls_call.h", "syscalls_fd.h", "syscalls_timed.bpf.c"),
+    after=("limiter",),
     programs=(
         Program("syscalls_on_switch", target="sched_switch", loses="time blocked in system calls"),
         Program("syscalls_on_wakeup", target="sched_wakeup", loses="run-queue wait apart from blocked time"),

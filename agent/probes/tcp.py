@@ -19,6 +19,7 @@ from agent.kernel.wire import decode
 from agent.probes import Aggregate, Probe, Program, Ring
 
 if TYPE_CHECKING:
+    from agent.contracts import Source
     from agent.kernel.load import Family
 
 #: Names of the kernel's TCP states by number (include/net/tcp_states.h) as in OpenTelemetry's network.connection.state.
@@ -58,7 +59,7 @@ def _rtt(_: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> Iter
     yield batch
 
 
-def setup(family: Family, kernel: Any, helper: Any, targets: Any, config: dict[str, Any]) -> Iterable[object]:
+def setup(family: Family, kernel: Any, helper: Any, targets: Any, config: dict[str, Any]) -> Iterable[Source]:
     """config: ``window``. Sockets that receive are seen whenever they do; what only sends, and each answer to it, in the window."""
     config["window"].add(family, ("on_tcp_probe", "on_tcp_send"))
     return ()
@@ -85,7 +86,7 @@ PROBE = Probe(
         _plain("tcp_reset"),
         _plain("tcp_close"),
     ),
-    maps=("tcp_listeners",),
+    maps=("tcp_listeners", "tcp_sockets"),
     aggregates=(Aggregate(("tcp_rtt_a", "tcp_rtt_b"), "tcp_rtt_key", "tcp_rtt_value", _rtt),),
     setup=setup,
     options={"TCP_RTT_GATE_SHIFT": _gate_shift(), "TCP_SOCKETS": 32768, "TCP_RTT_SOCKETS": 16384},

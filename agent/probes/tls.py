@@ -10,8 +10,10 @@ import numpy as np
 from agent.batch import Batch
 from agent.kernel.wire import decode
 from agent.probes import Probe, Program, Ring
+from agent.tables import TABLES
 
 if TYPE_CHECKING:
+    from agent.contracts import Source
     from agent.kernel.load import Family
     from agent.kernel.source import KernelSource
     from agent.kernel.targets import Attacher, Targets
@@ -23,6 +25,7 @@ _PROTOCOLS = {0x0300: b"ssl3", 0x0301: b"1.0", 0x0302: b"1.1", 0x0303: b"1.2", 0
 _VERIFY = {2: b"no issuer certificate", 7: b"bad signature", 9: b"not yet valid", 10: b"expired", 18: b"self-signed",
            19: b"self-signed in chain", 20: b"unknown issuer", 21: b"unverified first certificate", 23: b"revoked",
            24: b"invalid CA", 26: b"unfit purpose", 62: b"wrong host name", 64: b"wrong address", 66: b"key too small"}  # fmt: skip
+_FAILED = TABLES["tls_handshake"].code("result", "failed")
 _CAUSES = {0: b"", 1: b"handshake failed", 2: b"connection closed"}
 
 
@@ -37,20 +40,23 @@ def decode_handshakes(records: np.ndarray) -> Iterator[Batch]:
     batch = decode(records, "tls_handshake")
     batch.rows["tls_version"] = _texts(records["protocol"], _PROTOCOLS)
     verify = np.char.add(b"certificate: ", _texts(records["verify_result"], _VERIFY, b"error %d"))
-    batch.rows["error"] = np.where(records["verify_result"] != 0, verify, _texts(records["cause"], _CAUSES))
+    refused = (records["result"] == _FAILED) & (batch.rows["verify_result"] > 0)
+    batch.rows["error"] = np.where(refused, verify, _texts(records["cause"], _CAUSES))
     yield batch
 
 
-def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: object) -> Iterable[object]:
+def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: object) -> Iterable[Source]:
     """Attaches to every OpenSSL that ``targets`` finds, now and later."""
     from agent.kernel.tls import Handshakes
 
     del config
-    return [Handshakes(family, kernel, helper, targets)]
+    return [Handshakes(family, kernel, helper, targets, decode_handshakes)]
 
 
 PROBE = Probe(
     name="tls",
+    parts=("tls_ssl.h", "tls_socket.h"),
+    after=("tcp",),
     programs=(
         Program("tls_client", "uprobe", loses="handshakes"),
         Program("tls_server", "uprobe", loses="handshakes"),

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+from agent.common.address import with_port
 from agent.queues.netlink import LISTEN, STATES, TC_H_ROOT
 
 
@@ -20,11 +21,11 @@ def kernel_queues(threshold_bytes: int = 65536) -> Iterator[dict[str, Any]]:
         diag.bind()
         for family in (socket.AF_INET, socket.AF_INET6):
             for s in diag.get_sock_stats(family=family, states=STATES):
-                local = _text(s["idiag_src"], s["idiag_sport"])
+                local = with_port(s["idiag_src"], s["idiag_sport"])
                 if s["idiag_state"] == LISTEN:
                     yield {"system": "accept", "queue": local, "length": s["idiag_rqueue"], "limit": s["idiag_wqueue"]}
                 elif max(s["idiag_rqueue"], s["idiag_wqueue"]) >= threshold_bytes:
-                    peer = _text(s["idiag_dst"], s["idiag_dport"])
+                    peer = with_port(s["idiag_dst"], s["idiag_dport"])
                     yield {"system": "connection", "queue": f"{local} {peer}", "length": max(s["idiag_rqueue"], s["idiag_wqueue"]), "peer": peer}
     with IPRoute() as route:
         names = {link["index"]: link.get_attr("IFLA_IFNAME") for link in route.get_links()}
@@ -32,7 +33,3 @@ def kernel_queues(threshold_bytes: int = 65536) -> Iterator[dict[str, Any]]:
             if q["parent"] == TC_H_ROOT and (stats := q.get_attr("TCA_STATS2")) is not None:
                 counters = stats.get_attr("TCA_STATS_QUEUE")
                 yield {"system": "qdisc", "queue": names.get(q["index"], str(q["index"])), "length": counters["qlen"], "drops": counters["drops"]}
-
-
-def _text(address: str, port: int) -> str:
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

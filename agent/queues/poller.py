@@ -12,9 +12,12 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from agent.batch import Batch, make
-from agent.errors import say
-from agent.tables import TABLES
+from agent.batch import Batch, Loss, losses
+from agent.contracts import Failing
+from agent.log import say
+
+#: How soon another ``interval_s`` counts.
+_LOOK_S = 1.0
 
 
 class Queue(Protocol):
@@ -29,8 +32,8 @@ class Queue(Protocol):
     def close(self) -> None: ...
 
 
-class QueuePoller:
-    """Asks each queue every ``interval_s`` seconds; a ``Source``, see agent.batch.
+class QueuePoller(Failing):
+    """Asks each queue every ``interval_s`` seconds; a ``Source``, see agent.contracts.
 
     capacity: batches kept until the next drain; then the oldest go, are counted in ``losses()``, and
     become a loss row (stage intake, source queues) of the next drain.
@@ -40,7 +43,7 @@ class QueuePoller:
 
     def __init__(self, queues: Sequence[Queue], interval_s: float = 1.0, capacity: int = 256) -> None:
         self._batches: deque[Batch] = deque()
-        self._capacity, self._interval_s = capacity, interval_s
+        self._capacity, self.interval_s = capacity, interval_s
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._dropped = self._reported = 0
@@ -59,8 +62,7 @@ class QueuePoller:
             self._batches.clear()
             lost, self._reported = self._dropped - self._reported, self._dropped
         if lost:
-            stage = TABLES["loss"].code("stage", "intake")
-            batches.append(make("loss", 1, t_ns=now_ns, stage=stage, source=b"queues", count=lost, from_ns=self._drained_ns, to_ns=now_ns))
+            batches.append(losses("intake", Loss("queues", lost, self._drained_ns, now_ns)))
         self._drained_ns = now_ns
         return batches
 
@@ -79,7 +81,7 @@ class QueuePoller:
             thread.join()
 
     def _run(self, queue: Queue) -> None:
-        next_s = time.monotonic()
+        asked_s = time.monotonic()
         try:
             while not self._stop.is_set():
                 try:
@@ -87,8 +89,10 @@ class QueuePoller:
                     self._failures.pop(queue.name, None)
                 except Exception as error:  # noqa: BLE001 - one queue's defect must not end the polling; `failures` shows it
                     self._fail(queue.name, f"{type(error).__name__}: {error}")
-                next_s = max(next_s + self._interval_s, time.monotonic())  # an even pace also when an answer takes long
-                self._stop.wait(next_s - time.monotonic())
+                answered_s = time.monotonic()
+                while (left_s := max(asked_s + self.interval_s, answered_s) - time.monotonic()) > 0 and not self._stop.is_set():
+                    self._stop.wait(min(left_s, _LOOK_S))
+                asked_s = max(asked_s + self.interval_s, answered_s)  # an even pace also when an answer takes long
         finally:
             queue.close()
 

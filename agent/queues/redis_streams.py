@@ -13,7 +13,6 @@ differs between here and there, or here and now, changes nothing.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -25,18 +24,24 @@ import numpy as np
 
 from agent.batch import Batch, make
 from agent.columns import NULL_I64, fitted
-from agent.queues.address import peer_bytes
-from agent.queues.resp import RedisDown, RedisUrl, RespClient
+from agent.common.address import peer_bytes
+from agent.common.clocks import boot_ns
+from agent.common.resp import RedisDown, RedisUrl, RespClient
 from agent.queues.status import Progress, Sample
 from agent.tables import TABLES
 
 MAX_STREAMS = 256  #: found by SCAN; those that the URL names are all asked
 MAX_GROUPS = 256  #: what is beyond either is told in a row
 PENDING_SAMPLE = 100  #: pending entries looked at for redeliveries: ``redelivered`` is a lower bound beyond that
+MAX_NAME_BYTES = 1024  #: of a stream's or a group's name; longer ones are not watched, which a row tells, too
 SCAN_STEPS, SCAN_COUNT = 4, 500  #: of the keyspace at most 2,000 keys a poll are looked through for streams
 REDISCOVER_NS = 15_000_000_000
 LOGIN_RETRY_NS = 10_000_000_000  #: a refused login is not repeated each poll: servers log and count these
+_MAX_CURSOR_BYTES, _MAX_ID_BYTES = 32, 64
 _EARLIEST_MS, _AHEAD_MS = 1_000_000_000_000, 60_000  # ids before 2001 or a minute ahead of the server are not times
+
+#: What comes of answers whose parts are not what they are with Redis.
+_ODD = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
 
 Id = tuple[int, int]
 
@@ -51,6 +56,7 @@ class _Group:
     progress: Progress = field(default_factory=Progress)
     counter_wrong: bool = False
     lag: int | None = None
+    upper_bound: bool = False
     reason: str = ""
     next_id: Id | None = None
     oldest_pending: Id | None = None
@@ -77,16 +83,19 @@ class RedisStreams:
 
     def poll(self) -> list[Batch]:
         """Two round trips to the server. Never raises for what the server does."""
-        started_ns = _boottime_ns()
+        started_ns = boot_ns()
         try:
             if started_ns < self._not_before_ns:
-                raise RedisDown(self._refusal)
+                raise RedisDown(self._refusal, failure="login")
             rows = self._ask(started_ns)
         except RedisDown as error:
             if error.refused_login:
                 self._not_before_ns, self._refusal = started_ns + LOGIN_RETRY_NS, str(error)
-            rows = self._down(str(error))
-        now_ns = _boottime_ns()
+            rows = self._down(str(error), error.failure)
+        except _ODD as error:
+            self._client.close()
+            rows = self._down(f"its answer cannot be read ({type(error).__name__})")
+        now_ns = boot_ns()
         rows["t_ns"], rows["poll_ns"] = now_ns, now_ns - started_ns
         if self._client.peer is not None:
             rows["peer"] = np.void(peer_bytes(*self._client.peer))
@@ -112,8 +121,8 @@ class RedisStreams:
             if not groups:
                 trouble.append((stream, "no consumer group"))
             for info in map(_fields, groups):
-                key = (stream, info["name"])
-                if len(seen) < MAX_GROUPS:
+                key = (stream, _named(info))
+                if len(seen) < MAX_GROUPS and len(key[1]) <= MAX_NAME_BYTES:
                     group = seen[key] = self._groups.get(key) or _Group(*key)
                     group.info = info
                     _count(group, state)
@@ -124,7 +133,7 @@ class RedisStreams:
             trouble.append((b"", "the keyspace is still being looked through: streams may be missing"))
         for what, limit, beyond in (("streams", MAX_STREAMS, self._scan is not None and self._scan.more), ("groups", MAX_GROUPS, groups_left_out)):
             if beyond:
-                trouble.append((b"", f"more than {limit} {what}, the others are not watched: choose with ?streams= in the server's URL"))
+                trouble.append((b"", f"more than {limit} {what}, or longer names, are not watched: choose with ?streams= in the server's URL"))
         server_ms, t_ns = self._details()
         state_of = dict(states)
         for group in seen.values():
@@ -144,7 +153,7 @@ class RedisStreams:
                 commands.append(("XPENDING", g.stream, g.name, "-", "+", PENDING_SAMPLE))
                 takers.append((g, "pending"))
         replies = self._client.pipeline([*commands, ("TIME",)])
-        now_ns = _boottime_ns()
+        now_ns = boot_ns()
         for (g, what), reply in zip(takers, replies, strict=False):
             if isinstance(reply, hiredis.ReplyError) or not reply:
                 continue
@@ -156,12 +165,13 @@ class RedisStreams:
         clock = replies[-1]
         return (0 if isinstance(clock, hiredis.ReplyError) else int(clock[0]) * 1000 + int(clock[1]) // 1000), now_ns
 
-    def _down(self, reason: str) -> Any:
+    def _down(self, reason: str, failure: str = "other") -> Any:
         """A row for each group known so far, so that its history goes on; else one for the server."""
         known = list(self._groups.values())
         for g in known:
             g.progress = Progress()
         rows = make("queue_lag", max(len(known), 1), system="redis", status="down", reason=f"{self.name}: {reason}"[:128]).rows
+        rows["failure"] = TABLES["queue_lag"].code("failure", failure)
         if known:
             rows["destination"] = [g.stream for g in known]
             rows["consumer_group"] = [g.name for g in known]
@@ -178,6 +188,7 @@ class _Scan:
         self._wanted = wanted
         self._cursor: bytes = b"0"
         self._found: set[bytes] = set()
+        self._beyond = False
         self._streams: list[bytes] = []
         self._again_ns = 0
         self.more = False  #: there are streams beyond MAX_STREAMS
@@ -193,12 +204,18 @@ class _Scan:
             if isinstance(reply, hiredis.ReplyError):
                 raise RedisDown(f"cannot list streams: {reply}; name them in the URL with ?streams=")
             self._cursor, keys = reply
-            self._found.update(k for k in keys if not self._wanted or any(fnmatchcase(k.decode("utf-8", "replace"), w) for w in self._wanted))
+            if len(self._cursor) > _MAX_CURSOR_BYTES:
+                raise ValueError("no cursor")
+            self._beyond |= any(len(k) > MAX_NAME_BYTES for k in keys)
+            short = (k for k in keys if len(k) <= MAX_NAME_BYTES)
+            self._found.update(k for k in short if not self._wanted or any(fnmatchcase(k.decode("utf-8", "replace"), w) for w in self._wanted))
+            found, beyond = _first(self._found)  # no more are kept, however long a server goes on
+            self._found, self._beyond = set(found), self._beyond or beyond
             self._streams, beyond = _first({*self._streams, *self._found})
-            self.more |= beyond
+            self.more |= beyond or self._beyond
             if self._cursor == b"0":
-                (self._streams, self.more), self.whole = _first(self._found), True
-                self._found, self._again_ns = set(), now_ns if small else now_ns + REDISCOVER_NS
+                self._streams, self.more, self.whole = found, self._beyond, True
+                self._found, self._beyond, self._again_ns = set(), False, now_ns if small else now_ns + REDISCOVER_NS
                 break
         return self._streams
 
@@ -213,6 +230,7 @@ def _count(g: _Group, state: dict[str, Any]) -> None:
     length, raw = int(state["length"]), g.info.get("lag")
     read, added = g.info.get("entries-read"), state.get("entries-added")
     delivered = _id(g.info["last-delivered-id"])
+    g.upper_bound = False
     g.reason, g.next_id, g.oldest_pending, g.idle_ms, g.redelivered = "", None, None, None, 0
     if length == 0 or delivered >= _id(state["last-entry"][0]):
         g.lag, g.counter_wrong = 0, bool(raw)
@@ -223,7 +241,7 @@ def _count(g: _Group, state: dict[str, Any]) -> None:
             g.reason = f"trimmed: {removed} entries were removed undelivered"
     elif raw is None:
         behind = length - 1 if read is None or added is None else min(length - 1, max(1, added - read))
-        g.lag = behind
+        g.lag, g.upper_bound = behind, True
         if added is None:
             g.reason = "upper bound: servers before Redis 7 do not count"
         elif read is None:
@@ -238,7 +256,7 @@ def _count(g: _Group, state: dict[str, Any]) -> None:
 
 def _progress(g: _Group, state: dict[str, Any], t_ns: int) -> None:
     added, lag = state.get("entries-added"), g.lag
-    read = None if added is None or lag is None or g.reason.startswith("upper") else added - lag
+    read = None if added is None or lag is None or g.upper_bound else added - lag
     pending, position = g.info["pending"], g.info["last-delivered-id"]
     g.progress.add(Sample(t_ns, lag, pending, g.info["consumers"], position, None if read is None else read - pending, added))
 
@@ -290,13 +308,19 @@ def _id(text: bytes) -> Id:
     return int(ms), int(seq)
 
 
+def _named(info: dict[str, Any]) -> bytes:
+    """A group's name. Raises ValueError where what is kept of the group between polls is not what it is with Redis."""
+    name, position = info["name"], info["last-delivered-id"]
+    if not isinstance(name, bytes) or not isinstance(position, bytes) or len(position) > _MAX_ID_BYTES:
+        raise ValueError("no group")
+    if not all(isinstance(info[number], int) for number in ("pending", "consumers")):
+        raise ValueError("no numbers")
+    return name
+
+
 def _fields(flat: list[Any]) -> dict[str, Any]:
     return {k.decode(): v for k, v in zip(flat[::2], flat[1::2], strict=True)}
 
 
 def _is_pattern(name: str) -> bool:
     return any(c in name for c in "*?[")
-
-
-def _boottime_ns() -> int:
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

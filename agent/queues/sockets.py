@@ -17,11 +17,13 @@ import numpy.typing as npt
 
 from agent.batch import Batch
 from agent.columns import NULL_I64
-from agent.queues.address import V4_MAPPED
+from agent.common.address import V4_MAPPED
 from agent.queues.netlink import LISTEN, TC_H_ROOT, qdiscs, tcp_sockets
 from agent.tables import TABLES
 
 TABLE = TABLES["socket_queue"]
+#: Fills columns of rows of TABLE in place.
+Name = Callable[[np.ndarray], None]
 
 
 class SocketQueues:
@@ -33,15 +35,17 @@ class SocketQueues:
                 recv_q_bytes (unread by the program) and send_q_bytes (not acknowledged by the peer).
     qdisc       a device's root discipline: queue in packets, send_q_bytes its backlog, drops.
 
-    max_listeners bounds the accept rows; those with connections waiting come first. name_owners: fills in which process listens
-    (agent.kernel.listeners); None where nobody knows.
+    max_listeners bounds the accept rows; those with connections waiting come first. name_owners and name_users fill in which process listens
+    (agent.kernel.listeners) or uses a connection (agent.kernel.connections), name_older whose either is that they do not know
+    (agent.queues.older); None where nobody knows.
     """
 
     name = "socket queues"
 
-    def __init__(self, threshold_bytes: int = 65536, top: int = 32, max_listeners: int = 256, name_owners: Callable[[np.ndarray], None] | None = None) -> None:
+    def __init__(self, threshold_bytes: int = 65536, top: int = 32, max_listeners: int = 256, name_owners: Name | None = None,
+                 name_users: Name | None = None, name_older: Name | None = None) -> None:  # fmt: skip
         self._threshold_bytes, self._top, self._max_listeners = threshold_bytes, top, max_listeners
-        self._name_owners = name_owners
+        self._names = [(name, which) for name, which in ((name_owners, (0,)), (name_users, (1,)), (name_older, (0, 1))) if name is not None]
         self._netns = os.stat("/proc/self/ns/net").st_ino
 
     def poll(self) -> list[Batch]:
@@ -57,8 +61,9 @@ class SocketQueues:
         batches = [self._accept(sockets[accept], cgroups[accept], drops[accept]), self._connections(sockets, cgroups, backed_up, listening), _devices()]
         for rows in batches:
             rows["t_ns"], rows["netns"] = t_ns, self._netns
-        if self._name_owners is not None:
-            self._name_owners(batches[0])
+        for name, which in self._names:
+            for i in which:
+                name(batches[i])
         return [Batch(TABLE.name, np.concatenate(batches))]
 
     def close(self) -> None:

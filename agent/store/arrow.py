@@ -6,7 +6,6 @@ per distinct address, never per row. Imported by the sealer and the CLI only; th
 
 from __future__ import annotations
 
-import ipaddress
 from functools import cache
 from typing import Any
 
@@ -16,12 +15,12 @@ import pyarrow.compute as pc
 
 from agent.clock.history import Converted
 from agent.columns import HIST_BUCKETS, NULL_I64, Column
+from agent.common.address import addr_text, peer_text
 from agent.tables import DERIVED, TABLES
 
 #: The derived wall columns, in the order of ``wall_arrays``.
 WALL_COLUMNS = ("wall_ns", "wall_err_ns", "wall_state", "wall_alt_ns")
 _STATES = next(c.names for c in DERIVED if c.name == "wall_state")
-_V4_MAPPED = b"\x00" * 10 + b"\xff\xff"
 
 
 def arrow_type(column: Column) -> pa.DataType:
@@ -69,7 +68,7 @@ def _column(column: Column, values: np.ndarray) -> pa.Array:
         known = (values >= 0) & (values < len(column.names))
         return names.take(pa.array(np.where(known, values, len(column.names)).astype(np.int32)))
     if kind in ("addr", "peer"):
-        return _take_text(values, _addr_text if kind == "addr" else _peer_text)
+        return _take_text(values, addr_text if kind == "addr" else peer_text)
     return _take_text(values, _utf8) if not _is_utf8(values) else _plain_text(values)
 
 
@@ -86,25 +85,9 @@ def _take_text(values: np.ndarray, text: Any) -> pa.Array:
     """Each distinct stored value as text, once. Sorting fixed-width bytes is what np.unique does with them."""
     unique, inverse = np.unique(values.view(f"S{values.dtype.itemsize}"), return_inverse=True)
     width = values.dtype.itemsize
-    texts = pa.array([text(bytes(u).ljust(width, b"\0")) for u in unique], pa.string())
+    texts = pa.array([text(bytes(u).ljust(width, b"\0")) or None for u in unique], pa.string())
     return texts.take(pa.array(inverse.astype(np.int32)))
 
 
 def _utf8(raw: bytes) -> str | None:
     return raw.rstrip(b"\0").decode("utf-8", "replace") or None
-
-
-def _addr_text(raw: bytes) -> str | None:
-    """16 bytes in network order; IPv4 is v4-mapped (RFC 4291 2.5.5.2); all zero is unknown."""
-    if not any(raw):
-        return None
-    return str(ipaddress.IPv4Address(raw[12:]) if raw[:12] == _V4_MAPPED else ipaddress.IPv6Address(raw))
-
-
-def _peer_text(raw: bytes) -> str | None:
-    """An address and a port in host order; the port alone does not make a peer known."""
-    address = _addr_text(raw[:16])
-    if address is None:
-        return None
-    port = int.from_bytes(raw[16:18], "little")
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from agent.batch import make
-from agent.columns import NULL_I64
+from agent.batch import Loss, losses
 from agent.store.reader import HotRows, Sealed
-from agent.tables import TABLES
 
 
 def unreadable(files: Iterable[str]) -> dict[str, str]:
@@ -36,7 +34,6 @@ def loss(one: Sealed, table: str) -> HotRows:
     """The rows that a damaged file held, as a row of ``loss``."""
     span = one.tables[table]
     known = span["rows"] >= 0
-    start, end = (span["min_t_ns"], span["max_t_ns"]) if known else (NULL_I64, NULL_I64)
-    batch = make("loss", 1, t_ns=end if known else 0, stage=TABLES["loss"].code("stage", "store"), source=f"{table} of {one.name}".encode(),
-                 count=span["rows"] if known else NULL_I64, from_ns=start, to_ns=end)  # fmt: skip
-    return HotRows(one.head.boot_id, one.head.host, batch.rows)
+    source = f"{table} of {one.name}"
+    lost = Loss(source, span["rows"], span["min_t_ns"], span["max_t_ns"]) if known else Loss(source)
+    return HotRows(one.head.boot_id, one.head.host, losses("store", lost).rows)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from agent.store import segments
 from agent.store.frames import Decoder, Frame, Head
@@ -15,6 +17,7 @@ class Follower:
 
     dir_fd: the store's directory; stays the caller's. tables: only rows of these (None: all).
     missed: segments that were sealed before they could be read, because the follower was stopped for that long.
+    Raises AgentError (exit 4) where it cannot be read, also from ``poll``.
     """
 
     def __init__(self, dir_fd: int, tables: frozenset[str] | None = None) -> None:
@@ -24,9 +27,10 @@ class Follower:
         self._decoder = Decoder(tables)
         self.missed = 0
         newest = max(segments.hot_files(dir_fd), default=0)
-        if newest > self._seq and self._open(newest):
-            for _ in self._read():
-                pass  # What was there before; its schemas are needed for what follows.
+        with self._reading():
+            if newest > self._seq and self._open(newest):
+                for _ in self._read():
+                    pass  # What was there before; its schemas are needed for what follows.
 
     @property
     def head(self) -> Head | None:
@@ -35,6 +39,17 @@ class Follower:
 
     def poll(self) -> list[Frame]:
         """The complete frames since the last call, in order; empty when there is nothing new."""
+        with self._reading():
+            return self._poll()
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise segments.unreadable(os.readlink(f"/proc/self/fd/{self._dir_fd}"), error) from error
+
+    def _poll(self) -> list[Frame]:
         frames: list[Frame] = []
         while True:
             later = [seq for seq in segments.hot_files(self._dir_fd) if seq > self._seq]

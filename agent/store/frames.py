@@ -7,7 +7,8 @@ Layout, little endian::
 
 The checksum covers the first 12 bytes of the frame header and the payload, so a torn header is found as well as a torn
 payload. Kinds: SCHEMA names a table's columns before its first rows in the file; ROWS is the raw bytes of a numpy
-structured array; TICK is a watermark, the CLOCK_BOOTTIME ns to which the correlator was advanced; END is a clean close.
+structured array; TICK is a watermark, the CLOCK_BOOTTIME ns to which the correlator was advanced; END is a clean close, its payload
+empty or an index (agent/store/index.py).
 
 Encoding and decoding are pure: bytes in, bytes or arrays out. Files are read whole or in pieces, never mapped, because a
 writer on a full disk cuts off its half-written frame and a mapped reader would die of it.
@@ -19,13 +20,14 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
 
 from agent.batch import Batch
+from agent.store import prose
 from agent.tables import TABLES, Table
 
 MAGIC = b"tickscop"
@@ -87,9 +89,10 @@ class Corrupt(ValueError):
 
 
 class Encoder:
-    """Frames for one file; remembers which schemas that file already holds."""
+    """Frames for one file; remembers which schemas that file already holds. tables: what rows are, where it is not what they are today."""
 
-    def __init__(self) -> None:
+    def __init__(self, tables: Mapping[str, Table] = TABLES) -> None:
+        self._tables = tables
         self._schemas: dict[str, int] = {}
 
     @staticmethod
@@ -106,9 +109,14 @@ class Encoder:
                 continue
             if table not in known:
                 known[table] = len(known)
-                pieces += _frame(Kind.SCHEMA, known[table], 0, _describe(TABLES[table]))
+                pieces += _frame(Kind.SCHEMA, known[table], 0, _describe(self._tables[table]))
             pieces += _frame(Kind.ROWS, known[table], len(rows), np.ascontiguousarray(rows).view(np.uint8).data)
         return pieces, known
+
+    @property
+    def schemas(self) -> dict[str, int]:
+        """Those that the file holds."""
+        return self._schemas
 
     def keep(self, schemas: dict[str, int]) -> None:
         self._schemas = schemas
@@ -118,8 +126,9 @@ class Encoder:
         return b"".join(_frame(Kind.TICK, 0, 0, _TICK.pack(t_ns)))
 
     @staticmethod
-    def end() -> bytes:
-        return b"".join(_frame(Kind.END, 0, 0, b""))
+    def end(index: bytes = b"") -> bytes:
+        """A clean close; index: see agent/store/index.py."""
+        return b"".join(_frame(Kind.END, 0, 0, index))
 
 
 def _frame(kind: Kind, schema: int, rows: int, payload: bytes | memoryview) -> tuple[bytes | memoryview, bytes | memoryview]:
@@ -132,6 +141,14 @@ def _describe(table: Table) -> bytes:
     return json.dumps({"table": table.name, "dtype": table.dtype.descr, "columns": columns}).encode()
 
 
+def _table(name: str) -> Table | None:
+    if name not in TABLES:
+        from agent.probes import discover  # here, since it is rare, and takes all families' modules: one of them may have brought the table
+
+        discover()
+    return TABLES.get(name)
+
+
 class _Schema:
     """How rows of one schema frame become rows of today's table; ``table`` is None where today has no such table."""
 
@@ -141,7 +158,8 @@ class _Schema:
         if bad := [t for _, t, _ in descr if not _TYPES.fullmatch(t)]:
             raise ValueError(f"column type {bad[0]!r}")
         self.dtype: np.dtype[np.void] = np.dtype(descr)
-        self.table = TABLES.get(doc["table"])
+        self.name = str(doc["table"])
+        self.table = _table(self.name)
         self._stored = {c["name"]: (c["kind"], tuple(c["names"])) for c in doc["columns"]}
         today = self.table and {c.name: (c.kind, c.names) for c in self.table.columns}
         self._same = self.table is not None and self.dtype == self.table.dtype and self._stored == today
@@ -162,6 +180,7 @@ class _Schema:
                 rows[c.name] = recode[np.clip(stored[c.name], -1, len(names))]
             else:
                 rows[c.name] = stored[c.name]
+        prose.fill(self.table.name, set(self._stored), rows)
         return rows
 
 
@@ -171,6 +190,7 @@ class Decoder:
     head: the file's head once seen. offset: bytes decoded so far, always at a frame's boundary. ended: END was seen.
     pending: bytes fed but not decoded, the start of a frame still to come or, at the end of a file, a torn tail.
     corrupt: why decoding stopped for good, where the bytes cannot become a frame however many follow.
+    unknown: tables that today are none, of which there were rows.
     tables: where given, rows of other tables are skipped (their checksums too), since a query wants one table.
     """
 
@@ -179,6 +199,7 @@ class Decoder:
         self.offset = 0
         self.ended = False
         self.corrupt: Corrupt | None = None
+        self.unknown: set[str] = set()
         self._tables = tables
         self._schemas: dict[int, _Schema] = {}
         self._rest: bytes | memoryview = b""
@@ -204,7 +225,7 @@ class Decoder:
                 self.offset += size
                 if frame is not None:
                     yield frame
-        except (Corrupt, ValueError, KeyError, TypeError, IndexError) as error:
+        except (Corrupt, ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
             self.corrupt = error if isinstance(error, Corrupt) else Corrupt(f"unreadable: {error}", self.offset)
         self._rest = bytes(view[at:])
 
@@ -222,6 +243,8 @@ class Decoder:
         if len(view) < size:
             return None, 0
         known = self._schemas.get(schema) if kind == Kind.ROWS else None
+        if known and known.table is None:
+            self.unknown.add(known.name)
         if known and (known.table is None or (self._tables is not None and known.table.name not in self._tables)):
             return None, size
         payload = view[HEADER_BYTES:size]

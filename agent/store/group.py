@@ -7,49 +7,73 @@ linear from 0 to 2), and never above the largest value seen. Other tables: the v
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from agent.ask.question import Question, Spread
+from agent.ask.sql import conditions
 from agent.columns import HIST_BUCKETS
+from agent.store import cells, duck
 from agent.store.names import quote
-from agent.store.query import Session
-from agent.tables import Table
+from agent.store.window import Window
+from agent.tables import TABLES
+
+if TYPE_CHECKING:
+    from agent.store.answers import Answers
 
 QUANTILES = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
 #: The column that counts a histogram row's samples, and the one that holds its largest value.
 _SAMPLES = {"tcp_rtt": ("samples", "rtt_max_us"), "syscall_latency": ("count", "max_ns")}
+_BUCKETS = "merged histogram buckets (powers of two), geometric interpolation inside a bucket, capped by the maximum seen"
 
 
-def how(table: Table) -> str:
-    """How the percentiles are made, for the reader of a result."""
-    if table.name in _SAMPLES:
-        return "merged histogram buckets (powers of two), geometric interpolation inside a bucket, capped by the maximum seen"
-    return "the row of that rank"
-
-
-def grouped(session: Session, table: Table, by: list[str], where: str) -> list[dict[str, Any]]:
-    """One dict a group: the group's columns, then count, p50, p90, p99 and max; groups in order of count, largest first.
-
-    count is of samples as seen (rows elsewhere than in histogram tables). Raises AgentError (exit 2) for bad SQL.
-    """
-    keys = ", ".join(map(quote, by))
+def spread(source: Answers, question: Question, *, exact: bool = False) -> Spread:
+    """count is of samples as seen (rows elsewhere than in histogram tables). Raises AgentError (exit 2) for bad SQL."""
+    table, by = TABLES[question.table], question.group
+    keys, where = ", ".join(map(quote, by)), conditions(question, source.window)
     if table.name in _SAMPLES:
         samples, largest = _SAMPLES[table.name]
         sums = ", ".join(f"coalesce(sum(hist[{i + 1}]), 0)" for i in range(HIST_BUCKETS))
         picked = f"coalesce(sum({quote(samples)}), 0)::BIGINT, max({quote(largest)}), [{sums}]"
-        result = session.run(f"SELECT {keys}, {picked} FROM {table.name} WHERE {where} GROUP BY {keys}")
-        rows = [_from_buckets(by, row) for row in result.rows]
-    else:
-        measure = quote(table.measure) if table.measure else "NULL::BIGINT"
-        ranks = ", ".join(f"quantile_disc({measure}, {q}) AS {name}" for name, q in QUANTILES.items())
-        result = session.run(f"SELECT {keys}, count(*) AS count, {ranks}, max({measure}) AS max "
-                             f"FROM {table.name} WHERE {where} GROUP BY {keys}")
-        rows = [dict(zip([*by, "count", *QUANTILES, "max"], row, strict=True)) for row in result.rows]
-    return sorted(rows, key=lambda r: (-r["count"], *(str(r[k]) for k in by)))
+        result = source.run(f"SELECT {keys}, {picked} FROM {table.name} WHERE {where} GROUP BY {keys}")
+        return _sorted(by, [_from_buckets(by, row) for row in result.rows], _BUCKETS, None)
+    measure = quote(table.measure) if table.measure else "NULL::BIGINT"
+    result = source.run(f"SELECT {keys}, count(*), quantile_disc({measure}, {list(QUANTILES.values())}), max({measure}) "
+                        f"FROM {table.name} WHERE {where} GROUP BY {keys}")  # one list: their values are gathered once
+    none = [None] * len(QUANTILES)
+    rows = [dict(zip([*by, "count", *QUANTILES, "max"], (*key, count, *(points or none), most), strict=True)) for *key, count, points, most in result.rows]
+    return _sorted(by, rows, "the row of that rank", 0.0)
 
 
-def _from_buckets(by: list[str], row: tuple[Any, ...]) -> dict[str, Any]:
+def counted(db: Any, question: Question, files: Sequence[str], rest: str, window: Window) -> Spread | None:
+    """The same of rows whose cells (agent/store/cells.py) are in ``files`` and of the rows of a query (empty: of no others); None where that fails.
+
+    Percentiles are the middles of buckets, count and max are exact.
+    """
+    import duckdb
+
+    by, measure = question.group, TABLES[question.table].measure
+    others = cells.rest_sql(by, measure, f"({rest})", conditions(question, window)) if rest else ""
+    try:
+        found = db.execute(cells.spread_sql(by, list(map(duck.text, files)), others, list(QUANTILES.values()))).fetchall()
+    except duckdb.Error:  # A file that is damaged, or that retention removed: the rows know.
+        return None
+    rows = [{**dict(zip(by, key, strict=True)), "count": count, **dict(zip(QUANTILES, (_within(b, most) for b in points), strict=True)), "max": most}
+            for *key, count, points, most in found]  # fmt: skip
+    return _sorted(by, rows, f"counted in buckets when rows were sealed: at most {cells.ERROR:.1%} off", cells.ERROR)
+
+
+def _within(bucket: int | None, most: int) -> int | None:
+    return None if bucket is None else min(cells.middle(bucket), most)
+
+
+def _sorted(by: Sequence[str], rows: list[dict[str, Any]], how: str, error: float | None) -> Spread:
+    return Spread(sorted(rows, key=lambda r: (-r["count"], *(str(r[k]) for k in by))), how, error)
+
+
+def _from_buckets(by: Sequence[str], row: tuple[Any, ...]) -> dict[str, Any]:
     *keys, count, largest, buckets = row
     points = quantiles(np.array([int(n) for n in buckets], np.float64), largest)
     return {**dict(zip(by, keys, strict=True)), "count": count, **dict(zip(QUANTILES, points, strict=True)), "max": largest}

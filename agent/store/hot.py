@@ -1,47 +1,39 @@
 """The hot store: what the agent appends, crash-safe, one writer.
 
 A failing disk never stops the agent: rows wait in a bounded buffer, the oldest are dropped and counted by table, and once
-writing works again a ``loss`` row a table says how many went missing and between which times.
+writing works again a ``loss`` row a table says how many went missing and between which times. Until then agent/store/outage.py says so.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from agent.batch import Batch, make
-from agent.columns import NULL_I64
+from agent.batch import Batch, Loss, losses
+from agent.common.clocks import apart, boot_ns
 from agent.errors import UNREACHABLE, AgentError
-from agent.store import segments
-from agent.store.frames import Decoder, Encoder, Head, Kind
+from agent.store import opening, remedy, segments
+from agent.store.backlog import Backlog
+from agent.store.frames import Encoder, Head
+from agent.store.index import Index
+from agent.store.outage import Lost, Outage, OutageFile
 from agent.store.spawn import Limits, SealerProcess
-from agent.tables import TABLES
 
 #: Bytes: 60 us or so. A kernel without preemption lets nobody else have the processor during a write.
 _AT_ONCE = 256 << 10
 _RETRY_NS = 1_000_000_000
-_STORE = TABLES["loss"].code("stage", "store")
-
-
-def _boot_ns() -> int:
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-
-
-def _losses(boot: Iterable[tuple[str, int, int, int]]) -> Batch:
-    """Loss rows from (source, count, from_ns, to_ns), their t_ns being to_ns where known."""
-    lost = list(boot)
-    source, count, start, end = (list(column) for column in zip(*lost, strict=True))
-    times = [e if e != NULL_I64 else s for s, e in zip(start, end, strict=True)]
-    return make("loss", len(lost), t_ns=times, stage=_STORE, source=source, count=count, from_ns=start, to_ns=end)
+#: How often an outage is told in its file.
+_TELL_NS = 1_000_000_000
 
 
 class HotStore:
-    """Appends batches to ``hot-SEQ.tsl`` in a directory. A Sink (agent/batch.py), for the agent's one thread.
+    """Appends batches to ``hot-SEQ.tsl`` in a directory. A Sink (agent/contracts.py), for one thread; the agent's calls it through agent/store/writer.py.
 
     where: the directory: a descriptor opened before privileges were dropped (duplicated here), or a path (created).
     seal_command: argv of the sealer; None for this interpreter; empty for no sealing at all.
@@ -54,49 +46,63 @@ class HotStore:
                  seal_command: Sequence[str] | None = None) -> None:
         self.limits = limits or Limits()
         self._boot_id, self._host, self._version = boot_id, host, version
-        self._held: list[Batch] = []
-        self._held_bytes = 0
-        self._dropped: dict[str, int] = {}
-        self._outage: dict[str, tuple[int, int, int]] = {}
+        self._backlog = Backlog()
         self._failure: OSError | None = None
+        self._spoilt = ""
         self._retry_at = 0
         self._fd = -1
         self._measured: tuple[list[int], int] = ([], 0)
-        self._dir_fd = os.dup(where) if isinstance(where, int) else _make_dir(where)
+        self._sizes = (0, 0)
+        self._dir_fd = os.dup(where) if isinstance(where, int) else opening.make_dir(where)
         try:
-            self._lock_fd = _lock(self._dir_fd)
+            self._lock_fd = opening.lock(self._dir_fd)
+            self._told = OutageFile(self._dir_fd)
+            self._told_ns = self._failed_ns = 0
             self._sealer = SealerProcess(self._dir_fd, self.limits, seal_command) if seal_command is None or seal_command else None
             self._begin()
         except BaseException:
             os.close(self._dir_fd)
             raise
 
+    def limit(self, **changed: float) -> None:
+        """Other limits from now on: ``max_bytes``, ``max_age_s``."""
+        self.limits = replace(self.limits, **changed)  # type: ignore[arg-type]
+        if self._sealer is not None:
+            self._sealer.limits = self.limits
+
     def _begin(self) -> None:
         """Open the first segment of this run; a predecessor that did not close its own leaves a loss row."""
         hot = segments.hot_files(self._dir_fd)
         self._seq = max([*hot, *segments.listing(self._dir_fd).sealed], default=0)
-        crash = _crash(self._dir_fd, self._seq) if self._seq in hot else None
+        crash = opening.crash(self._dir_fd, self._seq) if self._seq in hot else None
+        left = self._told.left
+        if left is not None and left.boot_id == self._boot_id:
+            self._backlog.lost.update(left.dropped)
         try:
+            if left is not None and left.boot_id != self._boot_id and (rows := left.rows()):
+                self._of_old_boot(Head(left.boot_id, left.host, self._version, left.since_ns, 0), rows)
             if crash is not None and crash[0] is not None and crash[0].boot_id != self._boot_id:
-                self._close_old_boot(*crash)
+                self._of_old_boot(crash[0]._replace(created_ns=crash[1]), losses("store", Loss("agent", None, crash[1])))
             self._open_next()
         except OSError as error:
             os.close(self._lock_fd)
-            raise AgentError(f"cannot write the store: {error.strerror}", remedy=_remedy(error), exit_code=UNREACHABLE) from error
-        if crash is not None and (crash[0] is None or crash[0].boot_id == self._boot_id):
-            self.append([_losses([("agent", NULL_I64, crash[1], _boot_ns())])])
+            self._told.close()
+            raise AgentError(f"cannot write the store: {error.strerror}", remedy=remedy.of_write(error), exit_code=UNREACHABLE) from error
+        unsure = crash is not None and (crash[0] is None or crash[0].boot_id == self._boot_id)
+        self.append([losses("store", Loss("agent", None, crash[1], boot_ns()))] if unsure and crash else [])
+        if self._failure is None:
+            self._told.clear()
         if self._sealer is not None and hot:
             self._sealer.request(self._seq)
 
-    def _close_old_boot(self, head: Head | None, last_ns: int) -> None:
+    def _of_old_boot(self, head: Head, lost: Batch) -> None:
         """What an earlier boot's agent lost lies on that boot's clock, so it becomes a segment of that boot."""
-        assert head is not None
         self._seq += 1
         encoder = Encoder()
-        pieces, _ = encoder.batches([_losses([("agent", NULL_I64, last_ns, NULL_I64)])])
+        pieces, _ = encoder.batches([lost])
         fd = segments.open_at(self._dir_fd, segments.hot_name(self._seq), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
         try:
-            os.write(fd, b"".join([encoder.head(head._replace(created_ns=last_ns)), *pieces, encoder.end()]))
+            os.write(fd, b"".join([encoder.head(head), *pieces, encoder.end()]))
         finally:
             os.close(fd)
 
@@ -104,44 +110,101 @@ class HotStore:
         self.append([batch])
 
     def append(self, batches: Iterable[Batch], tick_ns: int | None = None) -> None:
-        """Store rows and, with ``tick_ns``, the watermark to which the correlator was then advanced. Never raises OSError.
+        """Store rows and, with ``tick_ns``, the watermark to which the correlator was then advanced. Never raises.
 
-        Takes about a third of a millisecond a megabyte. Rows are copied where they must wait.
+        Takes about a third of a millisecond a megabyte. Rows are copied where they must wait; a batch that cannot be stored at all is dropped.
         """
         new = [b for b in batches if len(b.rows)]
-        if self._failure is not None and _boot_ns() < self._retry_at:
+        if self._failure is not None and (now_ns := boot_ns()) < self._retry_at:
             self._hold(new)
+            if now_ns - self._told_ns >= _TELL_NS:
+                self._tell()
             return
         try:
             self._maintain()
             if self._fd < 0:
                 self._open_next()
-            self._write([*self._held, *self._untold(), *new], tick_ns)
-            self._held, self._held_bytes, self._outage, self._failure = [], 0, {}, None
+            self._write([*self._backlog.batches, *self._untold(), *new], tick_ns)
+            self._backlog.take()
+            self._backlog.lost, self._failure = {}, None
+            self._told.clear()
         except OSError as error:
-            self._failure = error
-            self._retry_at = _boot_ns() + _RETRY_NS
+            self._fail(error)
             self._hold(new)
+            self._tell()
+        except Exception:  # noqa: BLE001 - one batch's fault must not cost the others
+            waiting = [*self._backlog.batches, *new]
+            self._backlog.take()
+            self._one_by_one(waiting)
+
+    def _fail(self, error: OSError) -> None:
+        now_ns = boot_ns()
+        if self._failure is None:
+            self._failed_ns = now_ns
+        self._failure = error
+        self._retry_at = now_ns + _RETRY_NS
+
+    def _tell(self) -> None:
+        """What a query is to know of rows that it cannot find."""
+        assert self._failure is not None
+        self._told_ns = boot_ns()
+        why = self._failure.strerror or str(self._failure)
+        self._told.tell(Outage(self._boot_id, self._host, os.getpid(), self._failed_ns, why, self._backlog.rows, self._backlog.lost))
+
+    def _one_by_one(self, batches: list[Batch]) -> None:
+        self._failure = None
+        for batch in batches:
+            try:
+                if self._failure is None:
+                    self._write([batch], None)
+                else:
+                    self._hold([batch])
+            except OSError as error:
+                self._fail(error)
+                self._hold([batch])
+            except Exception as error:  # noqa: BLE001 - this is the one
+                self._spoilt = f"{batch.table}: {type(error).__name__}: {error}"[:200]
+                self._backlog.drop(batch)
+
+    def missed(self, lost: Mapping[str, Lost]) -> None:
+        """Rows that never came here: the next ``append`` tells of them."""
+        self._backlog.miss(lost)
 
     def losses(self) -> dict[str, int]:
         """Rows dropped since the start, by table."""
-        return dict(self._dropped)
+        return dict(self._backlog.dropped)
 
-    def state(self) -> dict[str, object]:
+    @property
+    def failing(self) -> bool:
+        """Whether writing failed last time."""
+        return self._failure is not None
+
+    def state(self) -> dict[str, Any]:
         """``state`` ok or degraded with ``reason`` and ``remedy``; ``bytes`` and ``segments`` on disk; ``hot_rows`` of the
         segment being written; ``waiting_rows`` held in memory; ``dropped_rows`` since the start."""
-        reason, remedy = "", ""
+        reason, what_to_do = "", ""
         if self._failure is not None:
-            reason, remedy = f"cannot write: {self._failure.strerror}", _remedy(self._failure)
+            reason, what_to_do = f"cannot write: {self._failure.strerror}", remedy.of_write(self._failure)
         elif self._sealer is not None and self._sealer.error:
-            reason, remedy = f"cannot seal: {self._sealer.error}", _seal_remedy(self._sealer.error)
+            reason, what_to_do = f"cannot seal: {self._sealer.error}", remedy.of_seal(self._sealer.error)
+        elif self._spoilt:
+            reason, what_to_do = f"some rows cannot be stored: {self._spoilt}", "report this; the others are stored"
+        try:
+            self._sizes = self._look()
+        except OSError as error:  # those that could be read last are told
+            if not reason:
+                reason, what_to_do = f"cannot look at the store: {error.strerror}", remedy.of_write(error)
+        return {"state": "degraded" if reason else "ok", "reason": reason or None, "remedy": what_to_do or None,
+                "bytes": self._sizes[0], "segments": self._sizes[1],
+                "hot_rows": self._rows, "waiting_rows": self._backlog.rows,
+                "dropped_rows": sum(self._backlog.dropped.values())}
+
+    def _look(self) -> tuple[int, int]:
+        """Bytes and segments on disk. Raises OSError."""
         listed = segments.listing(self._dir_fd)
         if listed.sealed != self._measured[0]:
             self._measured = listed.sealed, sum(segments.tree_bytes(self._dir_fd, segments.sealed_name(s)) for s in listed.sealed)
-        return {"state": "degraded" if reason else "ok", "reason": reason or None, "remedy": remedy or None,
-                "bytes": self._measured[1] + self._hot_bytes(), "segments": len(listed.hot) + len(listed.sealed),
-                "hot_rows": self._rows, "waiting_rows": sum(len(b.rows) for b in self._held),
-                "dropped_rows": sum(self._dropped.values())}
+        return self._measured[1] + self._hot_bytes(), len(listed.hot) + len(listed.sealed)
 
     def close(self) -> None:
         """End the segment and give up the lock. What still waits is tried once more, then counted as dropped.
@@ -151,26 +214,30 @@ class HotStore:
         if self._dir_fd < 0:
             return
         self._retry()
-        if self._held:
-            while self._held:
-                self._drop_oldest()
+        if self._backlog.entries:
+            self._backlog.trim(0)
             self._retry()
-        self._end(clean=not self._outage)
+            if self._failure is not None:
+                self._tell()
+        self._told.close()
+        self._end(clean=not self._backlog.lost)
         if self._sealer is not None:
             self._sealer.close()
-        os.ftruncate(self._lock_fd, 0)
+        with contextlib.suppress(OSError):  # closing it gives it up all the same
+            os.ftruncate(self._lock_fd, 0)
         os.close(self._lock_fd)
         os.close(self._dir_fd)
         self._dir_fd = -1
 
     def _retry(self) -> None:
-        if self._failure is not None:
+        if self._failure is not None or self._backlog.lost:
             self._retry_at = 0
             self.append([])
 
     def _write(self, batches: list[Batch], tick_ns: int | None) -> None:
         """All or nothing. Raises OSError; then the segment ends where it ended before."""
         pieces, schemas = self._encoder.batches(batches)
+        frames = pieces[:]
         if tick_ns is not None:
             pieces.append(self._encoder.tick(tick_ns))
         if not pieces:
@@ -181,6 +248,7 @@ class HotStore:
             if os.fstat(self._fd).st_size != self._size:
                 self._cut_back()
             raise
+        self._index.add(batches, frames, self._size, self._encoder.schemas)
         self._encoder.keep(schemas)
         self._size += written
         self._rows += sum(len(b.rows) for b in batches)
@@ -194,21 +262,12 @@ class HotStore:
             self._fd = -1
 
     def _hold(self, batches: list[Batch]) -> None:
-        self._held += [Batch(b.table, b.rows.copy()) for b in batches]
-        self._held_bytes += sum(b.rows.nbytes for b in batches)
-        while self._held_bytes > self.limits.buffer_bytes:
-            self._drop_oldest()
-
-    def _drop_oldest(self) -> None:
-        table, rows = self._held.pop(0)
-        self._held_bytes -= rows.nbytes
-        count, start, end = self._outage.get(table, (0, int(rows["t_ns"].min()), int(rows["t_ns"].max())))
-        self._outage[table] = (count + len(rows), min(start, int(rows["t_ns"].min())), max(end, int(rows["t_ns"].max())))
-        self._dropped[table] = self._dropped.get(table, 0) + len(rows)
+        self._backlog.hold(Batch(b.table, b.rows.copy()) for b in batches)
+        self._backlog.trim(self.limits.buffer_bytes)
 
     def _untold(self) -> list[Batch]:
         """What says which rows were dropped since writing failed."""
-        return [_losses((table, *lost) for table, lost in self._outage.items())] if self._outage else []
+        return [losses("store", *(Loss(table, *lost) for table, lost in self._backlog.lost.items()))] if self._backlog.lost else []
 
     def _maintain(self) -> None:
         if self._fd >= 0 and not os.fstat(self._fd).st_nlink:  # Somebody removed the file: nobody could read what goes into it.
@@ -218,17 +277,17 @@ class HotStore:
         if self._sealer is not None:
             self._sealer.poll()
         if self._failure is None and self._rows and (
-                self._size >= self.limits.rotate_bytes or _boot_ns() - self._opened_ns >= self.limits.rotate_s * 1e9):
+                self._size >= self.limits.rotate_bytes or boot_ns() - self._opened_ns >= self.limits.rotate_s * 1e9):
             self._rotate()
 
     def _rotate(self) -> None:
-        old_fd, self._fd = self._fd, -1
+        old_fd, old_index, self._fd = self._fd, self._index, -1
         try:
             self._open_next()
         except OSError:
             self._fd = old_fd  # No room for another segment: this one grows on.
             return
-        _write_end(old_fd)
+        _write_end(old_fd, old_index)
         os.close(old_fd)
         if self._sealer is not None:
             self._sealer.request(self._seq)
@@ -243,9 +302,9 @@ class HotStore:
 
     def _open_next(self) -> None:
         name = segments.hot_name(self._seq + 1)
-        now = _boot_ns()
-        real_mono = time.clock_gettime_ns(time.CLOCK_REALTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-        head = Encoder.head(Head(self._boot_id, self._host, self._version, now, real_mono))
+        now = boot_ns()
+        (real,) = apart(time.CLOCK_MONOTONIC, (time.CLOCK_REALTIME,))
+        head = Encoder.head(Head(self._boot_id, self._host, self._version, now, real.offset_ns))
         fd = segments.open_at(self._dir_fd, name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
         try:
             if os.write(fd, head) < len(head):
@@ -254,13 +313,13 @@ class HotStore:
             os.close(fd)
             os.unlink(name, dir_fd=self._dir_fd)
             raise
-        self._fd, self._seq, self._encoder = fd, self._seq + 1, Encoder()
+        self._fd, self._seq, self._encoder, self._index = fd, self._seq + 1, Encoder(), Index()
         self._size, self._rows, self._opened_ns = len(head), 0, now
 
     def _end(self, *, clean: bool) -> None:
         if self._fd >= 0:
             if clean:
-                _write_end(self._fd)
+                _write_end(self._fd, self._index)
             os.close(self._fd)
             self._fd = -1
 
@@ -285,81 +344,12 @@ def _write_all(fd: int, pieces: Iterable[bytes | memoryview]) -> int:
     return total
 
 
-def _write_end(fd: int) -> None:
-    """Mark a clean close. On a disk that refuses it the mark is missing, which the next start reports as a possible gap."""
+def _write_end(fd: int, index: Index) -> None:
+    """Mark a clean close, with the index where there is room. On a disk that refuses it the mark is missing, which the next start reports as a possible gap."""
     size = os.fstat(fd).st_size
-    end = Encoder.end()
-    with contextlib.suppress(OSError):
-        if os.write(fd, end) < len(end):
+    for end in (index.end(), Encoder.end()):
+        with contextlib.suppress(OSError):
+            if _write_all(fd, [end]) == len(end):
+                return
+        with contextlib.suppress(OSError):
             os.ftruncate(fd, size)
-
-
-def _crash(dir_fd: int, seq: int) -> tuple[Head | None, int] | None:
-    """The head and the last time seen (CLOCK_BOOTTIME ns) of a segment that lacks its END; None where it has one."""
-    decoder = Decoder()
-    last = NULL_I64
-    with open(segments.open_at(dir_fd, segments.hot_name(seq)), "rb") as file:
-        while data := file.read(1 << 20):
-            for frame in decoder.feed(data):
-                if frame.kind == Kind.ROWS:
-                    last = max(last, int(frame.rows["t_ns"].max()))
-                elif frame.kind == Kind.TICK:
-                    last = max(last, frame.t_ns)
-    if decoder.ended:
-        return None
-    if last == NULL_I64 and decoder.head is not None:
-        last = decoder.head.created_ns
-    return decoder.head, last
-
-
-def _make_dir(path: str | Path) -> int:
-    try:
-        os.makedirs(path, 0o750, exist_ok=True)
-    except OSError as error:
-        raise AgentError(f"cannot create the store at {path}: {error.strerror}",
-                         remedy="name another place: --store DIR", exit_code=UNREACHABLE) from error
-    return segments.open_dir(path)
-
-
-def _lock(dir_fd: int) -> int:
-    """Take the writer's lock. Raises AgentError (exit 4) naming the process that holds it."""
-    try:
-        fd = segments.open_at(dir_fd, segments.LOCK, os.O_RDWR | os.O_CREAT)
-    except OSError as error:
-        raise AgentError(f"cannot write the store: {error.strerror}", remedy=_remedy(error), exit_code=UNREACHABLE) from error
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = os.read(fd, 32).decode("ascii", "replace").strip() or "unknown"
-        os.close(fd)
-        raise AgentError(f"another agent writes this store: pid {holder}",
-                         remedy=f"stop it (kill {holder}), or name another place: --store DIR", exit_code=UNREACHABLE) from error
-    os.ftruncate(fd, 0)
-    try:
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:  # A full disk: the lock holds all the same, only nameless.
-            raise
-    return fd
-
-
-def _seal_remedy(reason: str) -> str:
-    if "No module named" in reason:
-        return "python3 -m pip install pyarrow (in the agent's environment)"
-    if os.strerror(errno.ENOSPC) in reason or os.strerror(errno.EDQUOT) in reason:
-        return "free space on the store's file system, or lower the store's max_bytes; it is tried again every 30 s"
-    if ".tsl: " in reason:
-        return "move the damaged segment away; the others are sealed"
-    return "it is tried again every 30 s; nothing is lost meanwhile"
-
-
-def _remedy(error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "free space on the store's file system, or lower the store's max_bytes"
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return "chown -R tickscope:tickscope the store's directory"
-    if error.errno == errno.ENOENT:
-        return "the store's directory was removed: restart tickscope"
-    if error.errno == errno.EROFS:
-        return "mount the store's file system read-write"
-    return "look at the kernel log (dmesg) for this disk, or name another place: --store DIR"

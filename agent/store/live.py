@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agent.clock.history import History
+from agent.columns import NULL_I64
+from agent.store.answers import to_wall
 from agent.store.arrow import WALL_COLUMNS, to_arrow, wall_arrays
 from agent.store.frames import Head
 from agent.store.names import columns
-from agent.store.query import offsets, to_wall
+from agent.store.query import offsets
 from agent.store.reader import snapshot
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ class LiveRows:
     def dicts(self, head: Head, table: str, rows: np.ndarray) -> list[dict[str, Any]]:
         """One dict a row, in the columns of ``names.columns(table)``; json columns stay text."""
         self._load(head)
+        self._history.watched(int(rows["t_ns"].max(initial=NULL_I64)))
         found = to_arrow(table, rows, head.boot_id, head.host)
         return list(with_wall(found, rows["t_ns"], self._history).select(columns(table)).to_pylist())
 

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from dataclasses import asdict, dataclass
 from typing import Self
 
-from agent.store.window import this_boot
+from agent import host
+from agent.common.clocks import boot_ns
 
 NAME = "age.json"
 
 
 def running() -> tuple[str, int]:
     """The boot id of the running kernel and its CLOCK_BOOTTIME, ns."""
-    return this_boot(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    return host.boot_id(), boot_ns()
 
 
 @dataclass

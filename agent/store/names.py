@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 from agent.errors import USAGE, AgentError
@@ -32,3 +33,9 @@ def unknown(name: str, names: list[str], what: str) -> AgentError:
 def quote(name: str) -> str:
     """A column's name as SQL."""
     return '"' + name.replace('"', '""') + '"'
+
+
+def mentioned(sql: str) -> list[str]:
+    """The tables whose names occur in SQL text."""
+    words = set(re.findall(r"\w+", sql.lower()))
+    return [t for t in TABLES if t in words]

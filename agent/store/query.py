@@ -1,91 +1,65 @@
-"""SQL over a store: every table is a view of its sealed and hot rows with the derived columns. CLI process only.
-
-DuckDB runs in memory, may open files of this store only, and reads; wall time is computed by a vectorised function that
-is called just for the rows and columns a query needs.
-"""
+"""The store answers: every table is a view of its sealed and hot rows with the derived columns. CLI process only."""
 
 from __future__ import annotations
 
 import os
-import re
-import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, TypeVar
 
 import numpy as np
 
-from agent.clock.history import Converted, History
+from agent.ask.question import Question, Spread
 from agent.columns import NULL_I64
-from agent.errors import UNREACHABLE, USAGE, AgentError
-from agent.store import damage, removed, segments
+from agent.errors import UNREACHABLE, AgentError
+from agent.store import cells, damage, duck, group, removed, segments
+from agent.store.answers import Answers, executed
 from agent.store.damage import unreadable
-from agent.store.names import columns, quote, unknown
-from agent.store.reader import Sealed, Snapshot, merged, snapshot
-from agent.store.window import WALL, Window, parse, this_boot
+from agent.store.names import mentioned
+from agent.store.reader import WRITES_NS, Sealed, Snapshot, boots, merged, snapshot
+from agent.store.window import Bound, Window, parse, this_boot
 from agent.tables import TABLES
 
+T = TypeVar("T")
 _TRIES = 10
 _HISTORY = ("t_ns", "real_mono_ns", "boot_mono_ns", "err_ns", "cut")
-_WALL_TYPE = "STRUCT(wall_ns BIGINT, wall_err_ns BIGINT, wall_state VARCHAR, wall_alt_ns BIGINT)"
+
+#: What a question about findings reads beside them: what may have hidden some.
+_HIDES = {"loss", "probe_status"}
 
 
-class Result(NamedTuple):
-    """Rows of a query as tuples, in the order of ``columns``."""
-
-    columns: list[str]
-    rows: list[tuple[Any, ...]]
-
-    def dicts(self) -> list[dict[str, Any]]:
-        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
-
-
-class Session:
-    """A store at one moment, open for SQL. A context manager.
+class Session(Answers):
+    """A store at one moment, a source of rows (agent/ask/source.py). A context manager.
 
     tables: those that get a view. since, until: bounds (see window.py) that let whole sealed files be left out; the caller
-    still puts ``window.rows()`` into its conditions. whole: leave none out, for rows that tell of what holds beyond them.
+    still puts ``window.rows()`` into its conditions, unless ``bounded``: then the views hold no other rows. whole: leave none out, for rows that
+    tell of what holds beyond them.
     Raises AgentError: exit 4 without a store, 2 for a bad time.
     """
 
-    def __init__(self, path: str | Path, tables: Iterable[str], since: str | None = None, until: str | None = None, *, whole: bool = False) -> None:
-        self.path, self._whole = Path(path).absolute(), whole
+    written_by = "the agent"
+
+    def __init__(self, path: str | Path, tables: Iterable[str], since: str | None = None, until: str | None = None, *, whole: bool = False,
+                 bounded: bool = False) -> None:
+        super().__init__()
+        self.path, self._whole, self._bounded = Path(path).absolute(), whole, bounded
         self._tables = list(dict.fromkeys(tables))
+        known = boots(self.path) if any(t and t.strip().startswith("boot+") for t in (since, until)) else []
+        self.window = Window(*(parse(t, known) if t else None for t in (since, until)))
         self._taken = self._snapshot()
-        self.window = Window(*(parse(t, self._taken.boots) if t else None for t in (since, until)))
-        self._histories: dict[str, History] = {}
         self._damaged: dict[str, str] = {}
-        self._lock = threading.Lock()
         self._open()
 
     def _open(self) -> None:
-        """A database with the views, over the files that can be read. Raises AgentError (exit 4) where that keeps failing."""
-        import duckdb
-
-        problem = ""
-        for _ in range(_TRIES):
-            self._db = duckdb.connect()
-            register: Any = self._db.create_function  # Its stub lacks the names that stand for types.
-            register(WALL, self._wall, ["VARCHAR", "BIGINT"], _WALL_TYPE, type="arrow", null_handling="special")
-            try:
-                self._make_views()
-            except duckdb.Error as error:  # A damaged file, or one that retention removed: look again.
-                problem = str(error)
-                self._close()
-                self._set_aside()
-                self._taken = self._snapshot()
-                continue
-            self._db.execute(f"SET allowed_directories = [{_text(f'{self.path}/')}]")
-            self._db.execute("SET enable_external_access = false")
-            self._db.execute("SET lock_configuration = true")
-            return
-        raise AgentError(f"cannot read the store at {self.path}", why=problem.partition("\n")[0], exit_code=UNREACHABLE)
+        """A database without views: opening the files of a table that nobody asks for would take as long as many an answer."""
+        self._db = duck.connected(self._wall)
+        self._viewed: set[str] = set()
+        duck.confine(self._db, [f"{self.path}/"])
 
     def _close(self) -> None:
-        self._db.remove_function(WALL)
-        self._db.close()
+        duck.closed(self._db)
 
     def _set_aside(self) -> bool:
         """Looks for damaged files among those that are used; True when there are more than were known."""
@@ -93,22 +67,19 @@ class Session:
         self._damaged.update(found)
         return bool(found)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
-
     @property
     def boots(self) -> list[str]:
         """Boot ids, oldest first."""
         return self._taken.boots
 
+    def bound(self, text: str) -> Bound:
+        return parse(text, self.boots)
+
     @property
     def notes(self) -> list[str]:
         """What could not be read or was removed, and that nobody writes, in words."""
         lost = [damage.note(one, table, self._damaged[file]) for file, one, table in self._lost()]
-        return [*dict.fromkeys([*self._silence(), *self._removed(), *self._taken.notes, *lost])]
+        return [*dict.fromkeys([*self._outage(), *self._silence(), *self._removed(), *self._taken.notes, *lost])]
 
     @property
     def written_since_ns(self) -> int | None:
@@ -125,140 +96,105 @@ class Session:
         age = timedelta(seconds=max(0, time.clock_gettime_ns(time.CLOCK_BOOTTIME) - taken.end_ns) // 10**9)
         return [f"no agent writes this store now; its newest row is {age} old (hours, minutes, seconds)"]
 
+    def _outage(self) -> list[str]:
+        """That the agent cannot write now: rows are missing that may yet come, or are lost."""
+        found = self._taken.outage
+        if found is None or found.pid != self._taken.writer:
+            return []
+        lost = sum(count for count, _, _ in found.dropped.values())
+        since = f"boot+{found.since_ns / 1e9:.0f} ({found.why})"
+        return [f"the agent cannot write the store since {since}: {found.waiting} rows wait in its memory, {lost} are lost so far"]
+
     def _removed(self) -> list[str]:
         """That retention removed rows which the window asks for; findings have limits of their own."""
-        text = None if self._tables == ["finding"] else removed.note(self._taken.oldest, self.window.since, self.wall)
+        asked = set(self._tables)
+        kept = not asked.isdisjoint(segments.KEPT_LONG) and asked <= {*segments.KEPT_LONG, *_HIDES}
+        text = None if kept else removed.note(self._taken.oldest, self.window.since, self.wall)
         return [] if text is None else [text]
 
-    def run(self, sql: str) -> Result:
-        """Raises AgentError: exit 2 for SQL that does not parse, bind or convert; 4 where files keep vanishing."""
+    def _asked(self, sql: str, fetch: Callable[[Any], T]) -> T:
+        """Raises AgentError: exit 2 for SQL that does not parse, bind or convert, or would not only read; 4 where files keep vanishing."""
         import duckdb
 
         problem = ""
         for _ in range(_TRIES):
             try:
-                done = self._db.execute(sql)
-                if done is None:  # Nothing but blanks, semicolons and comments.
-                    raise self._usage("there is no statement in it")
-                names = [d[0] for d in done.description or ()]
-                return Result(names, done.fetchall())
+                self._make_views(sql)
+                return fetch(executed(self._db, sql))
             except (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException) as error:
-                raise self._usage(str(error)) from None
+                raise duck.usage(str(error), self._tables) from None
             except duckdb.Error as error:  # A damaged file, one that retention removed, or a wrong question.
                 problem = str(error)
                 if not self._set_aside() and not isinstance(error, duckdb.IOException):
-                    raise self._usage(problem) from None
+                    raise duck.usage(problem, self._tables) from None
                 self._close()
                 self._taken = self._snapshot()
                 self._open()
         raise AgentError(f"cannot read the store at {self.path}", why=problem.partition("\n")[0], exit_code=UNREACHABLE)
 
-    def order(self) -> str:
-        """ORDER BY expressions for the order of time, over several boots."""
-        if len(self.boots) < 2:
-            return "t_ns"
-        return f"list_position([{', '.join(map(_text, self.boots))}], boot_id), t_ns"
+    def spread(self, question: Question, *, exact: bool = False) -> Spread:
+        """By what was counted when rows were sealed, where that is many rows and the question allows it; else by the rows."""
+        return (None if exact else self._counted(question)) or super().spread(question, exact=exact)
 
-    def wall(self, boot_id: str, t_ns: np.ndarray) -> np.ndarray:
-        """Wall times (Unix ns) of CLOCK_BOOTTIME ns of that boot, shape (n,); NULL_I64 where not known."""
-        return to_wall(self._history(boot_id), t_ns).ns
+    def _counted(self, question: Question) -> Spread | None:
+        """None where rows had better be asked."""
+        whole = [s for s in self._taken.sealed if (span := s.tables.get(question.table)) and self._file(s, question.table) not in self._damaged
+                 and s.cells.get(question.table, frozenset()).issuperset(question.group or ("",)) and self.window.covers(s.head.boot_id, span["min_t_ns"], span["max_t_ns"])]
+        if question.where or sum(s.tables[question.table]["rows"] for s in whole) < cells.MANY:
+            return None
+        if not all(self._sound(s, question.table) for s in whole):
+            return None
+        counted = {self._file(s, question.table) for s in whole}
+        rest = [file for file in self._files(question.table) if file not in counted]
+        files = [f"{self.path}/{s.name}/{cells.name(question.table)}" for s in whole]
+        hot = self._taken.hot.get(question.table, [])
+        if rest or hot:
+            duck.hold(self._db, question.table, merged(hot))
+        return group.counted(self._db, question, files, duck.rows_of(question.table, rest) if rest or hot else "", self.window)
 
-    def gaps(self) -> list[dict[str, Any]]:
-        """Loss rows whose interval overlaps the window."""
-        first, last = "coalesce(from_ns, to_ns, t_ns)", "coalesce(to_ns, t_ns)"
-        where = " AND ".join(["(count IS NULL OR count > 0)", *self.window.overlaps(first, last)])
-        return self.run(f"SELECT * FROM loss WHERE {where} ORDER BY {self.order()}").dicts()
+    def _sound(self, one: Sealed, table: str) -> bool:
+        """Whether the cells are as they were written; False too where they are gone."""
+        try:
+            return cells.checksum(f"{self.path}/{one.name}/{cells.name(table)}") == one.sums.get(table)
+        except OSError:
+            return False
 
     def _snapshot(self) -> Snapshot:
-        return snapshot(self.path, frozenset([*self._tables, "clock_offset"]))
+        return snapshot(self.path, frozenset([*self._tables, "clock_offset"]), None if self._whole else self.window)
 
-    def _make_views(self) -> None:
-        import pyarrow as pa
-
-        from agent.store.arrow import WALL_COLUMNS, schema, to_arrow
-
-        for table in self._tables:
+    def _make_views(self, sql: str) -> None:
+        """Views of the tables that the query names, of all where it names none. Raises duckdb.Error for a damaged or missing file."""
+        named = set(mentioned(sql)) & set(self._tables) or self._tables
+        for table in (t for t in self._tables if t in named and t not in self._viewed):
             lost = [damage.loss(one, of) for _, one, of in self._lost()] if table == "loss" else []
-            parts = merged([*self._taken.hot.get(table, []), *lost])
-            hot = pa.concat_tables([schema(table).empty_table(), *(to_arrow(table, p.rows, p.boot_id, p.host) for p in parts)])
-            self._db.register(f"_hot_{table}", hot)
-            source = f"SELECT * FROM _hot_{table}"
-            if files := self._files(table):
-                source += f" UNION ALL BY NAME SELECT * FROM read_parquet([{', '.join(map(_text, files))}], union_by_name = true)"
-            names = ", ".join(f"w.{c} AS {c}" if c in WALL_COLUMNS else quote(c) for c in columns(table))
-            self._db.execute(f"CREATE OR REPLACE VIEW {table} AS SELECT {names} FROM "
-                             f"(SELECT *, {WALL}(boot_id, t_ns) AS w FROM ({source})){self._latest(table)}")
-
-    def _latest(self, table: str) -> str:
-        """What leaves a thing's latest state in the window, in a table whose rows are states."""
-        if not (by := TABLES[table].latest_by):
-            return ""
-        within = " AND ".join(self.window.rows()) or "true"
-        return f" WHERE {within} QUALIFY row_number() OVER (PARTITION BY boot_id, {by} ORDER BY t_ns DESC) = 1"
+            duck.make_view(self._db, table, merged([*self._taken.hot.get(table, []), *lost]), self._files(table), self.window, bounded=self._bounded)
+            self._viewed.add(table)
 
     def _files(self, table: str) -> list[str]:
         window = Window() if self._whole or table == "loss" else self.window
-        files = [f"{self.path}/{s.name}/{table}.parquet" for s in self._taken.sealed if (span := s.tables.get(table))
+        files = [self._file(s, table) for s in self._taken.sealed if (span := s.tables.get(table))
                  and not window.misses(s.head.boot_id, span["min_t_ns"], span["max_t_ns"])]
         return [file for file in files if file not in self._damaged]
+
+    def _file(self, one: Sealed, table: str) -> str:
+        return f"{self.path}/{one.name}/{table}.parquet"
 
     def _lost(self) -> Iterator[tuple[str, Sealed, str]]:
         """(file, segment, table) of each damaged file that is still there."""
         for one in self._taken.sealed:
             for table in one.tables:
-                file = f"{self.path}/{one.name}/{table}.parquet"
+                file = self._file(one, table)
                 if file in self._damaged:
                     yield file, one, table
 
-    def _wall(self, boots: Any, times: Any) -> Any:
-        """Arrow arrays (boot_id, t_ns) of one chunk to a struct array of the wall columns."""
-        import pyarrow as pa
+    def _offsets(self, boot_id: str) -> tuple[np.ndarray, int]:
+        return offsets(self._taken, self.path, boot_id), self._watched_ns(boot_id)
 
-        from agent.store.arrow import WALL_COLUMNS, wall_arrays
-
-        boot = np.asarray(boots.to_numpy(zero_copy_only=False), object)
-        t_ns = np.asarray(times.fill_null(NULL_I64).to_numpy(zero_copy_only=False), np.int64)
-        wall, err, alt = (np.full(len(t_ns), NULL_I64) for _ in range(3))
-        state = np.full(len(t_ns), -1, np.int8)
-        for name in set(boot):
-            at = np.flatnonzero((boot == name) & (t_ns != NULL_I64))
-            if name is not None and len(at):
-                wall[at], err[at], state[at], alt[at] = to_wall(self._history(name), t_ns[at])
-        return pa.StructArray.from_arrays(wall_arrays(Converted(wall, err, state, alt)), list(WALL_COLUMNS))
-
-    def _history(self, boot_id: str) -> History:
-        with self._lock:
-            if boot_id not in self._histories:
-                self._histories[boot_id] = History.from_rows(offsets(self._taken, self.path, boot_id))
-            return self._histories[boot_id]
-
-    def _usage(self, message: str) -> AgentError:
-        """A message of DuckDB as a usage error, with the nearest names where it misses a column or table."""
-        first = message.partition("\n")[0]
-        if match := re.search(r'(?:column|Column with name) "?([\w.]+)"? (?:not found|does not exist)', first):
-            names = sorted({c for t in self._tables for c in columns(t)})
-            return unknown(match[1], names, "column")
-        if match := re.search(r"Table with name (\w+) does not exist", first):
-            return unknown(match[1], list(TABLES), "table")
-        return AgentError(f"bad SQL: {first}", remedy="tickscope tables TABLE lists columns; text goes in 'single quotes'", exit_code=USAGE)
-
-
-def mentioned(sql: str) -> list[str]:
-    """The tables whose names occur in SQL text."""
-    words = set(re.findall(r"\w+", sql.lower()))
-    return [t for t in TABLES if t in words]
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
-
-
-def to_wall(history: History, t_ns: np.ndarray) -> Converted:
-    """Wall times, shape (n,); all unknown where the history is empty."""
-    if len(history):
-        return history.to_wall(t_ns)
-    null = np.full(len(t_ns), NULL_I64)
-    return Converted(null, null, np.full(len(t_ns), -1, np.int8), null)
+    def _watched_ns(self, boot_id: str) -> int:
+        """To when an agent watched the clock in that boot: until it wrote last, or now."""
+        end_ns, now_ns = self._taken.ends.get(boot_id, NULL_I64), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        writes = self._taken.writer is not None and boot_id == this_boot() and 0 <= now_ns - end_ns < WRITES_NS
+        return now_ns if writes else end_ns
 
 
 def offsets(taken: Snapshot, path: Path, boot_id: str) -> np.ndarray:
@@ -269,7 +205,8 @@ def offsets(taken: Snapshot, path: Path, boot_id: str) -> np.ndarray:
     import duckdb
 
     table = TABLES["clock_offset"]
-    found = [table.empty(0), *(p.rows for p in taken.hot.get("clock_offset", []) if p.boot_id == boot_id)]
+    narrow = np.dtype([(name, table.by_name[name].dtype) for name in _HISTORY])
+    found = [np.empty(0, narrow), *(p.rows[list(_HISTORY)].astype(narrow) for p in taken.hot.get("clock_offset", []) if p.boot_id == boot_id)]
     with duckdb.connect() as db:
         for one in taken.sealed:
             if one.head.boot_id != boot_id or "clock_offset" not in one.tables:
@@ -281,7 +218,7 @@ def offsets(taken: Snapshot, path: Path, boot_id: str) -> np.ndarray:
                 if os.path.isdir(path / one.name):
                     taken.notes.append(f"{one.name}/clock_offset.parquet is damaged: wall times near its rows are less certain")
                 continue
-            rows = table.empty(len(stored["t_ns"]))
+            rows = np.empty(len(stored["t_ns"]), narrow)
             for name in _HISTORY:
                 values = np.ma.asarray(stored[name])
                 rows[name] = values.data

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from agent.batch import make
+from agent import host
+from agent.batch import Loss, losses
 from agent.columns import NULL_I64
+from agent.common.clocks import boot_ns
 from agent.errors import UNREACHABLE, AgentError
-from agent.store import segments
+from agent.store import index, outage, segments
 from agent.store.frames import Decoder, Head, Kind
-from agent.tables import TABLES
+from agent.store.window import Window
 
+#: Those whose rows tell of other times than their own.
+_ALWAYS = {"clock_offset", "loss"}
+#: An agent that runs writes more often than this.
+WRITES_NS = 10_000_000_000
+_HEAD_BYTES = 4096
 _TRIES = 20
 
 
@@ -28,20 +35,23 @@ class HotRows(NamedTuple):
 
 
 class Sealed(NamedTuple):
-    """One sealed segment; tables: per table its rows (-1 unknown), min_t_ns and max_t_ns. thin: retention left no other tables."""
+    """One sealed segment; tables: per table its rows (-1 unknown), min_t_ns and max_t_ns. thin: retention left no other tables.
+    cells: per table that has them (agent/store/cells.py), the columns by which they are told apart. sums: the CRC-32 of each file of these."""
 
     name: str
     head: Head
     tables: dict[str, dict[str, int]]
     thin: bool = False
+    cells: Mapping[str, frozenset[str]] = {}
+    sums: Mapping[str, int] = {}
 
 
 @dataclass
 class Snapshot:
     """hot: rows by table, in segment order. boots: boot ids, oldest first. notes: what could not be read, in words.
 
-    writer: pid of the agent that adds to it. end_ns: the newest time, CLOCK_BOOTTIME of the last boot, null where nothing is in it.
-    oldest: head of the oldest whole segment, where there were some before it that are removed, or thin.
+    writer: pid of the agent that adds to it. ends: per boot, to when it was written, CLOCK_BOOTTIME. end_ns: the newest time, CLOCK_BOOTTIME of the last boot, null where nothing is in it.
+    oldest: head of the oldest whole segment, where there were some before it that are removed, or thin. outage: that it cannot be written, or what its last agent could not tell otherwise.
     """
 
     hot: dict[str, list[HotRows]] = field(default_factory=dict)
@@ -49,14 +59,16 @@ class Snapshot:
     boots: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     writer: int | None = None
+    ends: dict[str, int] = field(default_factory=dict)
     end_ns: int = NULL_I64
     oldest: Head | None = None
+    outage: outage.Outage | None = None
 
 
-def snapshot(path: str | Path, tables: frozenset[str]) -> Snapshot:
+def snapshot(path: str | Path, tables: frozenset[str], window: Window | None = None) -> Snapshot:
     """Rows of the given tables in the hot segments, and the sealed ones by name; each row once, whatever happens meanwhile.
 
-    Raises AgentError (exit 4) where the store does not exist or cannot be read.
+    window: rows of closed hot segments that all lie outside may be left out. Raises AgentError (exit 4) where the store does not exist or cannot be read.
     """
     dir_fd = segments.open_dir(path)
     try:
@@ -64,26 +76,28 @@ def snapshot(path: str | Path, tables: frozenset[str]) -> Snapshot:
             raise segments.no_store(path)
         for _ in range(_TRIES):
             try:
-                return _take(dir_fd, tables)
+                return _take(dir_fd, tables, window or Window())
             except FileNotFoundError:
                 continue  # A segment was sealed or removed between listing and reading.
     except OSError as error:
-        raise AgentError(f"cannot read the store at {path}: {error.strerror}",
-                         remedy="run as root or as a member of the group tickscope", exit_code=UNREACHABLE) from error
+        raise segments.unreadable(path, error) from error
     finally:
         os.close(dir_fd)
     raise AgentError(f"the store at {path} changes faster than it can be read", exit_code=UNREACHABLE)
 
 
-def _take(dir_fd: int, tables: frozenset[str]) -> Snapshot:
+def _take(dir_fd: int, tables: frozenset[str], window: Window) -> Snapshot:
     listed = segments.listing(dir_fd)
-    taken = Snapshot(writer=segments.writer(dir_fd))
+    taken = Snapshot(writer=segments.writer(dir_fd), outage=outage.read(dir_fd))
+    if taken.outage is not None and (lost := taken.outage.rows()):
+        taken.hot["loss"] = [HotRows(taken.outage.boot_id, taken.outage.host, lost.rows)]
     heads: list[tuple[int, Head]] = []
     ends: dict[str, int] = {}
     whole = [*listed.hot]
     for seq in listed.hot:
-        decoder, last = Decoder(tables), NULL_I64
-        for frame in decoder.feed(segments.read_bytes(dir_fd, segments.hot_name(seq))):
+        decoder = Decoder(tables)
+        data, last = _wanted(dir_fd, seq, tables, window)
+        for frame in decoder.feed(data):
             if frame.kind == Kind.ROWS and decoder.head is not None:
                 taken.hot.setdefault(frame.table, []).append(HotRows(decoder.head.boot_id, decoder.head.host, frame.rows))
                 last = max(last, int(frame.rows["t_ns"].max()))
@@ -96,9 +110,8 @@ def _take(dir_fd: int, tables: frozenset[str]) -> Snapshot:
             taken.notes.append(f"{segments.hot_name(seq)} is damaged at byte {decoder.offset}: {decoder.corrupt}; "
                                f"{decoder.pending} bytes are not shown")
             if decoder.head is not None:
-                lost = make("loss", 1, t_ns=max(last, decoder.head.created_ns), stage=TABLES["loss"].code("stage", "store"),
-                            source=segments.hot_name(seq).encode(), from_ns=last)  # fmt: skip
-                taken.hot.setdefault("loss", []).append(HotRows(decoder.head.boot_id, decoder.head.host, lost.rows))
+                torn = losses("store", Loss(segments.hot_name(seq), from_ns=last, t_ns=max(last, decoder.head.created_ns)))
+                taken.hot.setdefault("loss", []).append(HotRows(decoder.head.boot_id, decoder.head.host, torn.rows))
     for seq in listed.sealed:
         name = segments.sealed_name(seq)
         try:
@@ -115,13 +128,55 @@ def _take(dir_fd: int, tables: frozenset[str]) -> Snapshot:
     if whole and min(whole) > 1:
         taken.oldest = next((head for seq, head in sorted(heads) if seq in whole), None)
     taken.boots = list(dict.fromkeys(head.boot_id for _, head in sorted(heads, key=lambda h: h[0])))
+    taken.ends = ends
     taken.end_ns = ends.get(taken.boots[-1], NULL_I64) if taken.boots else NULL_I64
+    _note_silence(taken, heads)
     return taken
+
+
+def _note_silence(taken: Snapshot, heads: list[tuple[int, Head]]) -> None:
+    """An agent that lives and does not write, and could not even say so (a disk that is read-only, fails or hangs; a process that is stopped): what is
+    missing since then is a loss of unknown size."""
+    if taken.writer is None or taken.outage is not None or not taken.boots or taken.boots[-1] != host.boot_id():
+        return
+    now_ns, began_ns = boot_ns(), segments.started_ns(taken.writer)
+    head = max(heads)[1]
+    wrote_ns = max(taken.end_ns, head.created_ns)
+    if began_ns is None or began_ns > wrote_ns or now_ns - wrote_ns < WRITES_NS:
+        return
+    missing = losses("store", Loss("agent", None, wrote_ns, now_ns))
+    taken.hot.setdefault("loss", []).append(HotRows(head.boot_id, head.host, missing.rows))
+    taken.notes.append(f"the agent (pid {taken.writer}) lives, but has written nothing for {(now_ns - wrote_ns) // 10**9} s: `tickscope status` says why")
+
+
+def _wanted(dir_fd: int, seq: int, tables: frozenset[str], window: Window) -> tuple[bytes, int]:
+    """The bytes of a hot segment that hold rows of the tables, and the newest time of any row in it, as far as that is known without them."""
+    fd = segments.open_at(dir_fd, segments.hot_name(seq))
+    with open(fd, "rb", buffering=0) as file:
+        try:
+            spans = index.read(fd)
+        except (OverflowError, TypeError, ValueError):
+            spans = None
+        start = Decoder()
+        list(start.feed(os.pread(fd, _HEAD_BYTES, 0)))
+        if spans is None or start.head is None:
+            return file.readall() or b"", NULL_I64
+        boot = start.head.boot_id
+        wanted = [span for table, span in spans.items() if table in tables and (table in _ALWAYS or not window.misses(boot, span.min_ns, span.max_ns))]
+        first = min((span.places[0] for span in spans.values() if span.places), default=_HEAD_BYTES)
+        return index.frames(fd, wanted, first), max((span.max_ns for span in spans.values()), default=NULL_I64)
+
+
+def boots(path: str | Path) -> list[str]:
+    """Boot ids of a store, oldest first. Raises AgentError as ``snapshot``."""
+    return snapshot(path, frozenset(), Window()).boots
 
 
 def _sealed(name: str, doc: dict[str, Any]) -> Sealed:
     tables = {t: {key: int(span[key]) for key in ("rows", "min_t_ns", "max_t_ns")} for t, span in doc["tables"].items()}
-    return Sealed(name, Head(*(doc[field] for field in Head._fields)), tables, doc.get("thin") is True)
+    sums = dict(doc.get("cells_crc32", {}))
+    counted = {t: frozenset(map(str, columns)) for t, columns in doc.get("cells", {}).items() if t in tables and t in sums}
+    return Sealed(name, Head(*(doc[field] for field in Head._fields)), tables, doc.get("thin") is True, counted, sums)
 
 
 def _headless(name: str, files: list[str]) -> Sealed:

@@ -9,10 +9,10 @@ import time
 import zlib
 from typing import BinaryIO
 
-from agent.batch import Batch, make
+from agent.batch import Batch, Loss, losses
+from agent.common.clocks import boot_ns
 from agent.store.follow import Follower
 from agent.store.frames import Encoder, Frame, Head, Kind
-from agent.tables import TABLES
 
 _LEVEL = 3  # rows repeat much: more effort gains a tenth for thrice the time
 _GZIP = 31  # zlib.compressobj: the widest window, in gzip's framing
@@ -27,7 +27,7 @@ class Recorder:
         self._pack = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
         self._encoder = Encoder()
         self.rows = self.ticks = self.bytes = 0
-        self._put(Encoder.head(head._replace(created_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME))))
+        self._put(Encoder.head(head._replace(created_ns=boot_ns())))
         self._sync()
 
     def add(self, frames: list[Frame]) -> None:
@@ -43,9 +43,7 @@ class Recorder:
 
     def missed(self, segments: int) -> None:
         """Mark that whole segments went by unread."""
-        now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        stage = TABLES["loss"].code("stage", "store")
-        self._batch(make("loss", 1, t_ns=now, stage=stage, source=f"record: {segments} segments", to_ns=now))
+        self._batch(losses("store", Loss(f"record: {segments} segments", to_ns=boot_ns())))
 
     def close(self) -> None:
         """Write END; without it a recording counts as cut off."""

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from agent.batch import Batch
 from agent.errors import AgentError
-from agent.store.frames import Decoder, Frame, Head
+from agent.store.frames import Decoder, Frame, Head, Kind
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP = 31  # zlib.decompressobj: the widest window, in gzip's framing
@@ -18,17 +19,17 @@ _AGAIN = "record again with this version: tickscope record -o FILE"
 
 
 class Recording:
-    """The frames of one recording, once: ``for frame in recording``.
+    """The frames of one recording, once: ``for frame in recording``. tables: only rows of these.
 
     head: who wrote it. cut: after the last frame, why it ends there, in words, where its END is missing; such a recording
     holds all that was recorded until then. Raises AgentError, naming the file and the place, at once for a file that is no
     recording or of another format version, and while reading for a damaged one. At most about a megabyte is unpacked at once.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, tables: frozenset[str] | None = None) -> None:
         self.cut = ""
         self._path, self._whole = path, True
-        self._decoder = Decoder()
+        self._decoder = Decoder(tables)
         self._chunks = self._unpacked(_open(path))
         self._first: list[Frame] = []
         while self._decoder.head is None and (data := next(self._chunks, b"")):
@@ -50,6 +51,14 @@ class Recording:
             raise AgentError(f"{self._path} is not a readable recording: {self._decoder.pending} bytes follow its end", remedy=_AGAIN)
         elif not self._whole:
             self.cut = "its last bytes are missing, but no frame"
+
+    def events(self, without: frozenset[str] = frozenset()) -> Iterator[Batch | int]:
+        """What the recorded agent's correlator got: batches, and watermarks (CLOCK_BOOTTIME ns). without: tables that are left out."""
+        for frame in self:
+            if frame.kind == Kind.ROWS and frame.table not in without:
+                yield Batch(frame.table, frame.rows)
+            elif frame.kind == Kind.TICK:
+                yield frame.t_ns
 
     def _unpacked(self, file: BinaryIO) -> Iterator[bytes]:
         with file:

@@ -29,5 +29,5 @@ def note(oldest: Head | None, since: Bound | None, wall: Callable[[str, np.ndarr
             reaches = since.wall_ns is not None and (begin == NULL_I64 or since.wall_ns < begin)
         if not reaches:
             return None
-    at = f"boot+{oldest.created_ns // 10**9}.{oldest.created_ns // 10**6 % 1000:03d}"
-    return dated(f"rows before {at} were removed by retention (max_bytes, max_age_days), all but findings", lambda t: wall(oldest.boot_id, t))
+    said = "rows before ", oldest.created_ns, " were removed by retention (max_bytes, max_age_days), all but findings and their evidence"
+    return dated(said, lambda t: wall(oldest.boot_id, t))

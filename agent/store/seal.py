@@ -19,18 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agent.batch import make
+from agent.batch import Loss, losses
 from agent.columns import NULL_I64
-from agent.store import UNREADABLE, segments
+from agent.store import UNREADABLE, cells, segments
 from agent.store.frames import Decoder, Kind
 from agent.store.lived import Lived, running
-from agent.tables import TABLES
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 _CHUNK_BYTES = 8 << 20
-_KEPT_LONG = ("finding", "clock_offset")
+_KEPT_LONG = (*segments.KEPT_LONG, "clock_offset")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +86,7 @@ class _Writers:
 def seal(seq: int, lived: Lived) -> None:
     """Seal ``hot-SEQ.tsl`` of the current directory; the store's clock is moved on to the segment's last tick.
 
-    Raises ValueError where its head cannot be read, OSError.
+    Raises ValueError where its head cannot be read or it holds rows of an unknown table, which would be lost; OSError.
     """
     name, folder = segments.hot_name(seq), segments.sealing_name(seq)
     if not os.path.isdir(segments.sealed_name(seq)):
@@ -112,17 +111,34 @@ def _convert(name: str, folder: str, lived: Lived) -> None:
                     last = max(last, int(frame.rows["t_ns"].max()))
                 elif frame.kind == Kind.TICK:
                     tick = max(tick, frame.t_ns)
+            if decoder.unknown:
+                raise ValueError(f"{name}: kept as it is, since this version has no table {', '.join(sorted(decoder.unknown))}")
     head = decoder.head
     if head is None:
         raise ValueError(f"{name}: {decoder.corrupt or 'no head'}")
     writers = writers or _Writers(folder, head.boot_id, head.host)
     if decoder.corrupt is not None:
-        stage = TABLES["loss"].code("stage", "store")
-        writers.add("loss", make("loss", 1, t_ns=max(last, head.created_ns), stage=stage, source="segment", from_ns=last).rows)
+        writers.add("loss", losses("store", Loss("segment", from_ns=last, t_ns=max(last, head.created_ns))).rows)
     writers.close()
+    counted = {table: columns for table in writers.tables if (columns := _cells(folder, table))}
+    sums = {table: cells.checksum(f"{folder}/{cells.name(table)}") for table in counted}
     lived.reach(head.boot_id, head.created_ns, tick)  # Not to the last row: what others report may lie anywhere.
     with open(f"{folder}/{segments.HEAD}", "w", encoding="utf-8") as out:
-        json.dump({**head._asdict(), "tables": writers.tables, "torn_bytes": decoder.pending, "lived_ns": lived.lived_ns}, out)
+        told = {"tables": writers.tables, "cells": counted, "cells_crc32": sums, "torn_bytes": decoder.pending, "lived_ns": lived.lived_ns}
+        json.dump({**head._asdict(), **told}, out)
+
+
+def _cells(folder: str, table: str) -> list[str]:
+    """The columns of the table's cells; none where they cannot be made, since the rows answer without them. Raises OSError."""
+    try:
+        return cells.write(folder, table)
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001 - Arrow has many kinds, of no common class below this.
+        print(f"{folder}: no cells of {table}: {error!r}", file=sys.stderr)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{folder}/{cells.name(table)}")
+        return []
 
 
 def _sync(folder: str) -> None:
@@ -211,7 +227,7 @@ def _drop_bulk(seq: int) -> bool:
 
 
 def seal_all(below: int, limits: Retention, clock: Callable[[], tuple[str, int]] = running) -> list[str]:
-    """Seal every hot segment of the current directory below a sequence number, oldest first; what could not be read.
+    """Seal every hot segment of the current directory below a sequence number, oldest first; what could not be read, and stays as it is.
 
     clock: gives the running boot's id and its CLOCK_BOOTTIME, ns. Raises OSError.
     """

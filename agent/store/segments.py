@@ -7,6 +7,7 @@ descriptor, since an unprivileged agent may not be able to walk the path to its 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from pathlib import Path
@@ -17,6 +18,8 @@ from agent.errors import UNREACHABLE, AgentError
 _HOT = re.compile(r"hot-(\d{8,})\.tsl")
 _SEALED = re.compile(r"sealed-(\d{8,})")
 SEALING = re.compile(r"seal-\d{8,}\.tmp")
+#: Tables that outlive the rest of a segment.
+KEPT_LONG = ("finding", "evidence")
 HEAD = "head.json"
 LOCK = "lock"
 
@@ -52,10 +55,18 @@ def open_dir(path: str | Path) -> int:
     except FileNotFoundError as error:
         raise no_store(path) from error
     except OSError as error:
-        raise AgentError(f"cannot open the store at {path}: {error.strerror}",
-                         remedy="run as root or as a member of the group tickscope, or name another place: --store DIR",
-                         exit_code=UNREACHABLE) from error
+        raise unreadable(path, error, "open") from error
     return fd
+
+
+def unreadable(path: str | Path, error: OSError, verb: str = "read") -> AgentError:
+    """For a store that is there and cannot be read."""
+    remedy = "name another place: --store DIR"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        remedy = f"run as root or as a member of the group tickscope, or {remedy}"
+    elif error.errno == errno.EIO:
+        remedy = f"look at the kernel log (dmesg) for this disk, or {remedy}"
+    return AgentError(f"cannot {verb} the store at {path}: {error.strerror}", remedy=remedy, exit_code=UNREACHABLE)
 
 
 def listing(dir_fd: int) -> Segments:
@@ -113,19 +124,25 @@ def tree_bytes(dir_fd: int, name: str) -> int:
         os.close(fd)
 
 
+def signature(pid: int) -> str:
+    """What a writer leaves in its lock: its pid, and when it was started, since another process may have that number later."""
+    return f"{pid} {started_ns(pid)}"
+
+
 def writer(dir_fd: int) -> int | None:
     """The pid of the agent that writes this store, None where none seems to: a hint for people, not a lock."""
     try:
-        pid = read_bytes(dir_fd, LOCK).decode("ascii", "replace").strip()
+        said = read_bytes(dir_fd, LOCK).decode("ascii", "replace").strip()
     except OSError:
         return None
-    return int(pid) if pid.isdigit() and os.path.exists(f"/proc/{pid}") else None
+    pid = said.partition(" ")[0]
+    return int(pid) if pid.isdigit() and said == signature(int(pid)) else None
 
 
 def started_ns(pid: int) -> int | None:
     """CLOCK_BOOTTIME at which a process was started, to a clock tick (proc_pid_stat(5), field 22); None where it has gone."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
-    return int(stat.rpartition(")")[2].split()[19]) * (10**9 // os.sysconf("SC_CLK_TCK"))
+    return int(stat.rpartition(b")")[2].split()[19]) * (10**9 // os.sysconf("SC_CLK_TCK"))

@@ -29,11 +29,11 @@ class Limits:
 
 
 class SealerProcess:
-    """The sealer's parent side. command: argv to which the sealer's options are added; by default this interpreter."""
+    """The sealer's parent side. limits: what the next one is told. command: argv to which the sealer's options are added; by default this interpreter."""
 
     def __init__(self, dir_fd: int, limits: Limits, command: Sequence[str] | None = None) -> None:
         self._dir_fd = dir_fd
-        self._limits = limits
+        self.limits = limits
         self._command = list(command or (sys.executable, "-P", "-m", "agent.store.seal"))
         self._child: subprocess.Popen[str] | None = None
         self._wanted = 0
@@ -54,7 +54,7 @@ class SealerProcess:
             self._start()
 
     def close(self) -> None:
-        """Leave a running sealer to finish on its own; it needs nothing from the agent."""
+        """Leave a running sealer to itself; it needs nothing from the agent. Where it is killed, as systemd does, the next start seals again."""
         self._reap()
         if self._child is not None:
             if self._child.stderr is not None:
@@ -85,7 +85,7 @@ class SealerProcess:
             self._failed(reason or f"the sealer ended with status {child.returncode}")
 
     def _start(self) -> None:
-        limits = self._limits
+        limits = self.limits
         self._running = self._wanted
         argv = [*self._command, "--dir-fd", str(self._dir_fd), "--below", str(self._running),
                 "--max-bytes", str(limits.max_bytes), "--max-age-s", str(limits.max_age_s)]

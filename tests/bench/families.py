@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from agent.kernel import bpf
+from agent.kernel import bpf, syscall
 from agent.probes import discover
 from tests.bench.common import (
     Load,
@@ -45,20 +45,20 @@ def program_ids() -> list[int]:
     """Every BPF program of the machine, oldest first."""
     ids = [0]
     while True:
-        attr = ct.create_string_buffer(struct.pack("<II", ids[-1], 0).ljust(128, b"\0"), 128)
-        if bpf._bpf(_NEXT_ID, attr) < 0:
+        attr = syscall.attributes(struct.pack("<II", ids[-1], 0))
+        if syscall.bpf(_NEXT_ID, attr) < 0:
             return ids[1:]
         ids.append(struct.unpack_from("<I", attr.raw, 4)[0])
 
 
 def name_and_stats(program: int) -> tuple[str, int, int] | None:
     """(name, run_ns, hits); None where it is gone."""
-    fd = bpf._bpf(_FD_BY_ID, ct.create_string_buffer(struct.pack("<I", program).ljust(128, b"\0"), 128))
+    fd = syscall.bpf(_FD_BY_ID, syscall.attributes(struct.pack("<I", program)))
     if fd < 0:
         return None
     try:
         info = ct.create_string_buffer(232)
-        bpf._bpf(bpf.OBJ_GET_INFO, ct.create_string_buffer(struct.pack("<IIQ", fd, len(info), ct.addressof(info)).ljust(128, b"\0"), 128))
+        syscall.bpf(bpf.OBJ_GET_INFO, syscall.attributes(struct.pack("<IIQ", fd, len(info), ct.addressof(info))))
         run_ns, hits, *_ = bpf.program_stats(fd)
         return info.raw[64:80].rstrip(b"\0").decode(), run_ns, hits
     finally:

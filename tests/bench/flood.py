@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.kernel import bpf
+from agent.kernel import bpf, syscall
 from agent.kernel.load import BPF_DIR
 from agent.kernel.wire import Wire
 
@@ -60,8 +60,8 @@ def _program(ring: int) -> bytes:
 
 
 def _call(command: int, data: bytes) -> bytes:
-    attr = ct.create_string_buffer(data.ljust(128, b"\0"), 128)
-    if (result := bpf._bpf(command, attr)) < 0:
+    attr = syscall.attributes(data)
+    if (result := syscall.bpf(command, attr)) < 0:
         raise OSError(-result, f"bpf command {command}: {os.strerror(-result)}")
     return struct.pack("<i", result) + attr.raw
 
@@ -70,7 +70,10 @@ def _ring_of(agent: int) -> int:
     """A descriptor of the agent's largest ring, which is that of limiter decisions."""
     found = []
     for info in Path(f"/proc/{agent}/fdinfo").iterdir():
-        facts = dict(line.split(":\t", 1) for line in info.read_text().splitlines() if ":\t" in line)
+        try:
+            facts = dict(line.split(":\t", 1) for line in info.read_text().splitlines() if ":\t" in line)
+        except FileNotFoundError:  # closed meanwhile
+            continue
         if facts.get("map_type") == str(_RINGBUF):
             found.append((int(facts["max_entries"]), int(facts["map_id"])))
     return int(struct.unpack("<i", _call(_MAP_GET_FD_BY_ID, struct.pack("<I", max(found)[1]))[:4])[0])

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from agent.loop import boot_ns
+from agent.common.clocks import boot_ns
 from agent.store.query import Session
 from tests.bench.common import arguments, report, running
 

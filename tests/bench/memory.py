@@ -1,7 +1,7 @@
 """What the agent keeps in memory, and how soon it is ready: ``python -m tests.bench.memory [--seconds N] [--starts N]``.
 
 PSS (/proc/PID/smaps_rollup) summed over all resident processes every 100 ms, all default probes, while redis-benchmark runs. Three
-variants: OTLP/HTTP to a receiver; a Redis source as well; gRPC as well. The sealer, which comes and goes, is shown apart.
+variants: OTLP/HTTP to a receiver; a Redis source as well; gRPC as well. Sealer and examiner, which come and go, are shown apart.
 Start: from the command to ``ready``, after a first start that warms the caches, and ``ready_s`` of status.
 """
 
@@ -18,6 +18,8 @@ from tests.servers.strict_receiver import StrictReceiver
 from tests.system.agent import Agent
 
 _MIB = 2**20
+#: Processes that come and go.
+PASSING = ("agent.store.seal", "agent.kernel.examiner")
 
 
 def descendants(pid: int) -> list[int]:
@@ -60,10 +62,9 @@ class Sampler:
 
     def _run(self) -> None:
         known = {int(p["pid"]) for p in self._agent.status()["processes"]}
-        sealing = "agent.store.seal"
         while not self._stop.wait(0.1):
             sizes = {pid: pss_bytes(pid) for pid in {*known, *descendants(self._agent.process.pid)}}
-            passing = {pid for pid in sizes if pid not in known and sealing in _command(pid)}
+            passing = {pid for pid in sizes if pid not in known and any(name in _command(pid) for name in PASSING)}
             self.resident.append(sum(size for pid, size in sizes.items() if pid not in passing))
             self.all.append(sum(sizes.values()))
 
@@ -99,7 +100,7 @@ def measure(what: str, target: int, server: Redis, seconds: float, *, grpc: bool
     report(f"PSS, {what}: steady", f"{steady / _MIB:.1f} MiB ({parts})", "-", f"<= {target} MB")
     report(f"PSS, {what}: peak", f"{max(seen.resident) / _MIB:.1f} MiB", "-", f"<= {target} MB")
     if max(seen.all) > max(seen.resident):
-        report(f"PSS, {what}: peak with the sealer, which comes and goes", f"{max(seen.all) / _MIB:.1f} MiB", "-", "-")
+        report(f"PSS, {what}: peak with sealer and examiner, which come and go", f"{max(seen.all) / _MIB:.1f} MiB", "-", "-")
 
 
 def started() -> tuple[float, float]:

@@ -1,7 +1,8 @@
 """From a clock step to the program that is told: ``python -m tests.bench.notices [--steps N] [--rate N]``. As root.
 
-A program steps the wall clock by 1 us, half of the times forward, then back; two others read the notice socket, an ordinary program and one of
-real-time priority: what is between the two is the scheduler's, which lets whoever has the processor finish its slice first. A notice's time is from the
+A program steps the wall clock by 1 us, half of the times forward, then back; another reads the notice socket, first an ordinary program, then one of
+real-time priority: what is between the two is the scheduler's, which lets whoever has the processor finish its slice first. Not both at a time: the
+second would take the processor from the first before that has read. A notice's time is from the
 step's call having returned to the subscriber having read it (so less than nothing where the watch ran on another processor meanwhile). First
 the agent has nothing else to do, then it drains ``--rate`` records a second and seals them. In the same run two programs look at
 REALTIME - MONOTONIC, one every 125 ms, as CockroachDB does, and one every second: when each could first tell, and how many jumps it told.
@@ -103,16 +104,23 @@ def polled(out: IO[str], returned: np.ndarray) -> str:
 def measure(agent: Agent, what: str, steps: int, pause: float) -> list[tuple[str, str, str, str]]:
     """Rows to report."""
     socket = str(agent.run_dir / "notices.sock")
-    with program(_SUBSCRIBER, socket) as plain, program(_SUBSCRIBER, socket, "fifo") as first, program(_POLLER, "0.125") as eighth, program(_POLLER, "1") as second:
+    with program(_POLLER, "0.125") as eighth, program(_POLLER, "1") as second:
+        alone = [(who, *stepped(socket, steps, pause, *priority)) for who, priority in (("", ()), (", subscriber of real-time priority", ("fifo",)))]
+        returned = np.sort(np.concatenate([stamps for _, _, stamps in alone]))
+        peers = (("a poller each 125 ms (CockroachDB's interval)", eighth), ("a poller each second", second))
+        return [*((f"Jump notice, {what}{who}", f"{words(latencies)} (n={steps})", "-", "p99 < 1 ms") for who, latencies, _ in alone),
+                *((f"The same steps, {what}", "-", f"{name}: {polled(out, returned)}", "-") for name, out in peers)]  # fmt: skip
+
+
+def stepped(socket: str, steps: int, pause: float, *priority: str) -> tuple[list[int], np.ndarray]:
+    """Latencies to one subscriber, and when each step had returned."""
+    with program(_SUBSCRIBER, socket, *priority) as told:
         time.sleep(1.5)
         done = subprocess.run([sys.executable, "-c", _STEPPER, str(steps), str(pause)], stdout=subprocess.PIPE, text=True, check=True)
         time.sleep(1.5)
         stepper, *stamps = done.stdout.split()
         returned = np.array(stamps, np.int64)
-        subscribers = (("", plain), (", subscriber of real-time priority", first))
-        peers = (("a poller each 125 ms (CockroachDB's interval)", eighth), ("a poller each second", second))
-        return [*((f"Jump notice, {what}{who}", f"{words(took(out, int(stepper), returned))} (n={steps})", "-", "p99 < 1 ms") for who, out in subscribers),
-                *((f"The same steps, {what}", "-", f"{name}: {polled(out, returned)}", "-") for name, out in peers)]  # fmt: skip
+        return took(told, int(stepper), returned), returned
 
 
 def took(notices: IO[str], stepper: int, returned: np.ndarray) -> list[int]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.kernel import bpf
+from agent.kernel import syscall
 from agent.kernel.load import BPF_DIR, SYSTEM_PYTHON
 from agent.kernel.ring import RingReader
 from agent.kernel.wire import Wire
@@ -34,8 +34,8 @@ def fill(program: int, records: int) -> None:
     """Runs the program once a record. Raises OSError; SystemExit where the ring was full."""
     packet = ct.create_string_buffer(64)
     fields = (program, 0, len(packet), 0, ct.addressof(packet), 0, records, 0)
-    attr = ct.create_string_buffer(struct.pack("<4IQQII", *fields).ljust(128, b"\0"), 128)
-    if (err := bpf._bpf(_TEST_RUN, attr)) < 0:
+    attr = syscall.attributes(struct.pack("<4IQQII", *fields))
+    if (err := syscall.bpf(_TEST_RUN, attr)) < 0:
         raise OSError(-err, f"test run: {os.strerror(-err)}")
     if struct.unpack_from("<I", attr.raw, 4)[0]:
         raise SystemExit("the ring was full")

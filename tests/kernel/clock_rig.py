@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.clock import process, sample
+from agent.child import fork
+from agent.clock import first, process, sample
 from agent.clock.history import History
 from agent.kernel.load import load, release
 from agent.kernel.source import KernelSource
@@ -21,6 +22,7 @@ from agent.kernel.targets import Targets
 from agent.probes import discover
 from agent.tables import TABLES
 from tests.kernel.local_attach import LocalAttacher
+from tests.lab import sockets
 from tests.patience import COARSE
 
 #: What the stepping programs begin with. step(HOW, ns) moves the wall clock through that call.
@@ -63,7 +65,7 @@ class Rig:
     def __init__(self, directory: Path, *, probes: bool = True, libc: bool = True, detached: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> None:
         self.path = directory / "notices.sock"
         os.chmod(directory, 0o755)
-        self.watch = process.start(self.path, 65534, 65534)
+        self.watch = process.start(fork("watch", first.serve), sockets.notices(self.path), 65534, 65534)
         self.history = History()
         self.attacher = LocalAttacher()
         probe = dataclasses.replace(discover()["clock"], options={f"FUNC_{name}": 0 for name in without})

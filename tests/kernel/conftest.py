@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from agent.batch import Source
+from agent.contracts import Source
 from agent.kernel import bpf
 from agent.kernel.load import Loaded, load, release
 from agent.kernel.source import KernelSource
@@ -30,6 +30,7 @@ class Attached:
             assert family.state == "attached", family.reason
         self.source = KernelSource(self.loaded, interval_ns=200_000_000)
         self.window = Window(LocalAttacher(), 20_000_000)  # type: ignore[arg-type]
+        self.source.hold = lambda: self.window.busy
         self.extra: list[Source] = [self.window]
         if tcp := self.loaded.families.get("tcp"):
             set_up_tcp(tcp, self.source, None, None, {"window": self.window})

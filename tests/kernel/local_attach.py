@@ -7,13 +7,35 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from agent.kernel import helper
+from agent.kernel.steps import Steps, Wait, at_once
 
 
 class LocalAttacher:
     """``open_proc`` and ``attach_uprobe`` as the helper has them; ``close`` detaches what the caller has not closed itself."""
 
+    took_s, alive, silent, busy = 0.0, True, False, False
+
     def __init__(self) -> None:
         self._links: list[int] = []
+
+    def fds(self) -> list[int]:
+        return []
+
+    def pump(self) -> None:
+        """All is answered at once."""
+
+    def opening(self, pid: int, what: str) -> Wait:
+        """As ``open_proc``."""
+        return at_once(lambda: self.open_proc(pid, what))
+
+    def digesting(self, fds: list[int]) -> Wait:
+        """As ``digest``."""
+        return at_once(lambda: helper.digest(fds))
+
+    def attaching(self, program_fd: int, file_fd: int, offsets: list[int], ret: bool = False) -> Steps[list[int]]:
+        """As ``attach_uprobe``."""
+        links: list[int] = yield at_once(lambda: self.attach_uprobe(program_fd, file_fd, offsets, ret))
+        return links
 
     def open_proc(self, pid: int, what: str) -> int:
         """A read-only descriptor of ``exe``, ``maps``, ``root:/path`` or ``map:START-END`` of a process. Raises OSError."""

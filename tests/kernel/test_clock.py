@@ -461,8 +461,10 @@ def test_a_watch_that_may_not_go_first_says_so_and_works(tmp_path: Path) -> None
     script = """
 import socket, sys, time
 from pathlib import Path
-from agent.clock import process
-watch = process.start(Path(sys.argv[1]), 65534, 65534)
+from agent.child import fork
+from agent.clock import first, process
+from tests.lab import sockets
+watch = process.start(fork("watch", first.serve), sockets.notices(Path(sys.argv[1])), 65534, 65534)
 watch.begin(-1)
 socket.socket(socket.AF_UNIX).connect(sys.argv[1])
 watch.reports.setblocking(True)

@@ -16,12 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent.common.resp import RedisDown, RedisUrl, RespClient
 from agent.demo import clock_part
 from agent.demo.session import Workload
 from agent.demo.workload import BASE, PREFIX
-from agent.limiters.intake import TABLE, Intake, IntakeSocket
+from agent.limiters.intake import TABLE, Intake
 from agent.queues.redis_streams import RedisStreams
-from agent.queues.resp import RedisDown, RedisUrl, RespClient
+from tests.lab import sockets
 
 DEADLINE_S = 60.0
 
@@ -68,7 +69,7 @@ def intake() -> Iterator[tuple[Path, Intake]]:
     with tempfile.TemporaryDirectory() as directory:
         Path(directory).chmod(0o755)
         path = Path(directory) / "intake.sock"
-        source = Intake(IntakeSocket.create(path))
+        source = Intake(sockets.datagrams(path))
         yield path, source
         source.close()
 
@@ -107,7 +108,7 @@ def test_the_workload_is_real_stalls_redis_and_leaves_nothing(intake: tuple[Path
     assert b"down" in lag["status"].tolist()
     assert set(lag["destination"].tolist()) == {b"orders"}
     assert (lag["in_per_s"] > 0).any()
-    assert source.losses() == {"malformed": 0}
+    assert source.losses()["malformed"] == 0
     assert not any(alive(p) for p in [supervisor, *processes])
     assert directories(supervisor) == []
     with pytest.raises(ConnectionRefusedError):

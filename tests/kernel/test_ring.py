@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Callable
+import socket
+import time
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from agent.batch import Batch
+from agent.columns import NULL_I64
+from agent.faults import IN_A_ROW
 from tests.kernel.conftest import Attached
+from tests.patience import PATIENCE
 
 
 def spawn(n: int) -> set[int]:
@@ -43,3 +50,55 @@ def test_a_full_ring_is_counted(attach: Callable[..., Attached]) -> None:
     assert lost > 0
     assert len(records) + lost + attached.left_out() >= 101
     assert len(records) <= 4096 // 56
+
+
+def test_a_decoder_that_fails_costs_its_own_records_only(attach: Callable[..., Attached]) -> None:
+    attached, seen = attach("exec", "tcp"), list[np.ndarray]()
+    source = attached.source
+    at, (ring, reader) = next((i, pair) for i, pair in enumerate(source._rings) if pair[0].map == "exec_events")
+
+    def broken(records: np.ndarray) -> Iterator[Batch]:
+        raise KeyError("no such column")
+
+    source._rings[at] = (dataclasses.replace(ring, decode=broken), reader)
+    source.listen("exec_events", seen.append)
+    for _ in range(IN_A_ROW):
+        spawn(1)
+        attached.pump()
+    assert source.faults.out("exec_events")
+    assert "exec_events: KeyError" in attached.loaded.families["exec"].reason
+    lost = attached.rows("loss")
+    assert set(lost["source"].tolist()) == {b"exec_events"} and (lost["count"] == NULL_I64).all()
+    before = len(lost)
+    spawn(23)
+    attached.wait("loss", lambda rows: rows[before:], lambda rows: rows["count"].sum() >= 23)
+    assert attached.rows("loss")[before:]["count"].sum() >= 23  # other programs may start meanwhile
+    assert not seen and not reader.producing()
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
+        port = server.getsockname()[1]
+        found = attached.wait("tcp_connect", lambda rows: rows[rows["dport"] == port], lambda rows: len(rows) > 0)
+    assert len(found) >= 1
+
+
+def test_an_aggregate_and_a_listener_that_fail_stand_alone(attach: Callable[..., Attached]) -> None:
+    attached, seen = attach("exec", "syscalls"), list[np.ndarray]()
+    source = attached.source
+    (one, maps, sums), calls = source._aggregates[0], list[int]()
+
+    def broken(*_: object) -> Iterator[Batch]:
+        calls.append(1)
+        raise ValueError("cannot be merged")
+
+    source._aggregates[0] = (dataclasses.replace(one, decode=broken), maps, sums)
+    source.listen("exec_events", broken)
+    source.listen("exec_events", seen.append)
+    end = time.monotonic() + 10 * PATIENCE
+    while not (source.faults.out(one.maps[0]) and source.faults.out("exec_events listener 1")) and time.monotonic() < end:
+        spawn(1)
+        attached.pump()
+        time.sleep(0.02)
+    attached.pump()
+    assert source.faults.out(one.maps[0]) and source.faults.out("exec_events listener 1")
+    assert len(np.concatenate(seen)) >= IN_A_ROW
+    assert attached.loaded.families["exec"].state == "attached"
+    assert "syscalls_a: ValueError" in attached.loaded.families["syscalls"].reason

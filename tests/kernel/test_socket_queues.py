@@ -18,8 +18,10 @@ import pytest
 
 from agent.batch import make
 from agent.columns import NULL_I64
+from agent.kernel.connections import Connections
 from agent.kernel.listeners import Listeners
 from agent.queues.netlink import INET_DIAG_MSG, LISTEN, STATES, qdiscs, tcp_sockets
+from agent.queues.older import OlderSockets
 from agent.queues.sockets import TABLE, SocketQueues
 from agent.store.hot import HotStore
 from tests.kernel.conftest import Attached
@@ -45,6 +47,7 @@ def test_accept_queue_counts_those_who_wait(listener: socket.socket) -> None:
     address = listener.getsockname()[:2]
     clients = [socket.create_connection(address) for _ in range(13)]
     rows = rows_of("accept")
+    assert set(rows["netns"]) == {os.stat("/proc/self/ns/net").st_ino}
     (row,) = rows[rows["sport"] == address[1]]
     assert (row["queue"], row["limit"]) == (13, 17)
     assert row["family"] == TABLE.code("family", "ipv6" if listener.family == socket.AF_INET6 else "ipv4")
@@ -292,3 +295,87 @@ def test_an_accept_queue_belongs_to_the_process_that_listens(attach: Callable[..
             mine.bind(("127.0.0.1", after[1]))
             mine.listen()
             assert owner(after[1])[0] == os.getpid(), "the one before has closed it"
+
+
+#: Connects, or accepts, as often as told; sends until no more is taken, and reads a little first where told. Waits for its end of stdin.
+END = """
+import socket, sys
+role, port, n, first = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+ends = []
+if role == "server":
+    l = socket.create_server(("127.0.0.1", 0), backlog=n); print(l.getsockname()[1], flush=True)
+    for _ in range(n): ends.append(l.accept()[0])
+else:
+    for _ in range(n): ends.append(socket.create_connection(("127.0.0.1", port)))
+for s in ends:
+    if first: s.recv(1) if role == "server" else s.send(b"x")
+    s.setblocking(False)
+    try:
+        while role == "client" and s.send(bytes(65536)): pass
+    except BlockingIOError: pass
+print("full", flush=True); sys.stdin.readline()
+"""
+
+
+@contextmanager
+def backed_up(n: int, first: bool) -> Iterator[tuple[int, int, int]]:
+    """(port, the server's pid, the client's) of n connections whose server does not read on, in processes of their own."""
+    def start(*arguments: object) -> subprocess.Popen[str]:
+        return subprocess.Popen([sys.executable, "-c", END, *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    server = start("server", 0, n, int(first))
+    assert server.stdout is not None
+    port = int(server.stdout.readline())
+    client = start("client", port, n, int(first))
+    try:
+        assert client.stdout is not None
+        assert (server.stdout.readline(), client.stdout.readline()) == ("full\n", "full\n")
+        yield port, server.pid, client.pid
+    finally:
+        for one in (client, server):
+            one.kill()
+            one.communicate()
+
+
+def owners_of(queues: SocketQueues, port: int) -> tuple[list[int], list[int]]:
+    """pids of (clients', servers') rows of connections to a port."""
+    rows = rows_of("connection", queues)
+    return rows["pid"][rows["dport"] == port].tolist(), rows["pid"][rows["sport"] == port].tolist()
+
+
+def test_a_backed_up_connection_belongs_to_the_process_that_uses_it(attach: Callable[..., Attached]) -> None:
+    attached = attach("tcp")
+    with backed_up(24, first=False) as (port, server, client):
+        queues = SocketQueues(threshold_bytes=1, top=4096, name_users=Connections(attached.loaded).name)
+        assert owners_of(queues, port) == ([client] * 24, [server] * 24)
+        rows = rows_of("connection", queues)
+        row = rows[rows["dport"] == port][0]
+        assert row["comm"] == Path(f"/proc/{client}/comm").read_bytes().strip()
+        assert row["proc_start_ns"] // 10**7 == int(Path(f"/proc/{client}/stat").read_text().rpartition(")")[2].split()[19])
+        nobody = SocketQueues(threshold_bytes=1, top=4096)
+        assert owners_of(nobody, port) == ([NULL_I64] * 24, [NULL_I64] * 24)
+
+
+def test_connections_that_are_older_than_the_agent(attach: Callable[..., Attached]) -> None:
+    with backed_up(24, first=True) as (port, server, client):
+        attached = attach("tcp")
+        older = OlderSockets()
+        queues = SocketQueues(threshold_bytes=1, top=4096, name_users=Connections(attached.loaded).name, name_older=older.name)
+        assert owners_of(queues, port) == ([client] * 24, [server] * 24)
+        os.kill(server, 9)
+        os.waitpid(server, 0)
+        assert server not in rows_of("connection", queues)["pid"]
+
+
+def test_a_socket_that_two_processes_hold_has_no_owner() -> None:
+    def owner() -> list[int]:
+        rows = rows_of("accept", SocketQueues(max_listeners=4096, name_older=OlderSockets().name))
+        pids: list[int] = rows["pid"][rows["sport"] == port].tolist()
+        return pids
+
+    with socket.create_server(("127.0.0.1", 0)) as mine:
+        port = mine.getsockname()[1]
+        with subprocess.Popen(["sleep", "60"], pass_fds=[mine.fileno()]) as other:
+            assert owner() == [NULL_I64]
+            other.kill()
+        assert owner() == [os.getpid()]

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.kernel import bpf
+from agent.kernel import syscall
 from agent.kernel.wire import make_peer
 from agent.probes import syscalls
 from agent.tables import TABLES
@@ -27,14 +27,14 @@ from tests.patience import COARSE
 SLOW = TABLES["slow_syscall"].code("kind", "slow")
 ALL, SAMPLED, BLOCKED = range(3)
 
-LOCKS = """
+LOCKS = f"""
 import fcntl, os, sys, tempfile, threading, time
 name = tempfile.mktemp()
 a, b = open(name, 'w'), open(name, 'w')
 held, free = threading.Event(), threading.Event()
 def holder():
     for _ in range(13):
-        fcntl.flock(a, fcntl.LOCK_EX); held.set(); time.sleep(0.02); fcntl.flock(a, fcntl.LOCK_UN); free.wait(); free.clear()
+        fcntl.flock(a, fcntl.LOCK_EX); held.set(); time.sleep({0.02 * COARSE}); fcntl.flock(a, fcntl.LOCK_UN); free.wait(); free.clear()
 threading.Thread(target=holder).start()
 for _ in range(13):
     held.wait(); held.clear()
@@ -198,7 +198,7 @@ class Family:
 
 def attach_raw_tracepoint(program: int, name: bytes) -> int:
     text = ct.create_string_buffer(name)
-    link = bpf._bpf(17, bpf._attr(struct.pack("<QI", ct.addressof(text), program)))  # BPF_RAW_TRACEPOINT_OPEN
+    link = syscall.bpf(17, syscall.attributes(struct.pack("<QI", ct.addressof(text), program)))  # BPF_RAW_TRACEPOINT_OPEN
     assert link >= 0, os.strerror(-link)
     return link
 
@@ -439,7 +439,7 @@ def test_a_windows_share_is_that_of_its_own_interval(attach: Callable[..., objec
         open_ns[source.live_since_ns] = open_ns.get(source.live_since_ns, 0) + took_ns
         window._length_ns, window._next_ns = window._length_ns % 80_000_000 + 20_000_000, 0
 
-    window._closed.append(closed)
+    window._closed.append((family.family, closed))
     rows = family.sampled(4)
     share = [open_ns[int(r["t_ns"] - r["interval_ns"])] / r["interval_ns"] for r in rows]
     assert rows["sample_rate"] == pytest.approx(share)

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from agent.columns import NULL_I64
+from agent.lab.stage.netns import Namespace
+from agent.lab.stage.wire import Wire
 from agent.tables import TABLES
 from tests.kernel.conftest import Attached
-from tests.lab.netns import Namespace
 from tests.lab.tcp import Pick, ask, closed_port, echo_server
-from tests.lab.wire import Wire
 
 Attach = Callable[..., Attached]
 OK, FAILED, ABORTED = 0, 1, 2

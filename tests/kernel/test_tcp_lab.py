@@ -11,10 +11,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from agent.lab.stage.wire import Wire, every, first
 from agent.tables import TABLES
 from tests.kernel.conftest import Attached
 from tests.lab.tcp import Pick, ask, swallow
-from tests.lab.wire import Wire, every, first
 from tests.patience import PATIENCE
 
 Attach = Callable[..., Attached]

@@ -8,10 +8,13 @@ import shutil
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from agent.kernel.files import Ask, Target
+from agent.kernel.steps import Steps
 from tests.kernel.tls_rig import PROLOGUE, Rig
 
 pytest_plugins = ["tests.kernel.tls_fixtures"]
@@ -35,9 +38,24 @@ def mapping(path: Path) -> Iterator[int]:
         child.communicate("\n")
 
 
+def note(take: Callable[[Target], None]) -> Ask:
+    """Asks for files only to see which are offered."""
+
+    def found(target: Target, facts: object) -> Steps[None]:
+        del facts
+        take(target)
+        return
+        yield
+
+    return Ask("functions", found, "test", {"names": []})
+
+
 def full_scan(rig: Rig) -> None:
-    rig.targets._full_ns = 1
+    """As the agent does every ten seconds; until it is over."""
+    rig.targets._full_ns, end = 1, time.monotonic() + 10
     rig.settle(0.2)
+    while (rig.targets._scan or rig.targets._looks or rig.targets._held) and time.monotonic() < end:
+        rig.settle(0.05)
 
 
 def probes() -> int:
@@ -48,7 +66,7 @@ def probes() -> int:
 def test_a_file_is_offered_once_and_let_go_of(rig: Rig, tmp_path: Path) -> None:
     copy, offered = tmp_path / LIBSSL.name, list[str]()
     shutil.copy(LIBSSL, copy)
-    rig.targets.library(rb"libssl\.so.*", lambda pid, path, fd: offered.append(path))
+    rig.targets.library(rb"libssl\.so.*", note(lambda target: offered.append(target.path)))
     before = probes()
     with mapping(copy):
         rig.settle(0.5)
@@ -78,7 +96,10 @@ def test_hostile_libraries_change_nothing(rig: Rig, certs: Path, tmp_path: Path)
             rig.settle(0.3)
     assert probes() == before
     assert rig.tls.state == "attached"
-    assert str(tmp_path) in rig.tls.reason
+    told = {one["reason"]: one for one in rig.targets.unseen.told()}
+    for number in (1, 2):  # the others are neither programs nor libraries
+        reason = next(reason for reason in told if reason.startswith(f"{tmp_path}/libssl.so.{number} (used by python"))
+        assert told[reason]["state"] == "unavailable"
     rows = rig.python(PROLOGUE + "a, b = pair(); both(lambda: cc.wrap_socket(a, server_hostname='localhost'), lambda: sc.wrap_socket(b, server_side=True))",
                       str(certs))  # fmt: skip
     assert len(rows) == 2
@@ -90,7 +111,7 @@ def test_an_executable_is_opened_once_an_exec(rig: Rig, tmp_path: Path) -> None:
     shutil.copy(sys.executable, copy)
     real = rig.attacher.open_proc
     rig.attacher.open_proc = lambda pid, what: (opened.append((pid, what)), real(pid, what))[1]  # type: ignore[method-assign]
-    rig.targets.exe(lambda pid, path, fd: offered.append(pid))
+    rig.targets.exe(note(lambda target: offered.append(target.pid)))
     grow = "import time\nkept = []\nfor _ in range(8): kept.append(bytes(9_000_000)); time.sleep(0.2)"
     with subprocess.Popen([copy, "-c", grow], env={**os.environ, "PYTHONHOME": sys.base_prefix}) as child:
         while child.poll() is None:
@@ -119,7 +140,7 @@ def test_a_late_dlopen_is_found(rig: Rig, tmp_path: Path) -> None:
     script = "import sys\nsys.stdin.readline()\n" + MAP
     with subprocess.Popen([sys.executable, "-c", script, str(copy)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         rig.settle(0.5)
-        rig.targets._looks.clear()
+        rig.targets._due.clear()
         assert child.stdin is not None and child.stdout is not None
         child.stdin.write("\n")
         child.stdin.flush()

@@ -36,6 +36,9 @@ class Rig:
         self.sources = [self.source, self.targets, *setup(self.tls, self.source, self.attacher, self.targets, {})]
         self.targets.start()
         self._rows: dict[str, list[np.ndarray]] = {}
+        end = time.monotonic() + 20 * PATIENCE  # what runs already is known; ``start`` waits for an agent's sake, not for a slow machine's
+        while not self.targets._quiet() and time.monotonic() < end:
+            self.settle(0.02)
 
     def pump(self) -> None:
         for source in self.sources:
@@ -54,9 +57,13 @@ class Rig:
     def know(self, pid: int, limit_s: float = 20) -> None:
         """Pumps until a process's library has its probes: handshakes before that go unseen."""
         end = time.monotonic() + limit_s * PATIENCE
-        while not (pid in self.targets._processes and self.targets._processes[pid].used):
+        while not (self.targets._processes.of(pid).used and self.targets._quiet() and not self._due(pid)):
             assert time.monotonic() < end, f"no library found in process {pid}"
             self.settle(0.02)
+
+    def _due(self, pid: int) -> bool:
+        """Whether one of the early looks is still to come: the first may have come before its libraries."""
+        return [due for _, due in self.targets._due].count(pid) > 2
 
     def run(self, *argv: str | Path, env: dict[str, str] | None = None) -> tuple[int, str]:
         """Runs a program while pumping; (its pid, its output). It must succeed."""

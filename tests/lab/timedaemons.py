@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.netns import Namespace
+from agent.lab.stage.netns import Namespace
 
 _POWERLESS = ("setpriv", "--bounding-set=-sys_time", "--inh-caps=-sys_time")
 

@@ -17,13 +17,15 @@ from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest, ExportMetricsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_DELTA, Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-_PATHS: dict[str, Any] = {"/v1/traces": ExportTraceServiceRequest, "/v1/metrics": ExportMetricsServiceRequest}
+_PATHS: dict[str, Any] = {"/v1/traces": ExportTraceServiceRequest, "/v1/metrics": ExportMetricsServiceRequest, "/v1/logs": ExportLogsServiceRequest}
 _YEAR_2020_NS = 1_577_836_800 * 10**9
 
 
@@ -53,7 +55,9 @@ class StrictReceiver:
 
     def __init__(self, port: int = 0, *, grpc: bool = False) -> None:
         self.spans: list[Span] = []
+        self._by_id: dict[tuple[bytes, bytes], Span] = {}
         self.metrics: list[Metric] = []
+        self.logs: list[LogRecord] = []
         self.resources: list[dict[str, Any]] = []
         self.violations: list[str] = []
         self.headers: list[dict[str, str]] = []
@@ -96,25 +100,39 @@ class StrictReceiver:
                 raise ViolationError(str(error)) from error
 
     def _check(self, request: Any) -> None:
-        traces = isinstance(request, ExportTraceServiceRequest)
-        groups = request.resource_spans if traces else request.resource_metrics
+        checks: dict[type, tuple[str, str, str, Any, list[Any]]] = {
+            ExportTraceServiceRequest: ("resource_spans", "scope_spans", "spans", self._check_span, self.spans),
+            ExportMetricsServiceRequest: ("resource_metrics", "scope_metrics", "metrics", self._check_metric, self.metrics),
+            ExportLogsServiceRequest: ("resource_logs", "scope_logs", "log_records", _check_record, self.logs),
+        }
+        groups_name, scopes_name, items_name, check, kept = checks[type(request)]
+        groups = getattr(request, groups_name)
         _require(len(groups) > 0, "an empty request")
         for group in groups:
             resource = attributes(group.resource.attributes)
             _require(bool(resource.get("service.name")), "a resource without service.name")
             self.resources.append(resource)
-            for scope in group.scope_spans if traces else group.scope_metrics:
+            for scope in getattr(group, scopes_name):
                 _require(bool(scope.scope.name), "a scope without a name")
-                for item in scope.spans if traces else scope.metrics:
-                    _check_span(item) if traces else self._check_metric(item)
-                    (self.spans if traces else self.metrics).append(item)
+                for item in getattr(scope, items_name):
+                    check(item)
+                    kept.append(item)
+
+    def _check_span(self, span: Span) -> None:
+        """Also against its parent, where that came before it."""
+        _check_span(span)
+        parent = self._by_id.get((span.trace_id, span.parent_span_id))
+        if parent is not None:
+            inside = parent.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano <= parent.end_time_unix_nano
+            _require(inside, f"{span.name}: not inside its parent {parent.name}")
+        self._by_id[span.trace_id, span.span_id] = span
 
     def _check_metric(self, metric: Metric) -> None:
         name = metric.name
         _require(bool(name) and len(name) <= 255 and name[0].isalpha(), f"metric name {name!r}")
         _require(bool(metric.unit and metric.description), f"{name}: no unit or description")
         kind = str(metric.WhichOneof("data"))
-        _require(kind in ("gauge", "sum", "exponential_histogram"), f"{name}: data is {kind}")
+        _require(kind in ("gauge", "sum", "histogram"), f"{name}: data is {kind}")
         data = getattr(metric, kind)
         _require(len(data.data_points) > 0, f"{name}: no points")
         keys = [b"".join(sorted(kv.SerializeToString() for kv in p.attributes)) for p in data.data_points]
@@ -122,7 +140,7 @@ class StrictReceiver:
         for key, point in zip(keys, data.data_points, strict=True):
             attributes(point.attributes)
             _require(point.time_unix_nano > _YEAR_2020_NS, f"{name}: time {point.time_unix_nano}")
-            if kind == "exponential_histogram":
+            if kind == "histogram":
                 _check_buckets(name, point)
             else:
                 _require(point.WhichOneof("value") in ("as_int", "as_double"), f"{name}: no value")
@@ -171,12 +189,20 @@ def _check_span(span: Span) -> None:
 
 
 def _check_buckets(name: str, point: Any) -> None:
-    counts = [*point.positive.bucket_counts, *point.negative.bucket_counts]
-    _require(-10 <= point.scale <= 20, f"{name}: scale {point.scale}")
-    _require(sum(counts) + point.zero_count == point.count, f"{name}: {sum(counts)} in buckets, count {point.count}")
-    _require(len(counts) <= 160, f"{name}: {len(counts)} buckets")
+    counts, bounds = list(point.bucket_counts), list(point.explicit_bounds)
+    _require(len(counts) == len(bounds) + 1, f"{name}: {len(counts)} buckets of {len(bounds)} bounds")
+    _require(bounds == sorted(set(bounds)), f"{name}: bounds do not rise")
+    _require(sum(counts) == point.count, f"{name}: {sum(counts)} in buckets, count {point.count}")
     if point.HasField("min") and point.HasField("max"):
         _require(point.min <= point.max, f"{name}: min above max")
+
+
+def _check_record(record: LogRecord) -> None:
+    _require(record.time_unix_nano > _YEAR_2020_NS and record.observed_time_unix_nano > _YEAR_2020_NS, "a record without a time")
+    _require(0 < record.severity_number < 25 and bool(record.severity_text), "a record without a severity")
+    _require(bool(record.body.string_value) and "boot+" not in record.body.string_value, f"body {record.body.string_value!r}")
+    _require(len(record.trace_id) in (0, 16) and len(record.span_id) in (0, 8), "a record with broken ids")
+    attributes(record.attributes)
 
 
 def _no_unknown_fields(message: Message) -> None:
@@ -198,6 +224,8 @@ def _response(signal: str, answer: Answer) -> bytes:
         if answer.rejected or answer.message:
             traces.partial_success.rejected_spans, traces.partial_success.error_message = answer.rejected, answer.message
         return bytes(traces.SerializeToString())
+    if signal == "/v1/logs":
+        return bytes(ExportLogsServiceResponse().SerializeToString())
     metrics = ExportMetricsServiceResponse()
     if answer.rejected or answer.message:
         metrics.partial_success.rejected_data_points, metrics.partial_success.error_message = answer.rejected, answer.message
@@ -272,6 +300,7 @@ class _GrpcServer:
         self._server.add_generic_rpc_handlers([
             grpc.method_handlers_generic_handler(f"{package}.trace.v1.TraceService", {"Export": handler("/v1/traces")}),
             grpc.method_handlers_generic_handler(f"{package}.metrics.v1.MetricsService", {"Export": handler("/v1/metrics")}),
+            grpc.method_handlers_generic_handler(f"{package}.logs.v1.LogsService", {"Export": handler("/v1/logs")}),
         ])
         self.port: int = self._server.add_insecure_port(f"127.0.0.1:{port}")
         self._server.start()

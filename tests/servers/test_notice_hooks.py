@@ -21,7 +21,7 @@ from agent.clock import hooks
 from agent.clock.hook_config import HookConfig
 from agent.clock.notices import NoticeSource
 from agent.clock.subscribers import Subscribers
-from agent.clock.watch import listen
+from tests.lab import sockets
 
 pytestmark = pytest.mark.usefixtures("own_clock")
 
@@ -33,8 +33,7 @@ class Rig:
 
     def __init__(self, directory: Path, config: HookConfig) -> None:
         path = directory / "notices.sock"
-        self.listener = listen(str(path))
-        path.chmod(0o666)
+        self.listener = sockets.notices(path)
         run_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         self.hooks = hooks.start(config, run_fd, NOBODY, NOBODY)
         os.close(run_fd)
@@ -44,7 +43,7 @@ class Rig:
         self.subscribers = Subscribers(self.listener, self._report)
         self.thread = threading.Thread(target=self.subscribers.serve, args=(self._until.fileno(),))
         self.thread.start()
-        self.source = NoticeSource(SimpleNamespace(reports=self.reports), self.hooks)  # type: ignore[arg-type]
+        self.source = NoticeSource(SimpleNamespace(reports=self.reports, alive=True, failure=str), self.hooks)  # type: ignore[arg-type]
         self.wait(lambda s: s["subscribers"] == len(self.hooks))
         self.told = 0
 

@@ -15,7 +15,7 @@ import pytest
 
 from agent.batch import make
 from exporters.aggregate import MetricStore
-from tests.servers.otlp_load import BOOT_ID, CALLS, DECISIONS, RETRANSMITS, RTT_ROWS, SPANS, boot_ns, exporter, until, workload
+from tests.servers.otlp_load import BOOT_ID, CALLS, DECISIONS, RETRANSMITS, RTT_ROWS, SPANS, boot_ns, exporter, spans_only, until, workload
 
 _HERE = Path(__file__).parent / "collector"
 _NO_GO = 3
@@ -37,6 +37,9 @@ class Collector:
 
     def metrics(self, name: str) -> list[dict[str, Any]]:
         return [m for doc in self.lines() for r in doc.get("resourceMetrics", []) for g in r["scopeMetrics"] for m in g["metrics"] if m["name"] == name]
+
+    def records(self) -> list[dict[str, Any]]:
+        return [x for doc in self.lines() for r in doc.get("resourceLogs", []) for g in r["scopeLogs"] for x in g["logRecords"]]
 
     def resource(self) -> dict[str, str]:
         first = next(r for doc in self.lines() for r in doc.get("resourceSpans", []))
@@ -91,6 +94,11 @@ def test_counts_in_the_collectors_file(binary: str, tmp_path: Path, protocol: st
             store.offer(batch)
             sink.offer(batch)
         until(lambda: len(collector.spans()) >= SPANS and bool(collector.metrics("tickscope.tcp.rtt")), "spans and metrics in the file")
+        finding = make("finding", 1, t_ns=boot_ns(), finding_id=b"open", state=0, severity=1, sentence=b"it goes on", cause=b"tls")
+        sink.offer(finding)
+        until(lambda: bool(collector.records()), "the record of a finding that is open")
+        ((record,),) = [collector.records()]
+        assert (record["body"], record["severityText"]) == ({"stringValue": "it goes on"}, "WARN")
         sink.close()
         assert (sink.state()["sent_spans"], sink.losses()) == (SPANS, {"queue_full": 0, "shutdown": 0, "rejected": 0})
         spans = collector.spans()
@@ -104,18 +112,19 @@ def test_counts_in_the_collectors_file(binary: str, tmp_path: Path, protocol: st
             assert int(call["endTimeUnixNano"]) - int(call["startTimeUnixNano"]) == 11_000_003
         assert collector.resource()["host.boot.id"] == BOOT_ID
         rtt = collector.metrics("tickscope.tcp.rtt")[0]
-        point = rtt["exponentialHistogram"]["dataPoints"][0]
-        assert (rtt["unit"], point["positive"]["offset"], point["positive"]["bucketCounts"]) == ("us", 7, [str(2 * RTT_ROWS), "0", str(RTT_ROWS)])
+        point = rtt["histogram"]["dataPoints"][0]
+        counted = {bound: int(n) for bound, n in zip(point["explicitBounds"], point["bucketCounts"], strict=False) if n != "0"}
+        assert (rtt["unit"], counted) == ("s", {0.000256: 2 * RTT_ROWS, 0.001024: RTT_ROWS})
         assert point["count"] == str(3 * RTT_ROWS)
         sums = collector.metrics("tickscope.tcp.retransmits")[0]["sum"]
-        assert sums["dataPoints"][0]["asInt"] == str(RETRANSMITS)
+        assert [p["asInt"] for p in sums["dataPoints"]] == [str(RETRANSMITS), "0", "0", "0"]
         assert sums["isMonotonic"]
 
 
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
 def test_a_collector_that_comes_late_and_goes_away_gets_all(binary: str, tmp_path: Path, protocol: str) -> None:
     ports = (_free_port(), _free_port())
-    sink = exporter(f"http://127.0.0.1:{ports[1] if protocol == 'grpc' else ports[0]}", MetricStore(), protocol=protocol, timeout_s=1)
+    sink = spans_only(f"http://127.0.0.1:{ports[1] if protocol == 'grpc' else ports[0]}", protocol=protocol, timeout_s=1)
     sink.offer(make("clock_change", 19, t_ns=boot_ns(), kind=0))
     until(lambda: sink.state()["state"] != "ok", "seeing that nobody listens")
     (tmp_path / "one").mkdir()
@@ -125,6 +134,6 @@ def test_a_collector_that_comes_late_and_goes_away_gets_all(binary: str, tmp_pat
     (tmp_path / "two").mkdir()
     with running(binary, tmp_path / "two", ports) as second:
         until(lambda: len(second.spans()) == 23, "the spans of the time without a collector", within_s=90)
-    sink.close()
+        sink.close()  # its last points need a collector too
     assert sink.state()["sent_spans"] == 19 + 23
     assert sink.losses() == {"queue_full": 0, "shutdown": 0, "rejected": 0}

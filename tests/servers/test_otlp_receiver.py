@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 import time
@@ -12,8 +13,11 @@ import numpy as np
 import pytest
 
 from agent.batch import make
+from agent.tables import TABLES
 from exporters.aggregate import MetricStore
+from exporters.metric import OTHER
 from exporters.otlp import OtlpExporter
+from exporters.points import PointEncoder
 from tests.servers.otlp_load import (
     CALLS,
     CHANGES,
@@ -24,6 +28,7 @@ from tests.servers.otlp_load import (
     SPANS,
     boot_ns,
     exporter,
+    spans_only,
     until,
     workload,
 )
@@ -94,13 +99,15 @@ def test_kernel_buckets_become_histogram_points(receiver: StrictReceiver, protoc
     started.append(sink)
     _feed(sink, store)
     until(lambda: any(m.name == "tickscope.tcp.rtt" for m in receiver.metrics), "the RTT histogram")
-    point = next(m for m in receiver.metrics if m.name == "tickscope.tcp.rtt").exponential_histogram.data_points[0]
-    assert (point.scale, point.positive.offset, list(point.positive.bucket_counts)) == (0, 7, [2 * RTT_ROWS, 0, RTT_ROWS])
-    assert (point.count, point.sum, point.min, point.max) == (3 * RTT_ROWS, 3 * 256 * RTT_ROWS, 200, 600)
-    assert attributes(point.attributes) == {"process.command": "api", "network.role": "client", "network.peer.address": "10.9.8.7"}
+    point = next(m for m in receiver.metrics if m.name == "tickscope.tcp.rtt").histogram.data_points[0]
+    counted = {bound: n for bound, n in zip(point.explicit_bounds, point.bucket_counts, strict=False) if n}
+    assert counted == {0.000256: 2 * RTT_ROWS, 0.001024: RTT_ROWS}
+    assert (point.count, point.min, point.max) == (3 * RTT_ROWS, 0.0002, 0.0006)
+    assert point.sum == pytest.approx(3 * 0.000256 * RTT_ROWS)
+    assert attributes(point.attributes) == {"process.command": "api", "network.role": "client"}
     retransmits = next(m for m in receiver.metrics if m.name == "tickscope.tcp.retransmits").sum
     assert retransmits.is_monotonic
-    assert retransmits.data_points[0].as_int == RETRANSMITS
+    assert {attributes(p.attributes)["tickscope.kind"]: p.as_int for p in retransmits.data_points} == {"data": RETRANSMITS, "synack": 0, "syn": 0, OTHER: 0}
 
 
 def test_deltas_add_up_across_failures(receiver: StrictReceiver, protocol: str, started: list[OtlpExporter]) -> None:
@@ -130,7 +137,7 @@ def _another_request(receiver: StrictReceiver) -> None:
 
 def test_partial_success_is_read_and_counted(receiver: StrictReceiver, protocol: str, started: list[OtlpExporter]) -> None:
     receiver.answers.append(Answer(rejected=5, message="five too many"))
-    sink = exporter(f"http://127.0.0.1:{receiver.port}", MetricStore(), protocol=protocol)
+    sink = spans_only(f"http://127.0.0.1:{receiver.port}", protocol=protocol)
     started.append(sink)
     sink.offer(make("clock_change", 11, t_ns=boot_ns(), kind=0))
     until(lambda: sink.state()["rejected"] == 5, "the rejection")
@@ -141,7 +148,7 @@ def test_partial_success_is_read_and_counted(receiver: StrictReceiver, protocol:
 
 def test_a_refused_request_is_counted_and_not_repeated(receiver: StrictReceiver, protocol: str, started: list[OtlpExporter]) -> None:
     receiver.answers.append(Answer(status=400))
-    sink = exporter(f"http://127.0.0.1:{receiver.port}", MetricStore(), protocol=protocol)
+    sink = spans_only(f"http://127.0.0.1:{receiver.port}", protocol=protocol)
     started.append(sink)
     sink.offer(make("clock_change", 13, t_ns=boot_ns(), kind=0))
     until(lambda: sink.losses()["rejected"] == 13, "the refusal")
@@ -152,7 +159,7 @@ def test_a_refused_request_is_counted_and_not_repeated(receiver: StrictReceiver,
 
 def test_an_unavailable_receiver_gets_the_same_spans_later(receiver: StrictReceiver, protocol: str, started: list[OtlpExporter]) -> None:
     receiver.answers.extend([Answer(status=503), Answer(status=503)])
-    sink = exporter(f"http://127.0.0.1:{receiver.port}", MetricStore(), protocol=protocol)
+    sink = spans_only(f"http://127.0.0.1:{receiver.port}", protocol=protocol)
     started.append(sink)
     sink.offer(make("clock_change", 17, t_ns=boot_ns(), kind=0))
     until(lambda: len(receiver.spans) == 17, "the spans")
@@ -161,9 +168,9 @@ def test_an_unavailable_receiver_gets_the_same_spans_later(receiver: StrictRecei
 
 
 def test_a_decision_joins_the_trace_of_its_request(receiver: StrictReceiver, protocol: str, started: list[OtlpExporter]) -> None:
-    sink = exporter(f"http://127.0.0.1:{receiver.port}", MetricStore(), protocol=protocol)
+    sink = spans_only(f"http://127.0.0.1:{receiver.port}", protocol=protocol)
     started.append(sink)
-    sink.offer(make("limiter_decision", 2, t_ns=boot_ns(), result=0, trace_id=[b"0af7651916cd43dd8448eb211c80319c", b"nonsense"],
+    sink.offer(make("limiter_decision", 2, t_ns=boot_ns(), result=1, trace_id=[b"0af7651916cd43dd8448eb211c80319c", b"nonsense"],
                     span_id=[b"b7ad6b7169203331", b"x"]))
     until(lambda: len(receiver.spans) == 2, "both")
     known, own = receiver.spans
@@ -173,7 +180,7 @@ def test_a_decision_joins_the_trace_of_its_request(receiver: StrictReceiver, pro
 
 def test_headers_and_compression(started: list[OtlpExporter]) -> None:
     with StrictReceiver() as receiver:
-        sink = exporter(f"http://127.0.0.1:{receiver.port}", MetricStore(), headers="x-key=a%20b", compression="gzip")
+        sink = spans_only(f"http://127.0.0.1:{receiver.port}", headers="x-key=a%20b", compression="gzip")
         started.append(sink)
         sink.offer(make("clock_change", 1, t_ns=boot_ns(), kind=0))
         until(lambda: len(receiver.spans) == 1, "a compressed span")
@@ -184,7 +191,7 @@ def test_retry_after_is_honoured(started: list[OtlpExporter]) -> None:
     """A pause that is longer than the timeout is kept: the request waits, the exporter goes on."""
     with StrictReceiver() as receiver:
         receiver.answers.append(Answer(status=429, retry_after="3600"))
-        sink = exporter(f"http://127.0.0.1:{receiver.port}", MetricStore(), timeout_s=0.5)
+        sink = spans_only(f"http://127.0.0.1:{receiver.port}", timeout_s=0.5)
         started.append(sink)
         sink.offer(make("clock_change", 1, t_ns=boot_ns(), kind=0))
         until(lambda: sink.state()["state"] == "retrying", "the pause")
@@ -196,7 +203,7 @@ def test_retry_after_is_honoured(started: list[OtlpExporter]) -> None:
 def test_odd_answers_are_accounted_for(answer: Answer, started: list[OtlpExporter]) -> None:
     with StrictReceiver() as receiver:
         receiver.answers.append(answer)
-        sink = exporter(f"http://127.0.0.1:{receiver.port}", MetricStore(), timeout_s=3)
+        sink = spans_only(f"http://127.0.0.1:{receiver.port}", timeout_s=3)
         started.append(sink)
         sink.offer(make("clock_change", 7, t_ns=boot_ns(), kind=0))
         until(lambda: sink.state()["sent_spans"] + sink.state()["rejected"] == 7, "an end of the request")  # type: ignore[operator]
@@ -221,7 +228,7 @@ def test_only_an_otlp_response_says_that_spans_arrived(content_type: str, body: 
     """The specification's own answer, what real servers send instead of it, and what no collector sends."""
     with StrictReceiver() as receiver:
         receiver.answers.append(Answer(content_type=content_type, body=body))
-        sink = exporter(f"http://127.0.0.1:{receiver.port}", MetricStore())
+        sink = spans_only(f"http://127.0.0.1:{receiver.port}")
         started.append(sink)
         sink.offer(make("clock_change", 7, t_ns=boot_ns(), kind=0))
         until(lambda: sink.state()["sent_spans"] + sink.state()["rejected"] == 7, "an end of the request")  # type: ignore[operator]
@@ -253,7 +260,7 @@ def test_a_dead_collector_costs_only_the_oldest_spans(protocol: str, started: li
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     bound = 1 << 20
-    sink = exporter(f"http://127.0.0.1:{port}", MetricStore(), protocol=protocol, max_queue_bytes=bound, timeout_s=0.5)
+    sink = spans_only(f"http://127.0.0.1:{port}", protocol=protocol, max_queue_bytes=bound, timeout_s=0.5)
     started.append(sink)
     offered = 0
     for _ in range(211):
@@ -280,7 +287,7 @@ def test_a_hanging_collector_does_not_hold_up_the_shutdown(protocol: str) -> Non
 
 
 def _close_while_hanging(port: int, protocol: str) -> None:
-    sink = exporter(f"http://127.0.0.1:{port}", MetricStore(), protocol=protocol, timeout_s=60)
+    sink = spans_only(f"http://127.0.0.1:{port}", protocol=protocol, timeout_s=60)
     sink.offer(make("clock_change", 19, t_ns=boot_ns(), kind=0))
     until(lambda: sink._lanes.get("traces") is not None and sink._lanes["traces"].request is not None, "the request")
     closer = threading.Thread(target=sink.close)
@@ -298,16 +305,17 @@ def test_spans_and_points_that_nobody_took_are_lost_at_shutdown(protocol: str, s
     sink = exporter(f"http://127.0.0.1:{port}", store, protocol=protocol, timeout_s=1, interval_s=0.2)
     started.append(sink)
     sink.offer(make("clock_change", 50, t_ns=boot_ns(), kind=0))
-    until(lambda: bool(sink._lanes) and all(lane.request for lane in sink._lanes.values()), "both requests")
+    until(lambda: bool(sink._lanes) and all(sink._lanes[s].request for s in ("traces", "metrics")), "both requests")
     sink.close()
-    assert sink.losses() == {"queue_full": 0, "shutdown": 50 + 2, "rejected": 0}
+    points = PointEncoder("cumulative", lambda t: t, 0).encode(store.collect(), boot_ns())[1]
+    assert sink.losses() == {"queue_full": 0, "shutdown": 50 + points, "rejected": 0}
     sink.close()
-    assert sink.losses()["shutdown"] == 50 + 2
+    assert sink.losses()["shutdown"] == 50 + points
 
 
 def test_the_grpc_process_is_started_again(started: list[OtlpExporter]) -> None:
     with StrictReceiver(grpc=True) as receiver:
-        sink = exporter(f"http://127.0.0.1:{receiver.port}", MetricStore(), protocol="grpc")
+        sink = spans_only(f"http://127.0.0.1:{receiver.port}", protocol="grpc")
         started.append(sink)
         sink.offer(make("clock_change", 3, t_ns=boot_ns(), kind=0))
         until(lambda: sink.state()["sent_spans"] == 3, "the first")
@@ -320,3 +328,54 @@ def test_the_grpc_process_is_started_again(started: list[OtlpExporter]) -> None:
         sink.close()
         assert sink.pids() == []
         assert not os.path.exists(f"/proc/{second}")
+
+
+def test_ctrl_c_is_the_agent_s_to_answer_and_the_last_batch_still_goes(started: list[OtlpExporter]) -> None:
+    """Terminal and systemd signal every process of the group."""
+    with StrictReceiver(grpc=True) as receiver:
+        sink = spans_only(f"http://127.0.0.1:{receiver.port}", protocol="grpc")
+        started.append(sink)
+        sink.offer(make("clock_change", 3, t_ns=boot_ns(), kind=0))
+        until(lambda: bool(sink.pids()), "its process")
+        pid = sink.pids()[0]
+        os.kill(pid, signal.SIGINT)  # it still imports
+        until(lambda: len(receiver.spans) == 3, "the first")
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(pid, number)
+        time.sleep(0.2)
+        sink.offer(make("clock_change", 5, t_ns=boot_ns(), kind=0))
+        sink.close()
+        assert (len(receiver.spans), sink.losses()["shutdown"]) == (8, 0)
+
+
+def _finding(state: str, now: int) -> object:
+    return make("finding", 1, t_ns=now, finding_id=b"f7", state=TABLES["finding"].code("state", state), severity=1, start_ns=now - 9, end_ns=now,
+                cause=b"clock_step", sentence=b"stepped at boot+%d.%03d" % (now // 10**9, now // 10**6 % 1000))
+
+
+def test_a_finding_is_a_record_when_it_opens_and_a_span_when_it_closes(receiver: StrictReceiver, protocol: str, started: list[OtlpExporter]) -> None:
+    sink, now = spans_only(f"http://127.0.0.1:{receiver.port}", protocol=protocol), boot_ns()
+    started.append(sink)
+    for _ in range(3):
+        sink.offer(_finding("open", now))  # type: ignore[arg-type]
+    until(lambda: len(receiver.logs) == 1, "the record")
+    assert receiver.spans == []
+    sink.offer(_finding("closed", now))  # type: ignore[arg-type]
+    until(lambda: len(receiver.spans) == 1, "the span")
+    assert receiver.logs[0].span_id == receiver.spans[0].span_id
+    assert (len(receiver.logs), sink.state()["sent_logs"], receiver.violations) == (1, 1, [])
+
+
+@pytest.mark.parametrize("answer", [Answer(status=404), Answer(status=501)])
+def test_a_collector_without_logs_is_asked_once_and_nothing_is_lost(answer: Answer, started: list[OtlpExporter]) -> None:
+    with StrictReceiver() as receiver:
+        receiver.answers.append(answer)
+        sink, now = spans_only(f"http://127.0.0.1:{receiver.port}"), boot_ns()
+        started.append(sink)
+        sink.offer(_finding("open", now))  # type: ignore[arg-type]
+        until(lambda: "logs" in sink.state(), "the refusal")
+        sink.offer(_finding("closed", now))  # type: ignore[arg-type]
+        until(lambda: len(receiver.spans) == 1, "the span")
+        state = sink.state()
+        assert (state["state"], state["rejected"], receiver.requests) == ("ok", 0, 2)
+        assert str(answer.status) in str(state["logs"])

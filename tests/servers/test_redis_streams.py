@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent.common.resp import RedisUrl, RespClient
 from agent.errors import AgentError
 from agent.queues.poller import QueuePoller
 from agent.queues.redis_streams import MAX_GROUPS, MAX_STREAMS, RedisStreams, sources
-from agent.queues.resp import RedisUrl, RespClient
 from agent.queues.status import Progress, Sample
 
 

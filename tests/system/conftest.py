@@ -27,7 +27,12 @@ def start() -> Iterator[Callable[..., Agent]]:
         return agents[-1]
 
     yield begin
-    for agent in agents:
-        agent.stop(signal.SIGTERM)
+    try:
+        for agent in agents:
+            agent.stop(signal.SIGTERM)
+    finally:
+        for agent in agents:
+            agent.process.kill()
+            agent.process.wait()
     for root in roots:
         shutil.rmtree(root, ignore_errors=True)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from agent.store import frames
 from tests.system.agent import TICKSCOPE, Agent
 
 
@@ -75,7 +76,7 @@ def test_a_killed_helper_is_reported_and_the_rest_goes_on(start: Callable[..., A
         assert f"{program}: attach: " in probes[family]["reason"]
         assert "not seen: " in probes[family]["reason"]
     assert probes["clock"]["state"] == "attached"
-    assert [p["role"] for p in status["processes"]] == ["agent", "clock watch"]
+    assert [p["role"] for p in status["processes"]] == ["agent", "clock watch", "keeper"]
     assert agent.json("query", "tcp_rtt", "--since", "1h") is not None
     assert agent.stop() == 130
 
@@ -229,3 +230,24 @@ def test_reporters_that_have_ended_and_many_at_once_do_not_end_the_agent(start: 
     assert agent.status()["sources"] == []
     assert len(agent.json("query", "limiter_decision", "--where", "limiter_id = 'brief'", "--limit", "5000")["rows"]) == 1061
     assert agent.stop() == 130
+
+
+def test_an_agent_whose_loop_fails_ends_with_its_store_closed(start: Callable[..., Agent], tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import agent.loop\n"
+        "step = agent.loop.Loop.step\n"
+        "def failing(self, now_ns):\n"
+        "    self.turns = getattr(self, 'turns', 0) + 1\n"
+        "    if self.turns == 100:\n"
+        "        raise RuntimeError('the loop itself')\n"
+        "    return step(self, now_ns)\n"
+        "agent.loop.Loop.step = failing\n"
+    )
+    agent = start(env={"PYTHONPATH": str(tmp_path)})
+    assert agent.process.wait(60) == 1
+    assert "RuntimeError: the loop itself" in agent.log()
+    assert "stopped after" in agent.log()
+    newest = max(agent.store.glob("hot-*.tsl"))
+    assert list(frames.read(newest.read_bytes()))[-1].kind == frames.Kind.END
+    assert (agent.store / "lock").read_bytes() == b""
+    assert not list(agent.run_dir.glob("*.sock"))

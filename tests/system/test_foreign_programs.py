@@ -40,13 +40,15 @@ def server(folder: Path) -> Iterator[int]:
         assert process.stdout is not None
         while "ACCEPT" not in process.stdout.readline():
             assert process.poll() is None
-        yield port
-        process.kill()
+        try:
+            yield port
+        finally:
+            process.kill()
 
 
 def intact(agent: Agent) -> None:
     status = agent.status()
-    assert {p["role"] for p in status["processes"]} == {"agent", "clock watch", "helper"}
+    assert {p["role"] for p in status["processes"]} == {"agent", "clock watch", "helper", "keeper"}
     assert {p["state"] for p in status["probes"]} == {"attached"}
     assert not status["loss"]
     assert "left out" not in agent.log()
@@ -70,7 +72,7 @@ def test_io_uring(start: Callable[..., Agent], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("program", "handshakes"), [("node", HANDSHAKES), ("java", 0)])
 def test_runtimes_with_a_tls_of_their_own(start: Callable[..., Agent], tmp_path: Path, program: str, handshakes: int) -> None:
-    """Node's is OpenSSL and is seen, Java's is its own and is not (README); connections and calls of both are."""
+    """Node's is OpenSSL and is seen, Java's is its own and is not (docs/kernels.md); connections and calls of both are."""
     if not shutil.which(program):
         pytest.skip(f"there is no {program} on this host")
     agent = start("--syscalls", "full").ready()

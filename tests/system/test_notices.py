@@ -76,7 +76,8 @@ def test_notices_hooks_acknowledgements_status_and_metrics(start: Callable[..., 
     lines = ('tickscope_clock_notices_acknowledged_total{tickscope_channel="socket"} 1\n', "tickscope_clock_pending_reanchorings 1\n",
              'tickscope_clock_notices_failed_total{tickscope_channel="redis"} 2\n', 'ntp_jump_count_total{direction="forward"} 1\n',
              'ntp_jump_count_total{direction="backward"} 1\n', "ntp_leap_indicator ", 'ntp_offset_seconds{tickscope_daemon="kernel"} ', "ntp_sync_status ",
-             'ntp_jump_size_nanoseconds_count{direction="forward"} 1\n', "tickscope_clock_drift", "tickscope_clock_frequency", "tickscope_clock_max_error")  # fmt: skip
+             'ntp_jump_size_seconds_count{direction="forward"} 1\n', "tickscope_clock_drift_ratio ", "tickscope_clock_frequency_ratio ", "tickscope_clock_max_error_seconds ",
+             'tickscope_probe_state{tickscope_probe="clock",tickscope_state="attached"} 1\n', 'tickscope_process_cpu_seconds_total{tickscope_role="agent"} ', "tickscope_store_size_bytes ")  # fmt: skip
     end = time.monotonic() + 20 * PATIENCE
     while missing := [line for line in lines if line not in page()]:  # a drift is the slope over ten seconds
         assert time.monotonic() < end, missing

@@ -1,4 +1,4 @@
-"""What /proc says about each process, against what ARCHITECTURE.md promises."""
+"""What /proc says about each process, against what docs/security.md promises."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ AGENT = 0 if KERNEL >= (5, 19) else 1 << 39
 #: CAP_CHECKPOINT_RESTORE, SYS_PTRACE, DAC_READ_SEARCH; and SYS_ADMIN, where uprobes are perf events.
 HELPER = (1 << 40) | (1 << 19) | (1 << 2) | (0 if KERNEL >= (6, 6) else 1 << 21)
 
+#: CAP_DAC_OVERRIDE.
+KEEPER = 1 << 1
+
 
 def facts(pid: int) -> dict[str, str]:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -25,7 +28,7 @@ def facts(pid: int) -> dict[str, str]:
 def held(agent: Agent) -> None:
     """Each process holds only what is promised."""
     uid = str(pwd.getpwnam("tickscope").pw_uid)
-    promised = {"agent": AGENT, "clock watch": 0, "helper": HELPER}
+    promised = {"agent": AGENT, "clock watch": 0, "helper": HELPER, "keeper": KEEPER}
     processes = agent.status()["processes"]
     assert {p["role"] for p in processes} == set(promised)
     for process in processes:
@@ -41,7 +44,8 @@ def held(agent: Agent) -> None:
         assert process["uid"] == int(uid)
         assert int(process["cap_eff"], 16) == promised[process["role"]]
         assert process["pss_bytes"] > 0
-    assert facts(next(p["pid"] for p in processes if p["role"] == "helper"))["Seccomp"] == "2"
+    for role in ("helper", "keeper"):
+        assert facts(next(p["pid"] for p in processes if p["role"] == role))["Seccomp"] == "2"
     assert os.sched_getscheduler(agent.pid()) == os.SCHED_BATCH  # see agent/background.py
 
 
@@ -51,7 +55,7 @@ def test_each_process_holds_only_what_is_promised(start: Callable[..., Agent]) -
 
 def test_helper_and_watch_hold_few_descriptors(start: Callable[..., Agent]) -> None:
     agent = start().ready()
-    for role, limit in (("helper", 6), ("clock watch", 16)):
+    for role, limit in (("helper", 6), ("clock watch", 16), ("keeper", 5)):
         links = [os.readlink(f.path) for f in os.scandir(f"/proc/{agent.pid(role)}/fd")]
         assert len(links) <= limit, links
         assert not [link for link in links if "control.sock" in link or str(agent.store) in link]

@@ -50,7 +50,7 @@ for i in range(16):
 #: argv: the Redis port. Two hundred entries a second, read and acknowledged by a group of one.
 STREAM = """
 import sys, threading, time
-from agent.queues.resp import RedisUrl, RespClient
+from agent.common.resp import RedisUrl, RespClient
 url = RedisUrl.parse(f"redis://127.0.0.1:{sys.argv[1]}/0")
 def client(): return RespClient(url, timeout_s=20)
 client().pipeline([("XGROUP", "CREATE", "orders", "billing", "0", "MKSTREAM")])

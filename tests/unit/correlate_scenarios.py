@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 
@@ -120,8 +120,9 @@ class Host:
         return self
 
 
-def run(host: Host, until: float, config: CorrelatorConfig | None = None, every_ms: int = 100, shuffle: int | None = None) -> list[Batch]:
-    """All findings emitted while advancing to ``until`` seconds after T0; rows arrive before their watermark, in shuffled batches if asked."""
+def run(host: Host, until: float, config: CorrelatorConfig | None = None, every_ms: int = 100, shuffle: int | None = None,
+        tables: Collection[str] = ("finding",)) -> list[Batch]:
+    """All findings (or what else the correlator makes) emitted while advancing to ``until`` seconds after T0; rows arrive before their watermark, in shuffled batches if asked."""
     correlator = Correlator(config or CorrelatorConfig())
     pieces: list[tuple[int, Batch]] = []
     for table, rows in host.made:
@@ -137,7 +138,7 @@ def run(host: Host, until: float, config: CorrelatorConfig | None = None, every_
     for tick in range(T0 // (every_ms * MS), (T0 + int(until * S)) // (every_ms * MS) + 1):
         for batch in due.get(tick, []):
             correlator.feed(batch)
-        out += correlator.advance((tick + 1) * every_ms * MS - 1)
+        out += [b for b in correlator.advance((tick + 1) * every_ms * MS - 1) if b.table in tables]
     return out
 
 
@@ -145,7 +146,7 @@ def latest(batches: list[Batch]) -> list[dict[str, object]]:
     """The last state of each finding, by start; JSON columns decoded."""
     found: dict[bytes, np.void] = {}
     for batch in batches:
-        for row in batch.rows:
+        for row in batch.rows if batch.table == "finding" else ():
             found[bytes(row["finding_id"])] = row
     return [read(row) for row in found.values()]
 
@@ -154,7 +155,7 @@ def read(row: np.void) -> dict[str, object]:
     out: dict[str, object] = {}
     for name in row.dtype.names or ():
         value = row[name]
-        out[name] = json.loads(value) if name in ("causes", "evidence", "ruled_out") else value.decode() if isinstance(value, bytes) else value.item()
+        out[name] = json.loads(value) if name in ("causes", "evidence", "ruled_out", "said") else value.decode() if isinstance(value, bytes) else value.item()
     out["state"] = ("open", "closed")[int(row["state"])]
     return out
 

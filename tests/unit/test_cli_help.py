@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from agent.errors import AgentError
 
 #: Verbs that print rows or a document; the others become the agent, write a script, or have ``-o`` for a file.
 _WITHOUT_FORMAT = {"run", "demo", "record", "completion"}
-_WITHOUT_STORE = {"completion", "clock watch"}
+_WITHOUT_STORE = {"completion", "clock watch", "lab list", "lab run", "lab bench", "lab score"}
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
@@ -46,6 +47,8 @@ def test_every_verb_and_option_has_help(verb: str) -> None:
 
 @pytest.mark.parametrize("verb", ALL)
 def test_options_of_the_contract(verb: str) -> None:
+    if getattr(ALL[verb], "no_args_is_help", False) and hasattr(ALL[verb], "commands"):
+        return  # it only has verbs below it
     options = {text for p in ALL[verb].params for text in p.opts}
     if verb.split(maxsplit=1)[0] not in _WITHOUT_FORMAT:
         assert "-o" in options
@@ -115,9 +118,40 @@ def test_durations_take_units_everywhere() -> None:
 def test_bash_completes_verbs_options_and_tables() -> None:
     def complete(*words: str) -> list[str]:
         env = {"_TICKSCOPE_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(["tickscope", *words]), "COMP_CWORD": str(len(words))}
-        return [line.split(",", 1)[1] for line in tickscope(**env).stdout.splitlines()]
+        return [line.split(",", 1)[1] for line in tickscope(**env).stdout.splitlines() if "," in line]
 
     assert sorted(complete("que")) == ["query", "queues"]
     assert "tcp_rtt" in complete("query", "tcp")
     assert "--group-by" in complete("query", "tcp_rtt", "--g")
+    assert complete("query", "tcp_rtt", "--group-by", "pe") == ["peer"]
+    assert complete("query", "tcp_rtt", "--columns", "peer,srt") == ["peer,srtt_us"]
+    assert "peer,peer" not in complete("query", "tcp_rtt", "--columns", "peer,pe")
+    assert complete("query", "--columns", "pe") == []
+    assert complete("replay", "x", "--without", "tcp_re") == ["tcp_retransmit", "tcp_reset"]
+    env = {"_TICKSCOPE_COMPLETE": "bash_complete", "COMP_WORDS": "tickscope explain ", "COMP_CWORD": "2"}
+    assert tickscope(TICKSCOPE_STORE="/nonexistent", **env).stdout == "plain,last\n"
+
+
+def test_no_such_verb_is_said_with_one_word() -> None:
+    for argv in (["zzz"], ["clock", "zzz"]):
+        done = tickscope(*argv)
+        assert done.returncode == 2
+        assert "No such verb 'zzz'" in done.stderr and "No such command" not in done.stderr
+    shown = tickscope("clock", "--help").stdout
+    assert "Verbs:" in shown and "Commands:" not in shown
+    assert "Did you mean history?" in tickscope("clock", "histroy").stderr
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_an_interrupted_verb_says_nothing_however_early(tmp_path: Path, ignored: bool) -> None:
+    """ignored: as a shell starts what it puts into the background. From the first import of ours on."""
+    began = tmp_path / "began"
+    (tmp_path / "click.py").write_text(f"import time; open({str(began)!r}, 'w').close()\nwhile True: time.sleep(0.05)\n")
+    verb = subprocess.Popen([sys.executable, "-m", "agent", "findings"], env={**os.environ, "PYTHONPATH": str(tmp_path)}, stderr=subprocess.PIPE, text=True,
+                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.SIG_DFL))
+    while not began.exists():
+        assert verb.poll() is None
+    verb.send_signal(signal.SIGINT)
+    assert verb.communicate(timeout=30) == (None, "")
+    assert verb.returncode == 130
     assert subprocess.run(["bash", "-n"], input=tickscope("completion", "bash").stdout, text=True).returncode == 0

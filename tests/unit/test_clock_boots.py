@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -90,6 +91,21 @@ def test_convert_answers_for_whichever_boot_had_that_time(store: Path) -> None:
     (row,) = ask(store, "clock", "convert", iso(SECOND + 500 * S))
     assert (row["boot_id"], row["t_ns"]) == (this_boot(), 500 * S)
     assert ask(store, "clock", "convert", iso(FIRST + 3900 * S), status=3) == []  # the machine was off
+
+
+def test_ago_reaches_back_into_the_boot_before(tmp_path: Path) -> None:
+    now, up = time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    off = 10 * 86_400 * S  # between the boots
+    for boot, offset in ((EARLIER, now - up - off), (this_boot(), now - up)):
+        hot = HotStore(tmp_path / "store", boot, "host", seal_command=())
+        hot.append([Batch("clock_offset", samples(10, 1000, offset))])
+        hot.close()
+    (row,) = ask(tmp_path / "store", "clock", "convert", f"{(up + off) // S - 500}s", "ago")
+    assert row["boot_id"] == EARLIER
+    assert isinstance(row["t_ns"], int)
+    assert 490 * S < row["t_ns"] < 530 * S
+    assert row["err_ns"] is not None
+    ask(tmp_path / "store", "clock", "convert", f"{up // S + 500}s", "ago", status=3)  # the machine was off
 
 
 def test_convert_counts_from_the_boot_that_is_named(store: Path) -> None:

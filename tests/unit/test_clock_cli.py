@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from agent.batch import Batch, make
 from agent.store.hot import HotStore
 from agent.store.window import this_boot
 from agent.tables import TABLES
+from tests.lab import terminal
 
 S, MS = 10**9, 10**6
 BASE = 1_800_000_000 * S
@@ -29,7 +29,7 @@ STEPS = ((300, -2 * S), (600, 3 * S))
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     """A store of this boot: 900 s of samples ending now, with two steps by chronyd."""
-    end = (int(float(Path("/proc/uptime").read_text().split()[0])) - 1) * S
+    end = max(int(float(Path("/proc/uptime").read_text().split()[0])) - 1, 905) * S  # also on a machine that has just started
     t0 = end - 900 * S
     change, samples = TABLES["clock_change"], []
     offset = BASE
@@ -69,24 +69,8 @@ def clock(store: Path, *argv: str, **env: str) -> subprocess.CompletedProcess[st
     return subprocess.run([sys.executable, "-m", "agent", "clock", *argv, "--store", str(store)], capture_output=True, text=True, env=environment)
 
 
-def on_terminal(store: Path, *argv: str, **env: str) -> str:
-    parent, child = pty.openpty()
-    environment = {**os.environ, "TICKSCOPE_RUN_DIR": str(store.parent), "COLUMNS": "100", "LINES": "40", "PYTHONIOENCODING": "utf-8", **env}
-    command = [sys.executable, "-m", "agent", "clock", *argv, "--store", str(store)]
-    with subprocess.Popen(command, stdout=child, stderr=subprocess.DEVNULL, env=environment) as process:
-        os.close(child)
-        out = b""
-        while True:
-            try:
-                data = os.read(parent, 65536)
-            except OSError:
-                break
-            if not data:
-                break
-            out += data
-    os.close(parent)
-    assert process.returncode == 0
-    return out.decode()
+def on_terminal(store: Path, *argv: str, columns: int = 100, **env: str) -> str:
+    return terminal.on_terminal("clock", *argv, "--store", store, columns=columns, TICKSCOPE_RUN_DIR=str(store.parent), **env)
 
 
 def test_the_state_at_a_glance(store: Path) -> None:
@@ -161,8 +145,8 @@ def test_a_pipe_gets_rows_only_and_a_terminal_a_plot_too(store: Path) -> None:
     for part in ("2 jumps of the wall clock", "▲", "▼", "⡇", "-2s  chronyd 812 (adjtimex)", "+3s", "\x1b[36m", "step_ns"):
         assert part in shown, shown
     assert "\x1b[" not in on_terminal(store, "history", NO_COLOR="1")
-    assert "comm" in on_terminal(store, "history", NO_COLOR="1", COLUMNS="80").split()  # before it, the offset itself is left out
-    assert max(len(line) for line in on_terminal(store, "history", NO_COLOR="1", COLUMNS="60").splitlines()[:14]) <= 60
+    assert "comm" in on_terminal(store, "history", NO_COLOR="1", columns=80).split()  # before it, the offset itself is left out
+    assert max(len(line) for line in on_terminal(store, "history", NO_COLOR="1", columns=60).splitlines()[:14]) <= 60
 
 
 def test_a_plot_can_be_asked_for_in_a_pipe(store: Path) -> None:
@@ -195,13 +179,13 @@ def test_png_is_a_picture_and_says_what_is_missing_without_pillow(store: Path, t
     (tmp_path / "hidden" / "PIL.py").write_text("raise ImportError('none here')\n")
     done = clock(store, "history", "--plot", str(tmp_path / "b.png"), PYTHONPATH=str(tmp_path / "hidden"))
     assert done.returncode == 1
-    assert "tickscope[plot]" in done.stderr and ".svg" in done.stderr and not (tmp_path / "b.png").exists()
+    assert f"{sys.executable} -m pip install" in done.stderr and ".svg" in done.stderr and not (tmp_path / "b.png").exists()
 
 
 @pytest.mark.parametrize(("argv", "status", "words"), [
     (["history", "--plot", "clock.jpg"], 2, ".svg, .png"),
     (["history", "--plot", "/nonexistent/clock.svg"], 1, "No such file"),
-    (["history", "--plot", "-", "--until", "boot+0.5"], 3, "no offset history"),
+    (["history", "--plot", "-", "--until", "2h"], 3, "no offset history"),
     (["convert", "yesterday"], 2, "boot+SECONDS"),
     (["convert", "1999-01-01"], 3, "does not reach"),
     *((["convert", far], 2, "cannot convert") for far in ("9999-12-31", "boot+99999999999999999999", "mono+99999999999", "@9999999999999", "99999999999d")),
@@ -244,3 +228,119 @@ def test_a_plain_time_both_ways(store: Path) -> None:
     assert (row["state"], row["t_ns"], row["err_ns"]) == ("exact", t, 50)
     (back,) = json.loads(clock(store, "convert", f"boot+{t / S}", "-o", "json").stdout)["rows"]
     assert back["wall_ns"] == BASE + t
+
+
+def test_what_nobody_watched_is_extrapolated_and_its_bound_grows(store: Path) -> None:
+    """Years ahead, by either clock: not exact within nanoseconds."""
+    end = t0(store) + 900 * S
+    ahead = ("boot+99999999", "2031-01-01", f"boot+{(end + 100 * S) / S}", f"boot+{(t0(store) - 50 * S) / S}" if t0(store) > 50 * S else "boot+0")
+    rows = [json.loads(clock(store, "convert", text, "-o", "json").stdout)["rows"][0] for text in ahead]
+    assert {row["state"] for row in rows} == {"extrapolated"}
+    for row in rows:
+        away = max(row["t_ns"] - end, t0(store) - row["t_ns"])
+        seen = 5 / 900  # the steps of this store: 2 s and 3 s in 900 s
+        assert row["err_ns"] == pytest.approx(50 + away * (500e-6 + seen), rel=1e-3)
+    assert clock(store, "convert", "@1").returncode == 3  # before the boot there is nothing
+
+
+def test_5m_ago(store: Path) -> None:
+    """As --help offers it; and as bounds elsewhere."""
+    now = int(float(Path("/proc/uptime").read_text().split()[0])) * S
+    for words in (["5m ago"], ["5m", "ago"], ["5m"]):
+        done = clock(store, "convert", *words, "-o", "json")
+        assert done.returncode == 0, done.stderr
+        (row,) = json.loads(done.stdout)["rows"]
+        assert now - 310 * S < row["t_ns"] < now - 280 * S
+        assert row["wall_ns"] == row["t_ns"] + BASE + (S if row["t_ns"] >= t0(store) + 600 * S else -2 * S)
+    assert clock(store, "history", "--since", "5m ago").returncode == 0
+    assert clock(store, "convert", "ago").returncode == 2
+    (row,) = json.loads(clock(store, "convert", f"boot+{now / S - 300}", "-o", "json").stdout)["rows"]
+    assert row["state"] == "exact"
+
+
+def test_rows_until_an_agent_ended_are_exact(store: Path) -> None:
+    """Its last row of the offsets may be ten seconds old: a step would have made one."""
+    end = t0(store) + 900 * S
+    hot = HotStore(store, this_boot(), "host-a", seal_command=())
+    hot.append([make("tcp_reset", 2, t_ns=[t0(store) - 10 * S, end + 9 * S])], end + 9 * S)
+    hot.close()
+    command = [sys.executable, "-m", "agent", "query", "tcp_reset", "--columns", "wall_state,wall_err_ns", "-o", "json", "--store", str(store)]
+    rows = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["rows"]
+    assert [row["wall_state"] for row in rows] == ["extrapolated", "exact"]
+    assert rows[0]["wall_err_ns"] > 50_000_000 > rows[1]["wall_err_ns"]
+
+
+def written(path: Path, t_ns: list[int], steps: dict[int, int]) -> Path:
+    """A store with samples at these times, and jumps of these sizes at these."""
+    change, offset, batches = TABLES["clock_change"], BASE, []
+    for t in sorted({*t_ns, *steps}):
+        offset += steps.get(t, 0)
+        batches.append(make("clock_offset", 1, t_ns=t, real_mono_ns=offset, boot_mono_ns=0, mono_raw_ns=0, err_ns=50, freq_ppb=0, cut=int(t in steps)))
+        if t in steps:
+            batches.append(make("clock_change", 1, t_ns=t, kind=change.code("kind", "step"), via=b"clock_settime", size_ns=steps[t], pid=t % 1000 + 1, comm=b"date"))
+    hot = HotStore(path, this_boot(), "host-a", seal_command=())
+    hot.append(batches, max(t_ns))
+    hot.close()
+    return path
+
+
+def test_every_one_of_six_jumps_close_together_is_named(tmp_path: Path) -> None:
+    steps = {100 * S + i: (-1) ** i * (i + 1) * 100 * MS for i in range(6)}
+    store = written(tmp_path / "store", [s * S for s in range(60, 200, 10)], steps)
+    clock(store, "history", "--plot", str(tmp_path / "clock.svg"))
+    texts = [str(t.text) for t in ET.fromstring((tmp_path / "clock.svg").read_text()).iter("{http://www.w3.org/2000/svg}text")]
+    assert sorted(t.split()[-2] for t in texts if "(clock_settime)" in t) == [str(i + 1) for i in range(6)]
+    assert not any("no name" in t for t in texts)
+
+
+def test_a_frequency_that_is_not_known_is_not_drawn(tmp_path: Path) -> None:
+    hot = HotStore(tmp_path / "store", this_boot(), "host-a", seal_command=())
+    hot.append([make("clock_offset", 20, t_ns=np.arange(100, 300, 10) * S, real_mono_ns=BASE, boot_mono_ns=0, err_ns=50, cut=0)], 300 * S)
+    hot.close()
+    done = clock(tmp_path / "store", "history", "--plot", str(tmp_path / "clock.svg"))
+    assert done.returncode == 0, done.stderr
+    assert "stroke-dasharray" not in (tmp_path / "clock.svg").read_text()
+
+
+def test_what_nobody_watched_is_not_drawn_as_known(tmp_path: Path) -> None:
+    """Samples for 100 s, none for 800 s, then some again with another offset."""
+    before, after = range(100, 200, 10), range(1000, 1100, 10)
+    store = written(tmp_path / "store", [s * S for s in (*before, *after)], {1000 * S: 5 * S})
+    clock(store, "history", "--plot", str(tmp_path / "clock.svg"))
+    space = "{http://www.w3.org/2000/svg}"
+    root = ET.fromstring((tmp_path / "clock.svg").read_text())
+    lines = [p.get("points", "").split() for p in root.iter(f"{space}polyline") if p.get("stroke") == "#1f5fa8" and p.get("stroke-width") == "2"]
+    assert len(lines) == 2
+    ends = [[float(point.split(",")[0]) for point in line] for line in lines]
+    assert min(ends[1]) - max(ends[0]) > 700  # of 892 units
+    assert any("grey: nobody watched" in str(t.text) for t in root.iter(f"{space}text"))
+    shown = clock(store, "history", "--plot", "-", PYTHONIOENCODING="utf-8").stdout
+    assert "? nobody watched for 810s" in shown
+    drawn = [line[30:70] for line in shown.splitlines()[1:13]]
+    assert not any("\u2800" < c < "\u2900" for line in drawn for c in line)
+    assert "?" * 40 in shown
+
+
+def test_a_clock_that_was_stepped_without_end_is_shown_as_far_as_there_is_room(tmp_path: Path) -> None:
+    """A step a minute for two weeks, back and forth, one of them larger."""
+    n, change = 20_160, TABLES["clock_change"]
+    t_ns, size = np.arange(n) * 60 * S, np.arange(n) % 2 * 600 * MS - 300 * MS
+    size[7_000] = 40 * S
+    hot = HotStore(tmp_path / "store", "0f0f0f0f-0000-4000-8000-000000000001", "host-a", seal_command=())
+    sample = {"real_mono_ns": BASE + np.cumsum(size), "boot_mono_ns": 0, "err_ns": 60, "mono_raw_ns": 0, "freq_ppb": np.arange(n)}
+    hot.append([make("clock_offset", n, t_ns=t_ns, cut=1, **sample), make("clock_offset", n, t_ns=t_ns + 30 * S, cut=0, **sample),
+                make("clock_change", n, t_ns=t_ns, kind=change.code("kind", "step"), via=b"settimeofday", size_ns=size, pid=np.arange(n) + 1, comm=b"stepper", ret=0)])
+    hot.close()
+    store = tmp_path / "store"
+    shown = clock(store, "history")
+    assert len(shown.stdout.splitlines()) == 1_001
+    assert "the newest 1,000 of 20,160 segments; --limit 20160 shows all" in shown.stderr
+    rows = json.loads(clock(store, "history", "--limit", "3", "-o", "json").stdout)["rows"]
+    assert [(r["t_ns"], r["step_ns"], r["pid"]) for r in rows] == [(i * 60 * S, int(size[i]), i + 1) for i in range(n - 3, n)]
+    some = clock(store, "history", "--since", "boot+600", "--until", "boot+900", "-o", "ndjson")
+    assert [json.loads(line)["pid"] for line in some.stdout.splitlines()] == [10, 11, 12, 13, 14, 15]
+    assert clock(store, "history", "--plot", str(tmp_path / "clock.svg")).returncode == 0
+    drawn = (tmp_path / "clock.svg").read_text()
+    assert len(drawn) < 1_500_000
+    assert "20,159 jumps of the wall clock" in drawn and "+40s stepper 7001 (settimeofday)" in drawn and "20,149 smaller jumps have no name" in drawn
+    assert "and 20,153 smaller" in clock(store, "history", "--plot", "-", PYTHONIOENCODING="utf-8").stdout

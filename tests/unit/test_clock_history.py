@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.clock.history import AMBIGUOUS, EXACT, SKIPPED, History
+from agent.clock.history import AMBIGUOUS, EXACT, EXTRAPOLATED, SKIPPED, History
 from agent.columns import NULL_I64
 from agent.tables import TABLES
 
@@ -68,7 +68,8 @@ def test_any_wall_time(truth: Truth, at: int) -> None:
     back = history.to_boot(np.array([wall]))
     instants = truth.boots(wall)
     before = wall < min(s + o for s, o in zip([0, *truth.starts[1:]], truth.offsets, strict=True))
-    assert back.state[0] == ((EXACT, AMBIGUOUS)[len(instants) > 1] if instants else EXACT if before else SKIPPED)
+    inside = bool(instants) and truth.starts[0] <= instants[0] <= truth.starts[-1]
+    assert back.state[0] == (AMBIGUOUS if len(instants) > 1 else EXACT if inside else EXTRAPOLATED if instants or before else SKIPPED)
     if instants:
         assert back.ns[0] == min(instants)
     elif before:
@@ -133,11 +134,27 @@ def test_a_step_that_nobody_saw_is_in_the_error_between_the_samples() -> None:
     assert (there.ns - WALL).tolist() == [500, 999, 1000, 1999, 2700, 3200]
 
 
-def test_before_the_first_sample_the_error_is_unknown() -> None:
-    history = History.from_rows(rows([1000], [WALL], err=3))
-    there = history.to_wall(np.array([999, 1000]))
-    assert there.ns.tolist() == [WALL + 999, WALL + 1000]
-    assert there.err_ns.tolist() == [NULL_I64, 3]
+def test_outside_of_what_was_watched_bounds_grow_and_that_is_said() -> None:
+    """By 500 ppm, to which the kernel trusts an oscillator, and by what steps were seen to do: here 600 us in a minute, 10 ppm more."""
+    minute = 60 * 10**9
+    history = History.from_rows(rows([minute, 2 * minute], [WALL, WALL + 600_000], err=3))
+    t = np.array([-1, 0, minute - 1000, minute, 2 * minute, 2 * minute + 10**9, 2 * minute + 10**18])
+    for there in (history.to_wall(t), history.to_boot(history.to_wall(t).ns)):
+        assert there.state.tolist() == [EXTRAPOLATED] * 3 + [EXACT] * 2 + [EXTRAPOLATED] * 2
+        assert there.err_ns.tolist() == pytest.approx([NULL_I64, 3 + 30_600_000, 3 + 1, 3, 3, 3 + 510_000, 3 + 510 * 10**12], rel=1e-9, abs=1)
+    history.watched(2 * minute + 10**9)
+    there = history.to_wall(t)
+    assert there.state.tolist()[4:] == [EXACT, EXACT, EXTRAPOLATED]
+    assert there.err_ns[5] == 3
+    assert 3 + 500 * 10**12 < there.err_ns[6] < 3 + 510 * 10**12
+
+
+def test_a_step_back_whose_time_is_still_to_come_again() -> None:
+    """The second answer is not seen yet: the bound is that of the one that is less certain."""
+    history = History.from_rows(rows([0, 3000 * 10**9], [WALL, WALL - 3600 * 10**9], err=3))
+    back = history.to_boot(np.array([WALL + 2000 * 10**9]))
+    assert (back.state[0], back.ns[0], back.alt_ns[0]) == (AMBIGUOUS, 2000 * 10**9, 5600 * 10**9)
+    assert back.err_ns[0] > 10**9
 
 
 def test_rows_without_offsets_are_left_out_and_an_empty_history_says_so() -> None:

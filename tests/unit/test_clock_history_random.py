@@ -36,7 +36,9 @@ class Boot:
         out = TABLES["clock_offset"].empty(len(self.rows))
         for name, values in zip(("t_ns", "real_mono_ns", "boot_mono_ns", "err_ns", "cut"), zip(*self.rows, strict=True), strict=True):
             out[name] = values
-        return History.from_rows(out)
+        found = History.from_rows(out)
+        found.watched(1 << 59)
+        return found
 
 
 @st.composite

@@ -66,7 +66,7 @@ def test_the_difference_is_a_row(now: Reading, kind: str, size: int) -> None:
     (row,) = to_rows(missed(THEN, now, STATE))
     table = TABLES["clock_change"]
     assert (row["t_ns"], table.by_name["kind"].names[row["kind"]], row["size_ns"], row["err_ns"]) == (142 * S, kind, size, 100)
-    assert row["modes"] == b"unwatched=42.0s"
+    assert (row["modes"], row["unwatched_ns"]) == (b"unwatched=42.0s", 42 * S)
     assert row["real_mono_after_ns"] - row["real_mono_before_ns"] == size
     assert row["direction"] == table.code("direction", "forward" if size > 0 else "backward")
 
@@ -79,7 +79,7 @@ def test_what_is_no_step_is_no_row(now: Reading) -> None:
 def test_the_finding_says_that_no_agent_was_running() -> None:
     host = Host()
     host.step(5, -2 * S, pid=-(2**63), comm=b"")
-    host.made[0].rows["modes"] = b"unwatched=42.0s"
+    host.made[0].rows["unwatched_ns"] = 42 * S
     (found,) = latest(run(host, 20))
     assert (found["cause"], found["symptom"]) == ("clock_step", "clock_jump")
     assert "back by 2 s in the 42.0 s before boot+" in str(found["sentence"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -75,6 +77,12 @@ def test_a_rise_without_a_cause_is_unknown_and_says_what_was_looked_at() -> None
     assert "no cause was seen" in str(found[0]["sentence"])
 
 
+def test_a_sentence_is_well_spaced_where_the_network_is_not_known() -> None:
+    said = [str(found["sentence"]) for scenario in (broker_slow(), broker_slow().without("tcp_rtt")) for found in latest(run(scenario, UNTIL))]
+    assert any("did not answer for 1.4 s; the network RTT then is not known" in one for one in said), said
+    assert not any(re.search(r" [;,.]|  |swhile", one) for one in said), said
+
+
 def test_evidence_of_another_process_does_not_count() -> None:
     host = around_stall(lambda h: h.stalled_decision(31.4, 1.4, children=False))
     call(host, syscall=b"fsync", fd_type=b"file", pid=WEB_PID, tid=WEB_PID)
@@ -107,11 +115,11 @@ def test_a_stalled_redis_shows_in_its_poller_alone() -> None:
     assert [f["cause"] for f in latest(run(host, UNTIL))] == ["broker_slow"]
 
 
-@pytest.mark.parametrize(("reason", "cause", "symptom"), [(b"Connection refused", "broker_down", "broker_down"), (b"no answer within 0.5 s", "broker_slow", "broker_stall")])
-def test_a_broker_that_is_down_is_told_from_one_that_does_not_answer(reason: bytes, cause: str, symptom: str) -> None:
+@pytest.mark.parametrize(("failure", "cause", "symptom"), [("refused", "broker_down", "broker_down"), ("no_answer", "broker_slow", "broker_stall")])
+def test_a_broker_that_is_down_is_told_from_one_that_does_not_answer(failure: str, cause: str, symptom: str) -> None:
     host = Host()
     host.queue(0, 30)
-    host.queue(30, 36, status=b"down", reason=reason, lag=-(2**63), age=np.nan)
+    host.queue(30, 36, status=b"down", failure=code("queue_lag", "failure", failure), reason=b"whatever it is called", lag=-(2**63), age=np.nan)
     host.queue(36, UNTIL)
     found = latest(run(host, UNTIL))
     assert [(f["cause"], f["symptom"], f["state"]) for f in found] == [(cause, symptom, "closed")]
@@ -172,6 +180,40 @@ def test_a_limit_that_was_lowered_for_a_while_stays_the_cause_when_it_is_back() 
     host.decisions(30, 40, limit_per_s=20.0, refused=0.6)
     host.decisions(40, UNTIL, limit_per_s=100.0)
     assert [(f["cause"], f["state"]) for f in latest(run(host, UNTIL))] == [("config", "closed")]
+
+
+def test_a_load_of_which_a_share_was_watched_is_a_lower_bound_or_not_known() -> None:
+    def busy(before: float, during: float) -> dict[str, object]:
+        host = Host()
+        host.decisions(0, 30, limit_per_s=100.0, burst=10.0, sample_rate=before)
+        host.decisions(30, UNTIL, rate=200.0, refused=0.6, limit_per_s=100.0, burst=10.0, sample_rate=during)
+        (found,) = latest(run(host, UNTIL))
+        return found
+
+    whole, sampled, unknown = busy(1, 1), busy(1, 0.5), busy(0.5, 0.5)
+    assert [f["cause"] for f in (whole, sampled, unknown)] == ["load", "load", "unknown"]
+    assert [bool(re.search(r"to at least \d+ per second", str(f["sentence"]))) for f in (whole, sampled)] == [False, True]
+    assert ["of decisions that were seen instead" in str(f["sentence"]) for f in (whole, sampled)] == [False, True]
+    assert [e.get("at_least") for e in sampled["evidence"] if e["what"] == "asked for"] == ["true"]  # type: ignore[attr-defined]
+    assert "only a share of its decisions was watched" in str(unknown["ruled_out"])
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_limit_where_there_was_none_is_a_cause_and_no_number() -> None:
+    host = Host()
+    host.decisions(0, 30, unlimited=1, burst=10.0)
+    host.decisions(30, UNTIL, limit_per_s=20.0, burst=10.0, unlimited=0, refused=0.6)
+    (found,) = latest(run(host, UNTIL))
+    assert found["cause"] == "config"
+    assert "its limit was lowered from unlimited to 20 per second" in str(found["sentence"])
+    assert "Infinity" not in json.dumps(found["evidence"])
+
+
+def test_waits_that_their_callers_gave_up_are_no_slow_decisions() -> None:
+    host = Host()
+    host.decisions(0, UNTIL)
+    host.decisions(30, UNTIL, rate=3, result=code("limiter_decision", "result", "cancelled"), wait_ns=60 * S, duration_ns=5 * S)
+    assert latest(run(host, UNTIL)) == []
 
 
 def thinking() -> Host:

@@ -39,6 +39,17 @@ def test_decisions_within_the_size_of_the_step_on_either_side_are_counted(sign: 
         assert part in sentence
 
 
+@pytest.mark.parametrize(("rate", "least"), [(1.0, False), (0.25, True), (np.nan, False)])
+def test_of_a_limiter_that_is_watched_in_a_share_of_the_time_there_are_at_least_so_many(rate: float, least: bool) -> None:
+    host = Host()
+    host.step(10, -400 * US)
+    decisions(host, T0 + 10 * S - 390 * US + np.arange(N) * 10 * US, sample_rate=rate)
+    (found,) = latest(run(host, 20))
+    assert (affected(found)["api"].get("at_least") == "true") == least
+    assert (f"At least {N} decisions fell into" in str(found["sentence"])) == least
+    assert (f"(python3 pid 4242; at least {N} allowed" in str(found["sentence"])) == least
+
+
 def test_the_finding_is_emitted_at_once_then_updated_then_closed() -> None:
     host = Host()
     host.step(10, -50 * MS)
@@ -165,7 +176,7 @@ def stepped_in_a_loop(actors: int) -> tuple[list[Batch], dict[str, int]]:
     correlator = Correlator()
     for table, rows in host.made:
         correlator.feed(Batch(table, rows))
-    return correlator.advance(T0 + 11 * S), correlator.losses()
+    return [b for b in correlator.advance(T0 + 11 * S) if b.table == "finding"], correlator.losses()
 
 
 def test_a_clock_that_is_stepped_in_a_loop_is_counted_whole() -> None:

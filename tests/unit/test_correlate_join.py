@@ -7,9 +7,11 @@ import pytest
 
 from agent.batch import make
 from agent.correlate.join import children
+from agent.tables import TABLES
 from tests.unit.correlate_scenarios import REDIS, START, peer
 
 NULL = -(2**63)
+DELAYED, CANCELLED = (TABLES["limiter_decision"].code("result", name) for name in ("delayed", "cancelled"))
 
 
 def one(table: str, **columns: object) -> np.ndarray:
@@ -29,6 +31,9 @@ def decision(**columns: object) -> np.ndarray:
     ({"goroutine": 5}, {"goroutine": 5, "tid": 9}, True), ({"goroutine": 5}, {"goroutine": 6}, False),
     ({"goroutine": 5}, {}, True), ({}, {"goroutine": 5}, True), ({"goroutine": 5}, {"tid": 9}, False),
     ({"duration_ns": NULL}, {}, False),
+    # A Go program's Wait that sleeps: its thread does something else meanwhile.
+    ({"goroutine": 5, "result": DELAYED, "wait_ns": 150}, {"t_ns": 960}, False), ({"goroutine": 5, "result": DELAYED, "wait_ns": 150}, {"t_ns": 940}, True),
+    ({"goroutine": 5, "result": CANCELLED, "wait_ns": 900}, {"t_ns": 960}, False), ({"result": DELAYED, "wait_ns": 150}, {"t_ns": 960}, True),
 ])
 def test_a_call_belongs_to_a_decision(d: dict[str, int], e: dict[str, int], joined: bool) -> None:
     found = children(decision(**d), {"slow_syscall": one("slow_syscall", **e)})

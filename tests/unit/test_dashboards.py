@@ -10,6 +10,9 @@ import pytest
 from dashboards import overview
 from exporters.metrics import METRICS
 
+#: Labels of what the agent observes of itself, which has no table.
+OBSERVED = {"tickscope_role", "tickscope_state", "tickscope_probe", "tickscope_reason"}
+
 
 def test_committed_json_is_current() -> None:
     assert Path(overview.__file__).with_suffix(".json").read_text() == overview.text()
@@ -20,6 +23,6 @@ def test_panels_name_series_that_exist(panel: dict[str, object]) -> None:
     expression = str(panel["targets"][0]["expr"])  # type: ignore[index]
     metrics = [m for m in METRICS if re.search(rf"\b{m.prometheus}(_bucket)?\b", expression)]
     assert metrics
-    labels = {re.sub(r"\W", "_", name) for m in metrics for name in (*map(m.attribute, m.columns), *dict(m.labels))}
+    labels = {re.sub(r"\W", "_", name) for m in metrics for name in (*map(m.attribute, m.columns), *dict(m.labels))} | OBSERVED
     grouped = re.search(r"by \(([^)]*)\)", expression)
     assert set(grouped.group(1).split(", ") if grouped else []) <= labels | {"le"}

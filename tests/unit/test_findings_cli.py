@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from datetime import datetime
 from pathlib import Path
@@ -13,11 +16,14 @@ import pytest
 from agent.batch import Batch, make
 from agent.clock.instants import dated
 from agent.columns import NULL_I64
-from agent.correlate.words import fit, fit_json, instant, listing, number, peer, seconds, span
+from agent.correlate.words import fit, fit_json, fit_pieces, instant, listing, number, peer, pieces, plain, seconds, span
 from agent.store.hot import HotStore
 from agent.store.window import this_boot
-from tests.unit.correlate_scenarios import ALL, T0, Host, S, broker_slow, clock_step, latest, refusing, run
-from tests.unit.test_replay_cli import HEAD, tickscope
+from tests.lab.terminal import on_terminal
+from tests.unit.correlate_scenarios import ALL, MS, T0, Host, S, broker_slow, clock_step, latest, refusing, run
+from tests.unit.test_replay_cli import HEAD, record, tickscope
+
+HIDDEN = "empty or less important columns hidden: -o json shows all all, --columns chooses"
 
 
 def store(path: Path, *findings: list[Batch]) -> Path:
@@ -33,9 +39,12 @@ def filled(tmp_path: Path) -> Path:
     return store(tmp_path / "store", run(broker_slow(), 60), run(clock_step(), 47))
 
 
-def test_each_finding_once_in_its_latest_state_newest_last(filled: Path) -> None:
+def test_each_finding_once_in_its_latest_state_in_order_of_the_beginning(filled: Path) -> None:
+    """The clock step began earlier and was told later, which is not what the table shows."""
     doc = json.loads(tickscope("findings", "--store", filled, "-o", "json").stdout)
-    assert [(r["cause"], r["state"]) for r in doc["rows"]] == [("broker_slow", "closed"), ("clock_step", "open")]
+    assert [(r["cause"], r["state"]) for r in doc["rows"]] == [("clock_step", "open"), ("broker_slow", "closed")]
+    starts, told = ([r[name] for r in doc["rows"]] for name in ("start_ns", "t_ns"))
+    assert starts == sorted(starts) and told != sorted(told)
     assert all(isinstance(r[c], list) for r in doc["rows"] for c in ("causes", "evidence", "ruled_out"))
 
 
@@ -57,7 +66,8 @@ def test_open_ones_only(filled: Path) -> None:
 def test_what_its_agent_left_open_does_not_go_on(filled: Path) -> None:
     assert tickscope("findings", "--open", "--store", filled).returncode == 3
     assert tickscope("findings", "--store", filled).stdout.count(b"left open") == 1
-    assert b"when the agent ended" in tickscope("explain", "last", "--store", filled).stdout
+    step = next(str(f["finding_id"]) for f in latest(run(clock_step(), 47)))
+    assert b"when the agent ended" in tickscope("explain", step, "--store", filled).stdout
     with (filled / "lock").open() as lock:
         assert not lock.read()
 
@@ -84,6 +94,40 @@ def test_the_table_shows_the_sentence(filled: Path) -> None:
     assert "The wall clock jumped back by 30 s" in out and "did not answer for 1.4 s" in out and len(out.splitlines()) == 3
 
 
+def test_ids_of_findings_are_completed(filled: Path) -> None:
+    found = latest(run(broker_slow(), 60))[0]
+    typed = str(found["finding_id"])[:5]
+    env = {**os.environ, "_TICKSCOPE_COMPLETE": "bash_complete", "COMP_WORDS": f"tickscope explain {typed}", "COMP_CWORD": "2", "TICKSCOPE_STORE": str(filled)}
+    done = subprocess.run([sys.executable, "-m", "agent"], env=env, capture_output=True, text=True)
+    assert done.stdout == f"plain,{found['finding_id']}\n"
+
+
+def test_at_eighty_columns_words_stay_whole(filled: Path) -> None:
+    for argv in (["findings"], ["explain"], ["tables"], ["tables", "clock_change"], ["limiters", "--known"], ["query", "finding"]):
+        whole, narrow = tickscope(*argv, "--store", filled), on_terminal(*argv, "--store", filled, columns=80, errors=True, NO_COLOR="1")
+        assert max((len(line) for line in narrow.splitlines()), default=0) <= 80, argv
+        words = set((whole.stdout + whole.stderr).decode().split()) | set(HIDDEN.split())
+        assert not [word for word in narrow.split() if word not in words and not word.isdigit()], argv
+
+
+def test_a_pipe_gets_one_line_each_whatever_columns_says(filled: Path) -> None:
+    """readline, where any program that starts the verb has it, sets COLUMNS."""
+    command = [sys.executable, "-m", "agent", "findings", "--store", filled]
+    said = subprocess.run(command, env={**os.environ, "COLUMNS": "80"}, capture_output=True, text=True).stdout
+    assert len(said.splitlines()) == 3
+
+
+def test_the_answer_is_what_a_narrow_screen_shows(filled: Path, tmp_path: Path) -> None:
+    def heading(*argv: object) -> list[str]:
+        return on_terminal(*argv, "--store", filled, columns=80, NO_COLOR="1").splitlines()[0].split()
+
+    recording = record(tmp_path / "a.rec", broker_slow())
+    assert {"finding_id", "state", "cause"} <= set(heading("replay", recording))
+    assert {"finding_id", "state", "cause"} <= set(heading("findings"))
+    assert heading("limiters", "--known")[0] == "library"
+    assert heading("query", "finding", "--group-by", "boot_id,host,causes")[:3] == ["boot_id", "host", "causes"]
+
+
 def test_no_findings_is_exit_3(tmp_path: Path) -> None:
     empty = store(tmp_path / "empty", [])
     for args in (["findings"], ["explain", "last"]):
@@ -91,9 +135,9 @@ def test_no_findings_is_exit_3(tmp_path: Path) -> None:
         assert (done.returncode, done.stdout) == (3, b"") and b"nothing wrong was seen" in done.stderr
 
 
-def test_explain_last_tells_the_newest_with_what_was_ruled_out(filled: Path) -> None:
-    out = tickscope("explain", "last", "--store", filled).stdout.decode()
-    for part in ("The wall clock jumped back by 30 s", "Timeline", "chronyd", "Looked at, and no explanation", "clock_step, confidence 0.99"):
+def test_explain_last_tells_the_newest_with_what_was_ruled_out(tmp_path: Path) -> None:
+    out = tickscope("explain", "last", "--store", store(tmp_path / "store", run(clock_step(), 47))).stdout.decode()
+    for part in ("The wall clock jumped back by 30 s", "Timeline", "chronyd", "Looked at, and no explanation", "clock_step, confidence 0.99: the wall clock was set to another time at once"):
         assert part in out
 
 
@@ -116,22 +160,34 @@ def test_people_are_told_what_the_wall_clock_said_then(tmp_path: Path) -> None:
     path = store(tmp_path / "store", [*batches, *before, *after])
 
     def said(wall_ns: int) -> str:
-        ms = (wall_ns + 500_000) // 10**6
-        return f"{datetime.fromtimestamp(ms // 1000):%Y-%m-%dT%H:%M:%S}.{ms % 1000:03d}"
+        at = datetime.fromtimestamp((wall_ns + 500_000) // 10**6 / 1000).astimezone()
+        return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
     out = " ".join(tickscope("explain", "last", "--store", path).stdout.decode().split())
     assert f"from {said(start + base)} to {said(end + base - 30 * S)} because" in out
-    assert f"began {said(start + base)}" in out and f"boot+{start / 1e9:.3f}" in out
+    assert f"began {said(start + base)[:23]}" in out and f"boot+{start / 1e9:.3f}" in out
     assert f"from {said(start + base)} to {said(end + base - 30 * S)} because" in tickscope("findings", "--store", path).stdout.decode()
     (row,) = json.loads(tickscope("findings", "--store", path, "-o", "json").stdout)["rows"]
-    assert f"from {instant(start)} to {instant(end)}" in row["sentence"]
+    assert plain(pieces(f"from {instant(start)} to {instant(end)}")) in row["sentence"]
 
 
 def test_instants_of_a_sentence_by_any_clock() -> None:
     known = np.array([10**9 * 1_700_000_000, NULL_I64])
-    text = "from boot+12.345 to boot+13.000, not boot+1.2345 or boot+x"
-    assert dated(text, lambda t_ns: known[: len(t_ns)], utc=True) == "from 2023-11-14T22:13:20.000Z to boot+13.000, not boot+1.2345 or boot+x"
-    assert dated("nothing", lambda t_ns: known) == "nothing"
+    said = ["from ", 12_345 * MS, " to ", 13 * S, ", not boot+1.234"]
+    assert dated(said, lambda t_ns: known[: len(t_ns)], utc=True) == "from 2023-11-14T22:13:20.000Z to boot+13.000, not boot+1.234"
+    assert dated(["nothing"], lambda t_ns: known) == "nothing"
+
+
+def test_a_name_cannot_pass_for_an_instant() -> None:
+    host = refusing()
+    host.step(29.5, -30 * S, comm=b"boot+1.000 \x1e5\x1e")
+    found = latest(run(host, 47))[0]
+    said = found["said"]
+    assert isinstance(said, list)
+    instants = [part for part in said if isinstance(part, int)]
+    assert instants[0] == T0 + 29_500 * MS and min(instants) >= T0 and len(instants) == 3
+    assert "boot+1.000" in dated(said, lambda t_ns: t_ns)
+    assert plain(said) == found["sentence"]
 
 
 def test_explain_by_the_start_of_an_id(filled: Path) -> None:
@@ -139,7 +195,7 @@ def test_explain_by_the_start_of_an_id(filled: Path) -> None:
     doc = json.loads(tickscope("explain", str(found["finding_id"])[:6], "--store", filled, "-o", "json").stdout)
     assert doc["schema"] == 1 and doc["finding"]["finding_id"] == found["finding_id"]
     out = tickscope("explain", found["finding_id"], "--store", filled).stdout.decode()
-    for part in ("time waiting on the peer: 1.4s", "smoothed RTT: 55us (usually 46us)", "network_rtt: the network RTT to 127.0.0.1:6399 was 55 us", "lasted 1.4s"):
+    for part in ("time waiting on the peer: 1.4s", "smoothed RTT: 55us (usually 46us)", "network_rtt: the network RTT to 127.0.0.1:6399 stayed at 55 us, usually 46 us", "lasted 1.4s"):
         assert part in out, out
 
 
@@ -177,7 +233,8 @@ def test_a_refusal_names_the_share_and_the_time() -> None:
 
 @pytest.mark.parametrize(("got", "want"), [
     (span(0), "0 ns"), (span(999), "999 ns"), (span(1_420_000_000), "1.42 s"), (span(800_000), "800 us"), (span(45_000), "45 us"), (span(-400_000), "400 us"),
-    (span(999_999_999), "1 s"), (seconds(0.5), "500 ms"), (seconds(600), "10 min"), (number(123.4), "123"), (instant(12_300_000_000), "boot+12.300"),
+    (span(999_999_999), "1 s"), (seconds(0.5), "500 ms"), (seconds(600), "10 min"), (number(123.4), "123"), (plain(pieces(instant(12_300_000_000))), "boot+12.300"),
+    (fit_pieces(["abc", 10**9, "d"], 14), ["abc", 10**9, "d"]), (fit_pieces(["abcdef", 10**9, "d"], 12), ["abcdef", "..."]), (fit_pieces(["abcdef"], 5), ["ab..."]),
     (listing(["a"]), "a"), (listing(["a", "b"]), "a and b"), (listing(list("abcde")), "a, b, c and 2 more"),
     (fit("é" * 5, 9), "éééé".encode()[:6] + b"..."), (fit("abc", 3), b"abc"), (fit_json([{"a": 1}, {"b": 2}], 10), b'[{"a":1}]'), (fit_json([], 2), b"[]"),
     (peer(bytes(10) + b"\xff\xff\x7f\0\0\1\xff\x18"), "127.0.0.1:6399"), (peer(bytes(15) + b"\1\x50\0"), "[::1]:80"), (peer(bytes(18)), ""),

@@ -15,7 +15,7 @@ import pytest
 
 from agent.kernel import gobuild, gopcln, gox86
 from agent.kernel.elf import ElfError
-from agent.kernel.golimiter import RESERVE, WAIT, examine
+from agent.kernel.gofacts import RESERVE, WAIT, examine
 from agent.kernel.gosym import GoBinary
 from tests.kernel.go_fixture import go_binary
 

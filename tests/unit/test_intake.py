@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 from agent.clock import timens
 from agent.columns import NULL_I64
 from agent.errors import AgentError
-from agent.limiters.arrival import Arrival
-from agent.limiters.intake import QUEUE_LENGTH, TABLE, Intake, IntakeSocket, process_identity
+from agent.limiters.arrival import Arrival, read_clocks
+from agent.limiters.intake import QUEUE_LENGTH, TABLE, Intake, process_identity
+from tests.lab import sockets
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def intake(path: Path) -> Iterator[Intake]:
-    source = Intake(IntakeSocket.create(path))
+    source = Intake(sockets.datagrams(path))
     yield source
     source.close()
 
@@ -96,12 +97,12 @@ def test_the_time_is_that_of_sending(path: Path, intake: Intake) -> None:
 
 
 def test_a_stamp_from_before_a_step_is_bounded() -> None:
-    arrival = Arrival()
+    arrival, clocks = Arrival(read_clocks()), read_clocks()
     now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     for off_s in (-3600, 3600):
         stamp = [(socket.SOL_SOCKET, 35, struct.pack("qq", int(time.time()) + off_s, 0))]
-        assert now - 1_000_000_000 < arrival.sent_ns(stamp, now) <= now
-    assert arrival.sent_ns([], now) == now
+        assert now - 1_000_000_000 < arrival.sent_ns(stamp, now, clocks) <= now
+    assert arrival.sent_ns([], now, clocks) == now
 
 
 def test_what_was_not_said_is_unknown(path: Path, intake: Intake) -> None:
@@ -110,6 +111,16 @@ def test_what_was_not_said_is_unknown(path: Path, intake: Intake) -> None:
     assert isnan(row["cost"])
     assert isnan(row["remaining"])
     assert (row["duration_ns"], row["tid"], row["key"], row["trace_id"]) == (NULL_I64, NULL_I64, b"", b"")
+
+
+def test_no_limit(path: Path, intake: Intake) -> None:
+    """Said as a word, or as the number by which golang.org/x/time/rate says it."""
+    for more in ({"unlimited": True}, {"limit_per_s": 1.7976931348623157e308}, {"limit_per_s": 5, "unlimited": True}, {"limit_per_s": 5}):
+        send(path, {"limiter": "api", "result": "cancelled", **more})
+    found = decisions(intake)
+    assert found["unlimited"].tolist() == [1, 1, 1, -1]
+    assert np.isnan(found["limit_per_s"]).tolist() == [True, True, True, False]
+    assert set(found["result"]) == {TABLE.code("result", "cancelled")}
 
 
 def test_the_sender_is_told_by_the_kernel(path: Path, intake: Intake) -> None:
@@ -158,11 +169,37 @@ MALFORMED: list[object] = [
 ]
 
 
+def test_a_thread_in_a_container_is_told_by_the_hosts_number(path: Path, intake: Intake) -> None:
+    """It tells its own number, as gettid() gives it there; the system calls in its decision have the host's."""
+    program = f"""
+import json, os, socket, threading, time
+def tell(name):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
+        client.sendto(json.dumps({{"limiter": name, "result": "allowed", "tid": threading.get_native_id()}}).encode(), {str(path)!r})
+    time.sleep(600)
+threading.Thread(target=tell, args=("second",), daemon=True).start()
+tell("first")
+"""
+    command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", program]
+    with subprocess.Popen(command) as inside:
+        try:
+            got: list[np.void] = []
+            while len(got) < 2:
+                got += list(decisions(intake))
+                time.sleep(0.01)
+            pid = int(got[0]["pid"])
+            tasks = {int(name) for name in os.listdir(f"/proc/{pid}/task")}
+        finally:
+            inside.kill()
+    assert {int(row["tid"]) for row in got} == tasks
+    assert next(row["tid"] for row in got if row["limiter_id"] == b"first") == pid
+
+
 @pytest.mark.parametrize("message", MALFORMED, ids=range(len(MALFORMED)))
 def test_malformed_is_counted_and_nothing_else(path: Path, intake: Intake, message: object) -> None:
     send(path, message, {"limiter": "a", "result": "allowed"})
     assert len(decisions(intake)) == 1
-    assert intake.losses() == {"malformed": 1}
+    assert intake.losses()["malformed"] == 1
 
 
 @settings(deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
@@ -226,7 +263,7 @@ def test_valid_ones_survive_a_flood_of_malformed_ones(path: Path, intake: Intake
             break
         time.sleep(0.01)
     assert np.concatenate(rows)["cost"].tolist() == list(range(1_009))
-    assert intake.losses() == {"malformed": 30_011}
+    assert intake.losses() == {"malformed": 30_011, "dropped": 0}
     assert lost == 30_011
 
 
@@ -258,12 +295,12 @@ def test_a_sender_that_has_ended_costs_nobody_s_decisions(path: Path, intake: In
     assert rows["limiter_id"].tolist() == [b"before", b"x", b"after"]
     assert rows["pid"].tolist() == [os.getpid(), child.pid, os.getpid()]
     assert rows["proc_start_ns"][1] != NULL_I64
-    assert intake.losses() == {"malformed": 0}
+    assert intake.losses() == {"malformed": 0, "dropped": 0}
     child.wait()
 
 
 def test_the_end_takes_all_that_waits_and_tells_what_was_malformed(path: Path) -> None:
-    source = Intake(IntakeSocket.create(path))
+    source = Intake(sockets.datagrams(path))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
         client.setblocking(False)
         client.setsockopt(socket.SOL_SOCKET, 32, 64 << 20)  # SO_SNDBUFFORCE: the queue's length is the limit, not the sender's memory
@@ -297,7 +334,7 @@ def test_descriptors_that_a_sender_attaches_do_not_stay(path: Path, intake: Inta
 
 
 def test_one_drain_is_bounded_and_the_rest_stays(path: Path) -> None:
-    source = Intake(IntakeSocket.create(path), max_datagrams=5)
+    source = Intake(sockets.datagrams(path), max_messages=5)
     send(path, *[{"limiter": "a", "result": "allowed"}] * 7)
     assert len(decisions(source)) == 5
     assert len(decisions(source)) == 2
@@ -305,7 +342,7 @@ def test_one_drain_is_bounded_and_the_rest_stays(path: Path) -> None:
 
 
 def test_long_names_are_cut_at_a_character_and_stay_apart(path: Path) -> None:
-    source = Intake(IntakeSocket.create(path), keys="clear")
+    source = Intake(sockets.datagrams(path), keys="clear")
     send(path, *({"limiter": "é" * 100 + end, "result": "allowed", "key": key} for end, key in (("a", "ü" * 100), ("b", 17))))
     rows = decisions(source)
     assert rows["key"].tolist() == [("ü" * 19).encode() + b"~" + blake2b(("ü" * 100).encode(), digest_size=4).hexdigest().encode(), b"17"]
@@ -315,17 +352,17 @@ def test_long_names_are_cut_at_a_character_and_stay_apart(path: Path) -> None:
 
 
 def test_creating_takes_a_stale_path_over_and_leaves_a_live_one(path: Path) -> None:
-    first = IntakeSocket.create(path)
+    first = sockets.datagrams(path)
     assert path.stat().st_mode & 0o777 == 0o666
-    with pytest.raises(AgentError, match="cannot be made"):
-        IntakeSocket.create(path)
+    with pytest.raises(AgentError, match="another agent is running"):
+        sockets.datagrams(path)
     first.close()
     assert path.exists()
-    second = IntakeSocket.create(path)
+    second = sockets.datagrams(path)
     send(path, b"x")
     assert second.recv(10) == b"x"
     second.close()
     path.unlink()
     path.write_text("a file")
     with pytest.raises(AgentError, match="not a socket"):
-        IntakeSocket.create(path)
+        sockets.datagrams(path)

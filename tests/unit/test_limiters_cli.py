@@ -19,6 +19,7 @@ from agent.kernel.load import BPF_DIR
 from agent.kernel.wire import Wire
 from agent.limiters.catalogue import CATALOGUE, look_up
 from agent.probes.limiter import decode_decisions, elapsed_ns, unix_ns
+from agent.probes.limiter_waits import MOST, Waits
 from agent.store.hot import HotStore
 from agent.store.window import this_boot
 from agent.tables import TABLES
@@ -70,19 +71,77 @@ def test_decisions() -> None:
     r = records(6)
     r["act_ext"][1] += np.uint64(70)
     r["ok"][2:5] = 0
-    r["reserved"][3] = 0
+    r["reserved"][2:4] = 0
+    r["n"][2] = 6  # beyond the burst; what else ends without a reservation, its caller gave up
     r["last_wall"][4] = r["last_ext"][4] = 0
     r["limit"][5] = r["burst"][5] = r["tokens"][5] = ~np.uint64(0)  # could not be read
     r["every"][5] = 4
     (batch,) = decode_decisions(r)
     rows = batch.rows
-    assert [RESULT.names[i] for i in rows["result"]] == ["allowed", "delayed", "refused", "refused", "refused", "allowed"]
+    assert [RESULT.names[i] for i in rows["result"]] == ["allowed", "delayed", "refused", "cancelled", "refused", "allowed"]
     assert rows["wait_ns"].tolist() == [0, 70, NULL_I64, NULL_I64, NULL_I64, 0]
     assert rows["remaining"][:5].tolist() == [2, 2, 3, 3, 5]  # 0.1 s at 10 a second since ``last``; a fresh bucket is full
     assert np.isnan([rows["remaining"][5], rows["burst"][5], rows["limit_per_s"][5]]).all()
     assert rows["sample_rate"].tolist() == [1, 1, 1, 1, 1, 0.25]
     assert set(rows["limiter_id"]) == {b"rate.Limiter@0xc000012340"}
     assert set(rows["step_immune"]) == {1}
+
+
+def test_no_limit_is_a_word_and_no_number() -> None:
+    """rate.Inf is the largest double."""
+    r = records(3)
+    r["limit"] = np.array([np.finfo(np.float64).max, np.inf, 5.0]).view(np.uint64)
+    (batch,) = decode_decisions(r)
+    assert np.isnan(batch.rows["limit_per_s"][:2]).all()
+    assert batch.rows["limit_per_s"][2] == 5
+    assert batch.rows["unlimited"].tolist() == [1, 1, 0]
+
+
+def asleep(goroutines: list[int], wait_ns: int = 50 * 10**6) -> np.ndarray:
+    r = records(len(goroutines))
+    r["act_ext"] += np.uint64(wait_ns)
+    r["goroutine"], r["asleep"], r["t_ns"], r["duration_ns"] = goroutines, 1, 10**9, 1000
+    return r
+
+
+def woken(goroutines: list[int], ok: int, t_ns: int) -> np.ndarray:
+    r = records(len(goroutines))
+    r["goroutine"], r["woke"], r["ok"], r["t_ns"] = goroutines, 1, ok, t_ns
+    return r
+
+
+def told(waits: Waits, now_ns: int) -> list[tuple[int, str, int, int]]:
+    rows = np.concatenate([TABLES["limiter_decision"].empty(0), *(b.rows for b in waits.drain(now_ns) if b.table == "limiter_decision")])
+    return [(int(r["goroutine"]), RESULT.names[r["result"]], int(r["t_ns"]), int(r["duration_ns"])) for r in rows]
+
+
+def test_a_wait_is_told_when_it_ends_however_records_are_cut() -> None:
+    both = np.concatenate([asleep([1, 2, 3]), woken([2, 9], 0, 1_020_000_000), woken([1], 1, 1_050_000_000)])
+    for cut in range(len(both) + 1):
+        waits, out = Waits(), []
+        for part in (both[:cut], both[cut:]):
+            waits.feed(part)
+            out += told(waits, 1_060_000_000)
+        assert sorted(out) == [(1, "delayed", 1_050_000_000, 50_001_000), (2, "cancelled", 1_020_000_000, 20_001_000)]
+        assert told(waits, 2_050_000_000) == []
+        assert told(waits, 2_050_000_001) == [(3, "delayed", 10**9, 1000)]  # nobody saw its end
+        assert told(waits, 1 << 62) == []
+
+
+def test_a_goroutine_that_decides_anew_has_woken_up() -> None:
+    waits = Waits()
+    waits.feed(np.concatenate([asleep([1]), asleep([1]), woken([1], 0, 1_020_000_000)]))
+    assert [result for _, result, _, _ in told(waits, 10**9)] == ["delayed", "cancelled"]
+
+
+def test_more_sleepers_than_are_held_are_told_early_and_that_is_told() -> None:
+    waits = Waits()
+    waits.feed(asleep(list(range(1, MOST + 6)), wait_ns=10**12))
+    batches = list(waits.drain(10**9))
+    assert [(b.table, len(b.rows)) for b in batches] == [("limiter_decision", 5), ("probe_status", 1)]
+    assert batches[1].rows["reason"][0].startswith(b"5 waits")
+    (rest,) = waits.finish(10**9, lambda _s: None)
+    assert len(rest.rows) == MOST
 
 
 def test_catalogue() -> None:
@@ -128,6 +187,7 @@ def test_limiters_verb(store: Path) -> None:
     assert (exposed["decisions"], exposed["allowed"], exposed["refused"], exposed["delayed"]) == (7, 4, 3, 0)
     assert (exposed["limit_per_s"], exposed["burst"], exposed["step_immune"]) == (10, 5, False)
     assert "nothing is admitted" in exposed["on_step_back"]
+    assert (exposed["cancelled"], exposed["unlimited"]) == (0, False)
     assert (immune["step_immune"], immune["on_step_back"]) == (True, "none")
     assert doc["binaries"][0]["reason"] == "/old: built by go1.16"
 

@@ -12,11 +12,14 @@ import pytest
 
 from agent.batch import Batch, make
 from agent.columns import NULL_I64
+from agent.common.clocks import boot_ns
+from agent.contracts import Finishing
 from agent.correlate.correlator import Correlator
-from agent.loop import Loop, boot_ns
+from agent.loop import Loop
 from agent.store.hot import HotStore
 from agent.store.query import Session
 from agent.store.window import this_boot
+from agent.store.writer import Writer
 from agent.tables import TABLES
 
 S = 10**9
@@ -45,7 +48,7 @@ class Failing:
             raise OSError("cannot be closed")
 
 
-class Finishing(Failing):
+class Ending(Failing, Finishing):
     def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterable[Batch]:
         yield make("tcp_reset", 1, t_ns=now_ns, comm=self.name.encode())
         yield make("tcp_reset", 1, t_ns=now_ns, comm=self.name.encode())
@@ -78,7 +81,19 @@ class Kept:
 
 
 def make_loop(path: Path, sources: list[Any], *sinks: Any) -> Loop:
-    return Loop(sources, HotStore(path, this_boot(), "host", seal_command=()), Correlator(), list(sinks))
+    return Loop(sources, Writer(HotStore(path, this_boot(), "host", seal_command=())), Correlator(), list(sinks))
+
+
+class Named:
+    """A filter of a function."""
+
+    name = "filter"
+
+    def __init__(self, work: Callable[[Batch, int], Iterable[Batch]]) -> None:
+        self.work = work
+
+    def __call__(self, batch: Batch, now_ns: int) -> Iterable[Batch]:
+        return self.work(batch, now_ns)
 
 
 def unknown(rows: np.ndarray) -> list[tuple[str, bytes, int, int]]:
@@ -115,14 +130,14 @@ def test_a_source_that_is_left_out_is_a_loss_as_long_as_the_agent_runs(tmp_path:
     for turn in range(8):
         loop.step(start + turn)
     assert [s.name for s in loop.sources] == ["good"]
-    assert [k.data for k in loop.selector.get_map().values()] == ["good"]
+    assert [k.data for k in loop.selector.get_map().values()] == [good]
     told = unknown(kept.rows("loss"))
     assert [(from_ns, to_ns) for _, _, from_ns, to_ns in told[1:]] == [(start + i, start + i + 1) for i in range(4)]
     gone = start + 4
     loop.step(gone + 10 * S)
     loop.step(gone + 11 * S)
     assert unknown(kept.rows("loss"))[5:] == [("intake", b"failing", gone, gone + 10 * S)]
-    loop._left_out_ns["failing"] = gone
+    loop.faults._whole_ns["failing"] = gone
     loop.finish()
     (last,) = unknown(kept.rows("loss")[6:7])
     assert last[:3] == ("intake", b"failing", gone)
@@ -150,7 +165,7 @@ def test_a_filter_that_fails_costs_no_rows_and_is_left_out_in_the_end(tmp_path: 
         yield Batch(batch.table, batch.rows)
         raise OSError(7, "Argument list too long")
 
-    loop.filter = broken
+    loop.filters.append(Named(broken))
     for turn in range(7):
         loop.step(boot_ns() + turn)
     loop.finish()
@@ -159,14 +174,31 @@ def test_a_filter_that_fails_costs_no_rows_and_is_left_out_in_the_end(tmp_path: 
     assert loop.failures == {"filter of tcp_reset": "OSError: [Errno 7] Argument list too long"}
 
 
+def test_a_filter_sees_what_the_one_before_let_through(tmp_path: Path) -> None:
+    source, kept = Failing(), Kept()
+    source.broken = False
+    loop = make_loop(tmp_path, [source], kept)
+
+    def doubled(batch: Batch, now_ns: int) -> Iterable[Batch]:
+        return (batch, Batch("tcp_close", TABLES["tcp_close"].empty(len(batch.rows))))
+
+    def no_resets(batch: Batch, now_ns: int) -> Iterable[Batch]:
+        return (batch,) if batch.table != "tcp_reset" else ()
+
+    loop.filters += [Named(doubled), Named(no_resets)]
+    loop.step(boot_ns())
+    assert (len(kept.rows("tcp_close")), len(kept.rows("tcp_reset"))) == (1, 0)
+    loop.finish()
+
+
 def test_a_filter_that_fails_at_the_end_does_not_stop_it(tmp_path: Path) -> None:
-    source, kept = Finishing(), Kept()
+    source, kept = Ending(), Kept()
     loop = make_loop(tmp_path, [source], kept)
 
     def broken(batch: Batch, now_ns: int) -> Iterable[Batch]:
         raise OSError(7, "Argument list too long")
 
-    loop.filter = broken
+    loop.filters.append(Named(broken))
     loop.finish()
     assert len(kept.rows("tcp_reset")) == 2
     assert source.closed
@@ -174,7 +206,7 @@ def test_a_filter_that_fails_at_the_end_does_not_stop_it(tmp_path: Path) -> None
 
 
 def test_the_end_of_one_that_fails_does_not_cost_the_others_or_the_store(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    first, second = Finishing("first", "finish close"), Finishing("second")
+    first, second = Ending("first", "finish close"), Ending("second")
     kept, beside = Kept("cannot end"), Kept("cannot end either")
     beside.name = "beside"
     loop = make_loop(tmp_path, [first, second], kept)
@@ -187,3 +219,34 @@ def test_the_end_of_one_that_fails_does_not_cost_the_others_or_the_store(tmp_pat
     with Session(tmp_path, ["loss", "tcp_reset"]) as session:
         assert session.run("SELECT comm, count(*) FROM tcp_reset GROUP BY comm ORDER BY comm").rows == [("first", 2), ("second", 2)]
         assert session.run("SELECT stage, source, count FROM loss ORDER BY stage").rows == [("export", "kept full", 3), ("intake", "first", None)]
+
+
+class Deaf:
+    """A source whose descriptor is always readable, and never read."""
+
+    name = "deaf"
+
+    def __init__(self, yields: bool) -> None:
+        self.ours, self.theirs = socket.socketpair()
+        self.theirs.send(b"x")
+        self.turns, self.yields = 0, yields
+
+    def fds(self) -> list[int]:
+        return [self.ours.fileno()]
+
+    def drain(self, now_ns: int) -> Iterable[Batch]:
+        self.turns += 1
+        return [make("tcp_reset", 1, t_ns=now_ns, comm=b"deaf")] if self.yields else []
+
+    def close(self) -> None:
+        self.ours.close()
+        self.theirs.close()
+
+
+@pytest.mark.parametrize("yields", [False, True])
+def test_what_is_readable_and_never_read_does_not_spin(tmp_path: Path, yields: bool) -> None:
+    deaf = Deaf(yields)
+    loop = make_loop(tmp_path, [deaf])
+    loop.run(boot_ns() + S)
+    loop.finish()
+    assert deaf.turns <= 20 + (200 if yields else 100) * 1.1

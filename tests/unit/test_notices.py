@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import resource
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,11 +18,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.clock import subscribers
 from agent.clock.hook_config import HookConfig, parse
 from agent.clock.subscribers import SUBSCRIBERS, Subscribers
-from agent.clock.watch import listen
 from agent.columns import NULL_I64
 from agent.errors import AgentError
+from tests.lab import sockets
 
 T = 10**12
 
@@ -28,7 +33,7 @@ class Server:
 
     def __init__(self, directory: Path) -> None:
         self.path = str(directory / "notices.sock")
-        self.listener = listen(self.path)
+        self.listener = sockets.notices(directory / "notices.sock")
         self.reports, report = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.reports.settimeout(20)
         self.stop, until = socket.socketpair()
@@ -76,6 +81,41 @@ def line(sock: socket.socket) -> dict[str, object]:
 
 def ack(sock: socket.socket, number: object, limiter: object = "api") -> None:
     sock.sendall(json.dumps({"ack": number, "limiter": limiter}).encode() + b"\n")
+
+
+#: A process of that name, which acknowledges one notice.
+NAMED = r"""
+import ctypes, json, socket, sys
+ctypes.CDLL(None).prctl(15, b"\xff\xfe", 0, 0, 0)
+sock = socket.socket(socket.AF_UNIX)
+sock.connect(sys.argv[1])
+print(flush=True)
+sock.sendall(json.dumps({"ack": json.loads(sock.makefile().readline())["id"]}).encode() + b"\n")
+sys.stdin.read()
+"""
+
+
+def test_a_subscriber_whose_name_is_no_text_gets_notices_like_the_others(server: Server) -> None:
+    with subprocess.Popen([sys.executable, "-c", NAMED, server.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as named:
+        assert named.stdout is not None
+        named.stdout.readline()
+        server.until(subscribers=1)
+        server.step()
+        assert server.until(acknowledged=1)["last_ack"]["comm"] == r"\xff\xfe"  # type: ignore[index]
+        named.communicate()
+
+
+def test_one_that_cannot_be_looked_at_is_turned_away_and_the_next_one_served(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(_: object) -> tuple[int, int]:
+        raise ValueError("whatever")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(subscribers, "peer", wrong)
+        assert server.client().recv(1) == b""
+    client = server.client()
+    server.until(subscribers=1)
+    server.step()
+    assert line(client)["id"] == 1
 
 
 def test_101_subscribers_each_get_every_notice_and_acknowledge(server: Server) -> None:
@@ -180,6 +220,57 @@ def test_one_too_many_is_refused_and_counted(server: Server) -> None:
         one.close()
 
 
+MANY = """
+import os, socket, sys
+os.chdir(sys.argv[1])
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+held = []
+for _ in range(300):
+    held.append(socket.socket(socket.AF_UNIX))
+    held[-1].connect("notices.sock")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_another_user_cannot_push_out_subscribers_nor_keep_them_away(server: Server) -> None:
+    early = [server.client() for _ in range(100)]
+    server.until(subscribers=100)
+    directory = str(Path(server.path).parent)
+    with subprocess.Popen([sys.executable, "-c", MANY, directory], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as nobody:
+        assert nobody.stdout is not None
+        assert nobody.stdout.readline() == "held\n"
+        state = server.until(subscribers=100 + SUBSCRIBERS // 4, refused=300 - SUBSCRIBERS // 4)
+        assert (state["displaced"], state["dropped"]) == (0, 300 - SUBSCRIBERS // 4)
+        late = [server.client() for _ in range(SUBSCRIBERS - 100 - SUBSCRIBERS // 4)]
+        server.until(subscribers=SUBSCRIBERS)
+        server.step()
+        for one in (*early, *late):
+            assert line(one)["id"] == 1
+            one.close()
+        nobody.communicate()
+
+
+def test_without_descriptors_nobody_is_lost(server: Server) -> None:
+    """Who connects then waits until there are some again."""
+    client = socket.socket(socket.AF_UNIX)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = [os.dup(0)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, before[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        client.connect(server.path)
+        time.sleep(0.3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for fd in taken:
+            os.close(fd)
+    server.until(subscribers=1)
+    client.close()
+
+
 def test_a_name_cannot_write_to_a_terminal(server: Server) -> None:
     one = server.client()
     server.until(subscribers=1)
@@ -216,7 +307,7 @@ def test_a_report_becomes_a_row_and_status(server: Server) -> None:
     from agent.clock.notices import NoticeSource
 
     server.reports.setblocking(False)
-    source = NoticeSource(SimpleNamespace(reports=server.reports))  # type: ignore[arg-type]
+    source = NoticeSource(SimpleNamespace(reports=server.reports, alive=True, failure=str))  # type: ignore[arg-type]
     (first,) = source.drain(10**9)
     assert (first.rows["sent"][0], first.rows["pending"][0], first.rows["failed"][0]) == (0, 0, NULL_I64)
     one = server.client()

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.kernel.elf import X86_64, Elf
-from agent.kernel.openssl import UNKNOWN, Library, _loads, analyse, version_text
-from agent.kernel.tls import code_key
+from agent.kernel.openssl import UNKNOWN, Library, _loads, analyse, code_key, version_text
 
 LIBSSL = next(iter(sorted(Path("/usr/lib").glob("*-linux-gnu/libssl.so.*"))))
 STUB = """

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from pathlib import Path
+
 import pytest
+import yaml
 
 from agent.errors import USAGE, AgentError
-from exporters.config import resolve
+from exporters.config import KEYS, resolve
+from exporters.page_config import PageConfig
 from exporters.resource import describe
 
 _BASE = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318/"}
@@ -54,9 +59,31 @@ def test_a_wrong_value_is_a_usage_error(file: dict[str, object]) -> None:
     with pytest.raises(AgentError) as raised:
         resolve(file, {}, {})
     assert raised.value.exit_code == USAGE
-    assert raised.value.remedy
+    assert raised.value.why
 
 
 def test_the_environment_completes_the_resource() -> None:
     got = describe("b-1", {"OTEL_SERVICE_NAME": "edge", "OTEL_RESOURCE_ATTRIBUTES": "service.name=lost,deployment.environment.name=a%20b"}, "0.1")
     assert (got["service.name"], got["deployment.environment.name"], got["host.boot.id"], got["os.type"]) == ("edge", "a b", "b-1", "linux")
+
+
+def test_the_settings_file_that_is_delivered_names_every_setting_with_its_default() -> None:
+    values = yaml.safe_load((Path(__file__).parents[2] / "deploy/tickscope.yaml").read_text())
+    assert tuple(values["otlp"]) == KEYS
+    target = {"endpoint": "http://127.0.0.1:4318"}
+    assert resolve({**values["otlp"], **target}, {}, {}) == resolve(target, {}, {})
+    assert PageConfig.parse(values["metrics"]) == PageConfig()
+    assert set(values["metrics"]) == {f.name for f in fields(PageConfig)}
+
+
+def test_a_nought_in_the_file_is_a_value() -> None:
+    assert resolve({"sample": 0, "slow_s": 0}, {}, {}) == resolve({}, {}, {"sample": 0, "slow_s": 0})
+    assert resolve({"sample": 0}, {}, {}).sample == 0
+
+
+@pytest.mark.parametrize("section", [{"detail": "more"}, {"samples": 10}, {"samples": True}, {"samples": "x"}, {"samples": 5000.5}, {"aliases": 1}, {"hosts": 5}, {"hosts": [1]}, {"x": 1}])
+def test_wrong_settings_of_metrics_say_what_is_right(section: dict[str, object]) -> None:
+    with pytest.raises(AgentError) as raised:
+        PageConfig.parse(section)
+    assert raised.value.why
+    assert raised.value.exit_code == 2

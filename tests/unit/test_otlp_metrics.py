@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric as MetricMessage
 
-from agent.batch import make
+from agent.batch import Batch, make
 from agent.columns import NULL_I64
-from agent.tables import TABLES
-from exporters.aggregate import DRIFT_SPAN_NS, GAUGE_TTL_NS, OVERFLOW, SERIES_TTL_NS, MetricStore, Series
-from exporters.metrics import MAX_SERIES, METRICS, Metric
+from agent.correlate.catalogue import causes, symptoms
+from agent.tables import CAUSES, SYMPTOMS, TABLES
+from exporters.aggregate import GAUGE_TTL_NS, OVERFLOW, SERIES_TTL_NS, MetricStore
+from exporters.exposition import render
+from exporters.fold import DRIFT_SPAN_NS, Series
+from exporters.metric import OTHER, Metric
+from exporters.metrics import MAX_SERIES, METRICS, NOT_INCIDENTS
+from exporters.page_config import MAX_SAMPLES
 from exporters.points import PointEncoder
 
 _S = 10**9
@@ -24,14 +32,157 @@ def _series(store: MetricStore, name: str) -> list[Series]:
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda m: m.name)
 def test_the_registry_names_columns_that_exist(metric: Metric) -> None:
-    columns = TABLES[metric.table].by_name
-    named = [*metric.columns, *(metric.hist or ()), metric.value, metric.distinct, metric.client_only]
+    columns = TABLES[metric.table].by_name if metric.table else {}
+    named = [*metric.columns, *metric.detail, *metric.identity, *(metric.hist or ()), metric.value, metric.distinct, metric.client_only]
     assert [n for n in named if n and n not in columns] == []
     if metric.where:
         assert set(metric.where[1]) <= set(columns[metric.where[0]].names)
     assert metric.instrument in ("counter", "gauge", "histogram")
+    assert metric.unit in ("s", "By", "1") or metric.unit.startswith("{")
     if metric.instrument == "histogram":
-        assert metric.unit in ("ns", "us")
+        assert (metric.unit, metric.raw) in (("s", "ns"), ("s", "us"))
+
+
+def test_every_counter_that_an_alert_may_look_at_starts_at_0_or_has_a_companion_that_does() -> None:
+    counters = {m.name: m for m in METRICS if m.table and m.instrument == "counter"}
+    alone = {n for n, m in counters.items() if not m.bounded and not (n.partition(".by_")[1] and counters[n.partition(".by_")[0]].bounded)}
+    assert alone == NOT_INCIDENTS
+
+
+def test_a_delay_is_no_part_of_the_decision_s_own_time() -> None:
+    """A Go program's Wait lasts until it wakes up; what its caller gave up on tells nothing of the decision."""
+    store, code, rows = MetricStore(), TABLES["limiter_decision"].code, 5
+    results = ("allowed", "delayed", "delayed", "delayed", "cancelled")
+    store.offer(make("limiter_decision", rows, t_ns=np.arange(rows), limiter_id=b"a", result=[code("result", name) for name in results],
+                     duration_ns=[3000, 100_000_000 + 5000, 7000, NULL_I64, 40_000_000], wait_ns=[0, 100_000_000, NULL_I64, 9, 100_000_000]))
+    taken = {dict(s.attributes)["rate_limiting.result"]: (s.count, s.value) for s in _series(store, "tickscope.limiter.decision.duration")}
+    assert taken == {"allowed": (1, 3000), "delayed": (1, 5000)}
+
+
+def _zeros(store: MetricStore, name: str) -> list[Series]:
+    return [s for s in _series(store, name) if s.value == 0 and s.count == 0]
+
+
+def test_a_fresh_store_has_every_bounded_series_at_0_and_a_first_event_adds_none() -> None:
+    """What Prometheus' increase() needs: it does not count a series' first sample."""
+    store, code = MetricStore(), {t: TABLES[t].code for t in TABLES}
+    names = ("ntp.jump.count", "ntp.jump.size", "tickscope.findings", "tickscope.findings.by_cause", "tickscope.losses", "tickscope.losses.reports",
+             "tickscope.clock.changes", "tickscope.tcp.resets", "tickscope.limiter.decisions", "tickscope.socket.accept.overflows")
+    before = {n: len(_zeros(store, n)) for n in names}
+    assert all(before.values())
+    store.offer(make("clock_change", 1, t_ns=1, kind=code["clock_change"]("kind", "step"), size_ns=5, direction=0, comm=b"date"))
+    store.offer(make("finding", 2, t_ns=1, finding_id=[b"a", b"b"], symptom=[b"clock_jump", b"never heard of"], cause=b"clock_step", severity=[0, -1]))
+    store.offer(make("loss", 2, t_ns=1, stage=[1, 4], source=b"x", count=[9060, NULL_I64]))
+    store.offer(make("tcp_reset", 1, t_ns=1, direction=0))
+    store.offer(make("limiter_decision", 1, t_ns=1, result=1))
+    for overflows in (7, 8):
+        store.offer(make("socket_queue", 1, t_ns=overflows, kind=0, overflows=overflows))
+        store.collect()
+    after = {n: sum(s.value for s in _series(store, n)) for n in names}
+    assert after == {"ntp.jump.count": 1, "ntp.jump.size": 5, "tickscope.findings": 2, "tickscope.findings.by_cause": 2, "tickscope.losses": 9060,
+                     "tickscope.losses.reports": 2, "tickscope.clock.changes": 1, "tickscope.tcp.resets": 1, "tickscope.limiter.decisions": 1,
+                     "tickscope.socket.accept.overflows": 1}
+    assert {n: len(_series(store, n)) for n in names} == before
+    other = next(s for s in _series(store, "tickscope.findings") if dict(s.attributes)["tickscope.symptom"] == OTHER and s.value)
+    assert dict(other.attributes)["tickscope.severity"] == OTHER
+
+
+@pytest.mark.parametrize("temporality", ["cumulative", "delta"])
+def test_a_first_event_in_otlp_follows_a_0_that_began_before_it(temporality: str) -> None:
+    store, now = MetricStore(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    encoder = PointEncoder(temporality, lambda t: t + _EPOCH, now)
+
+    def stepped(at: int) -> list[tuple[int, int, int]]:
+        messages = [MetricMessage.FromString(m) for m in encoder.encode([c for c in store.collect() if c[0].name == "ntp.jump.count"], at)[0]]
+        encoder.committed()
+        return [(p.start_time_unix_nano - _EPOCH, p.time_unix_nano - _EPOCH, p.as_int) for m in messages for p in m.sum.data_points
+                if p.attributes[0].value.string_value == "forward"]
+
+    begun = stepped(now + _S)
+    store.offer(make("clock_change", 1, t_ns=now + _S + 1, kind=0, direction=0))
+    ((start, end, value),) = stepped(now + 2 * _S)
+    assert (end, value) == (now + 2 * _S, 1)
+    if temporality == "delta":
+        assert (begun, start) == ([], now + _S)
+    else:
+        assert begun == [(start, now + _S, 0)]
+        assert start <= now + _S
+
+
+def test_the_symptoms_and_causes_of_the_correlator_are_those_that_counters_start_with() -> None:
+    assert len(causes()) > 10
+    assert {*symptoms()} <= {*SYMPTOMS.split()} and {*causes()} <= {*CAUSES.split()}
+    assert {"unknown", "process_stopped"} <= {*CAUSES.split()} and "silence" in SYMPTOMS.split()
+
+
+def _busy() -> Iterator[Batch]:
+    """A busy node's rows: far more label sets than the page has room for."""
+    random, n = np.random.default_rng(7), 20_000
+
+    def names(word: str, most: int, count: int = n) -> list[bytes]:
+        return [b"%s-%d" % (word.encode(), i) for i in random.integers(0, most, count)]
+
+    hist = np.zeros((n, 64), np.uint32)
+    hist[:, 14] = 1
+    peers = np.frombuffer(b"".join(bytes(10) + b"\xff\xff\x0a\x00" + int(i).to_bytes(2, "big") for i in random.integers(0, 900, n)), "V16")
+    yield make("syscall_latency", n, t_ns=1, comm=names("c", 300), syscall=names("call", 60), basis=random.integers(0, 3, n), kind=random.integers(-1, 2, n),
+               count=1, errors=1, sum_ns=20_000, run_queue_ns=7, hist=hist)
+    yield make("slow_syscall", n, t_ns=1, comm=names("c", 300), syscall=names("call", 60), kind=random.integers(0, 2, n), duration_ns=10**7)
+    yield make("tcp_rtt", n, t_ns=1, comm=names("c", 300), role=random.integers(0, 2, n), daddr=peers, rtt_sum_us=20_000, hist=hist)
+    yield make("tcp_connect", n, t_ns=1, comm=names("c", 300), result=random.integers(0, 3, n), daddr=peers, duration_ns=10**6)
+    yield make("tls_handshake", n, t_ns=1, comm=names("c", 300), result=random.integers(0, 3, n), role=random.integers(0, 2, n), duration_ns=10**7)
+    yield make("tcp_retransmit", n, t_ns=1, comm=names("c", 300), kind=random.integers(0, 3, n), count=1)
+    yield make("limiter_decision", n, t_ns=1, comm=names("c", 300), limiter_id=names("l", 400), result=random.integers(0, 4, n), duration_ns=10**4, wait_ns=0)
+    yield make("queue_lag", n, t_ns=1, destination=names("q", 200), consumer_group=names("g", 9), lag_messages=1, pending=1, consumers=1)
+    yield make("socket_queue", n, t_ns=1, comm=names("c", 300), kind=0, sport=random.integers(0, 250, n), queue=1, limit=1, drops=1, overflows=1)
+    yield make("loss", n, t_ns=1, stage=random.integers(0, 5, n), source=names("s", 200), count=1)
+
+
+def test_a_busy_node_is_a_page_below_5000_samples_that_counts_everything() -> None:
+    store, rows = MetricStore(), 20_000
+    for batch in _busy():
+        store.offer(batch)
+    page = [line for line in render(store.collect(), {}).splitlines() if not line.startswith("#")]
+    assert 3000 < len(page) < 5000
+    assert store.samples <= len(page) <= MAX_SAMPLES + 1
+    sums = {m.name: sum(s.count if m.instrument == "histogram" else s.value for s in series) for m, series in store.collect()}
+    for name in ("tickscope.syscall.errors", "tickscope.syscall.errors.by_call", "tickscope.syscall.duration", "tickscope.tcp.rtt", "tickscope.tcp.connects",
+                 "tickscope.tls.handshake.duration", "tickscope.limiter.decisions", "tickscope.limiter.decisions.by_limiter", "tickscope.losses.by_source"):
+        assert sums[name] == rows, name
+    assert store.overflowed > 0
+    # A flood of one label leaves every other metric some series of its own.
+    store.offer(make("tcp_reset", 1, t_ns=2, comm=b"rare"))
+    assert [dict(s.attributes)["process.command"] for s in _series(store, "tickscope.tcp.resets.by_process")] == ["rare"]
+    # Hours later what is gone makes room, in every metric, but for the series that are there from the start.
+    late = 3 * SERIES_TTL_NS
+    store.offer(make("tcp_rtt", 60, t_ns=late, comm=[b"new-%d" % i for i in range(60)], role=0, rtt_sum_us=1, hist=np.ones((60, 64), np.uint32)))
+    assert sum("new-" in str(s.attributes) for s in _series(store, "tickscope.tcp.rtt")) == 60
+    assert len(_series(store, "tickscope.losses.by_source")) < 5
+    for metric in (m for m in METRICS if m.bounded):
+        assert len(_series(store, metric.name)) == len(list(metric.starts())), metric.name
+
+
+def test_full_detail_has_all_labels_and_buckets() -> None:
+    store = MetricStore(max_samples=None, full=True)
+    for batch in _busy():
+        store.offer(batch)
+    calls = next((m, s) for m, s in store.collect() if m.name == "tickscope.syscall.duration")
+    assert len(calls[1]) == MAX_SERIES
+    assert "process.command" in dict(calls[1][0].attributes)
+    assert list(calls[0].powers) == list(range(10, 37))
+
+
+def test_what_the_agent_observes_of_itself() -> None:
+    store, role = MetricStore(), (("tickscope.role", "helper"),)
+    store.observe("tickscope.process.cpu", [(role, 7.5)], 100)
+    ((since, value),) = [(s.since_ns, s.value) for s in _series(store, "tickscope.process.cpu")]
+    assert (value, 0 < since <= time.clock_gettime_ns(time.CLOCK_BOOTTIME)) == (7.5, True)
+    store.observe("tickscope.process.cpu", [(role, 8.5)], 200)
+    assert [(s.since_ns, s.value) for s in _series(store, "tickscope.process.cpu")] == [(since, 8.5)]
+    store.observe("tickscope.process.cpu", [(role, 0.5)], 300)  # another process
+    assert [(s.since_ns, s.value) for s in _series(store, "tickscope.process.cpu")] == [(300, 0.5)]
+    store.observe("tickscope.process.cpu", [], 400)
+    assert _series(store, "tickscope.process.cpu") == []
 
 
 def test_names_are_unique_both_ways() -> None:
@@ -58,12 +209,13 @@ def test_the_clocks_metrics() -> None:
     sizes = {dict(s.attributes)["direction"]: s for s in _series(store, "ntp.jump.size")}
     assert (sizes["backward"].count, sizes["backward"].low, sizes["backward"].high) == (2, 1500, 1600)
     assert (sizes["forward"].count, int(sizes["forward"].buckets[9])) == (1, 1)
-    assert {dict(s.attributes)["tickscope.daemon"]: s.value for s in _series(store, "ntp.offset")} == {"kernel": -0.0025, "chrony": 1.0}
+    offset = next((m, s) for m, s in store.collect() if m.name == "ntp.offset")
+    assert {dict(s.attributes)["tickscope.daemon"]: offset[0].shown(s.value) for s in offset[1]} == {"kernel": -0.0025, "chrony": 1.0}
     assert [dict(s.attributes) for s in _series(store, "ntp.source.offset")] == [{"tickscope.daemon": "sntp", "tickscope.source": "ntp.example"}]
     assert [s.value for s in _series(store, "ntp.leap_indicator")] == [3]
     assert [s.value for s in _series(store, "ntp.sync_status")] == [0]
     names = {m.prometheus for m, _ in store.collect()}
-    assert {"ntp_offset_seconds", "ntp_leap_indicator", "ntp_jump_count_total", "ntp_jump_size_nanoseconds", "ntp_sync_status"} <= names
+    assert {"ntp_offset_seconds", "ntp_leap_indicator", "ntp_jump_count_total", "ntp_jump_size_seconds", "ntp_sync_status"} <= names
 
 
 def test_the_notices_metrics_count_what_came_since_the_first_row() -> None:
@@ -71,7 +223,8 @@ def test_the_notices_metrics_count_what_came_since_the_first_row() -> None:
     store.offer(make("notice_status", 2, t_ns=[1, 2], channel=socket, sent=[0, 7], pending=[0, 3], acknowledged=[0, 4], subscribers=[0, 2]))
     store.offer(make("notice_status", 1, t_ns=3, channel=1, sent=5))
     assert [s.value for s in _series(store, "tickscope.clock.pending_reanchorings")] == [3]
-    assert {dict(s.attributes)["tickscope.channel"]: s.value for s in _series(store, "tickscope.clock.notices")} == {"socket": 7, "exec": 0}
+    assert {dict(s.attributes)["tickscope.channel"]: s.value for s in _series(store, "tickscope.clock.notices")} == {
+        "socket": 7, "exec": 0, "webhook": 0, "redis": 0, OTHER: 0}
 
 
 @given(st.lists(st.integers(0, 2**53), min_size=1, max_size=200))
@@ -95,7 +248,7 @@ def test_folding_does_not_depend_on_how_rows_are_batched(rows: list[tuple[int, i
             if part:
                 who, kind, count = zip(*part, strict=True)
                 store.offer(make("tcp_retransmit", len(part), t_ns=1, comm=[b"p%d" % w for w in who], kind=[min(k, 2) for k in kind], count=count))
-        return {s.attributes: s.value for s in _series(store, "tickscope.tcp.retransmits")}
+        return {s.attributes: s.value for s in _series(store, "tickscope.tcp.retransmits.by_process")}
 
     assert total([rows]) == total([rows[i::pieces] for i in range(pieces)])
 
@@ -105,14 +258,14 @@ def test_unknown_values_are_left_out_not_counted_as_zero() -> None:
     store.offer(make("limiter_decision", 3, t_ns=1, wait_ns=[NULL_I64, 4, NULL_I64], duration_ns=NULL_I64))
     assert [s.count for s in _series(store, "tickscope.limiter.wait")] == [1]
     assert _series(store, "tickscope.limiter.decision.duration") == []
-    assert [s.value for s in _series(store, "tickscope.limiter.decisions")] == [3]
+    assert [s.value for s in _series(store, "tickscope.limiter.decisions.by_limiter")] == [3]
 
 
 def test_series_beyond_the_bound_go_into_one_that_says_so() -> None:
     store = MetricStore(max_series=5)
     store.offer(make("tcp_reset", 97, t_ns=1, comm=[b"c%d" % i for i in range(97)]))
     store.offer(make("tcp_reset", 97, t_ns=2, comm=[b"c%d" % i for i in range(97)]))
-    series = {s.attributes: s.value for s in _series(store, "tickscope.tcp.resets")}
+    series = {s.attributes: s.value for s in _series(store, "tickscope.tcp.resets.by_process")}
     assert len(series) == 5
     assert series[OVERFLOW] == 2 * 93
     assert sum(series.values()) == 2 * 97
@@ -123,20 +276,21 @@ def _drops(store: MetricStore, devices: list[bytes], t_ns: int, drops: object) -
     store.offer(make("socket_queue", len(devices), t_ns=t_ns, kind=kind, device=devices, comm=b"", queue=1, drops=drops))
 
 
-def test_running_totals_and_last_values_beyond_the_bound_are_left_out_and_counted() -> None:
-    """Totals of two devices in one series would be a reset at each turn: 60 polls of two constant ones made 60,000,005 drops."""
-    store, polls, beyond = MetricStore(), 60, 2100 - (MAX_SERIES - 1)
+def test_running_totals_beyond_the_bound_share_a_series_and_last_values_are_left_out_and_counted() -> None:
+    """Each total is told apart, whatever series it is in: taken for one, two devices' would be a reset at each turn."""
+    store, polls, beyond = MetricStore(max_samples=None), 60, 2100 - (MAX_SERIES - 1)
     _drops(store, [b"past%d" % i for i in range(2100)], 1, 0)
     store.collect()
     for poll in range(polls):
-        _drops(store, [b"one", b"two"], 2 + poll, [1_000_000, 5])
+        _drops(store, [b"one", b"two"], 2 + poll, [1_000_000 + poll, 5])
         store.collect()
-    for name in ("tickscope.socket.queue.drops", "tickscope.socket.queue"):
-        series = _series(store, name)
-        assert len(series) == MAX_SERIES - 1
-        assert OVERFLOW not in [s.attributes for s in series]
-    assert sum(s.value for s in _series(store, "tickscope.socket.queue.drops")) == 0
-    assert store.losses() == {"series_limit": 2 * (beyond + 2 * polls)}  # of the drops and of the queue's length
+    drops = {s.attributes: s.value for s in _series(store, "tickscope.socket.queue.drops.by_queue")}
+    assert len(drops) == MAX_SERIES
+    assert (drops.pop(OVERFLOW), sum(drops.values())) == (polls - 1, 0)
+    assert sum(s.value for s in _series(store, "tickscope.socket.queue.drops")) == polls - 1
+    lengths = [s.attributes for s in _series(store, "tickscope.socket.queue")]
+    assert (len(lengths), OVERFLOW in lengths) == (MAX_SERIES - 1, False)
+    assert store.losses() == {"series_limit": beyond + 2 * polls}  # of the queue's length
 
 
 def test_who_was_not_seen_for_long_makes_room() -> None:
@@ -144,7 +298,7 @@ def test_who_was_not_seen_for_long_makes_room() -> None:
 
     def reset(*names: bytes, t_ns: int) -> set[object]:
         store.offer(make("tcp_reset", len(names), t_ns=t_ns, comm=names))
-        return {dict(s.attributes).get("process.command", "overflow") for s in _series(store, "tickscope.tcp.resets")}
+        return {dict(s.attributes).get("process.command", "overflow") for s in _series(store, "tickscope.tcp.resets.by_process")}
 
     assert reset(b"a", b"b", t_ns=1) == {"a", "b"}
     assert reset(b"c", t_ns=_S) == {"a", "b", "c"}
@@ -164,7 +318,7 @@ def test_a_gauge_that_is_not_shown_makes_room_for_one_that_is() -> None:
 
 def _points(encoder: PointEncoder, store: MetricStore, now: int) -> dict[str, tuple[int, int, int]]:
     """(start, end, value) of the resets of each command, CLOCK_BOOTTIME ns."""
-    messages = [MetricMessage.FromString(m) for m in encoder.encode([c for c in store.collect() if c[0].name == "tickscope.tcp.resets"], now)[0]]
+    messages = [MetricMessage.FromString(m) for m in encoder.encode([c for c in store.collect() if c[0].name == "tickscope.tcp.resets.by_process"], now)[0]]
     encoder.committed()
     points = [p for m in messages for p in m.sum.data_points]
     return {p.attributes[0].value.string_value: (p.start_time_unix_nano - _EPOCH, p.time_unix_nano - _EPOCH, p.as_int) for p in points}
@@ -196,7 +350,7 @@ def test_a_series_that_comes_back_begins_anew(temporality: str, between: bool) -
 
 
 def test_a_servers_peers_are_one_series() -> None:
-    store = MetricStore()
+    store = MetricStore(full=True)
     hist = np.zeros((6, 64), np.uint32)
     hist[:, 3] = 1
     peers = np.frombuffer(b"".join(bytes(10) + b"\xff\xff\x0a\x00\x00" + bytes([i]) for i in range(6)), "V16")
@@ -242,7 +396,15 @@ def test_a_finding_is_counted_once() -> None:
     for _ in range(3):
         store.offer(make("finding", 2, t_ns=1, finding_id=[b"a", b"b"], cause=b"tls"))
         store.collect()
-    assert [s.value for s in _series(store, "tickscope.findings")] == [2]
+    assert {dict(s.attributes)["tickscope.cause"]: s.value for s in _series(store, "tickscope.findings.by_cause") if s.value} == {"tls": 2}
+
+
+def test_a_finding_that_becomes_an_alarm_is_counted_as_one_too() -> None:
+    store = MetricStore()
+    for severity in (0, 0, 1, 1):
+        store.offer(make("finding", 1, t_ns=1, finding_id=b"a", symptom=b"clock_jump", severity=severity))
+        store.collect()
+    assert {dict(s.attributes)["tickscope.severity"]: s.value for s in _series(store, "tickscope.findings") if s.value} == {"notice": 1, "alarm": 1}
 
 
 def test_drift_is_a_slope_in_parts_per_billion() -> None:
@@ -260,7 +422,7 @@ def test_a_wall_step_back_keeps_a_deltas_length() -> None:
     seen = []
     for now in (10 * _S, 20 * _S):
         store.offer(make("tcp_reset", 1, t_ns=now))
-        (message,), points = encoder.encode([c for c in store.collect() if c[0].name == "tickscope.tcp.resets"], now)
+        (message,), points = encoder.encode([c for c in store.collect() if c[0].name == "tickscope.tcp.resets.by_process"], now)
         encoder.committed()
         point = MetricMessage.FromString(message).sum.data_points[0]
         seen.append((point.time_unix_nano - offset[0], point.time_unix_nano - point.start_time_unix_nano, point.as_int, points))
@@ -273,7 +435,7 @@ def test_what_was_not_committed_is_in_the_next_delta() -> None:
     store.offer(make("tcp_reset", 3, t_ns=1))
     encoder.encode(store.collect(), _S)
     store.offer(make("tcp_reset", 4, t_ns=2))
-    (message,), _ = encoder.encode(store.collect(), 2 * _S)
-    assert MetricMessage.FromString(message).sum.data_points[0].as_int == 7
+    (both, message), _ = encoder.encode(store.collect(), 2 * _S)
+    assert [MetricMessage.FromString(m).sum.data_points[0].as_int for m in (both, message)] == [7, 7]
     encoder.committed()
     assert encoder.encode(store.collect(), 3 * _S) == ([], 0)

@@ -6,15 +6,20 @@ import errno
 from datetime import UTC, datetime
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from agent.batch import make
+from agent.common.address import addr_text
 from agent.tables import TABLES
+from exporters.links import MAX_LINKS
+from exporters.records import records
+from exporters.sampling import randomness
 from exporters.spans import SpanEncoder
-from exporters.values import address
 from exporters.wire import AttributeCache, Envelope, field
 
 _WALL = 1_700_000_000 * 10**9
@@ -53,14 +58,30 @@ def test_unknown_columns_are_absent_and_known_ones_have_their_convention_names()
     assert span.status.code == Status.STATUS_CODE_ERROR
 
 
-def test_an_rtt_child_is_the_part_of_its_interval_inside_the_decision() -> None:
+def test_round_trip_times_are_events_inside_the_decision() -> None:
     decisions = make("limiter_decision", 1, t_ns=1000, duration_ns=100).rows
-    rtt = make("tcp_rtt", 2, t_ns=[1500, 700], interval_ns=[600, 100], srtt_us=42).rows
-    raw = _encoder().decisions(decisions, [(0, "tcp_rtt", 0), (0, "tcp_rtt", 1)], {"tcp_rtt": rtt})
-    parent, inside, outside = (Span.FromString(s) for s in raw)
-    assert (inside.start_time_unix_nano - _WALL, inside.end_time_unix_nano - _WALL) == (900, 1000)
-    assert (outside.start_time_unix_nano - _WALL, outside.end_time_unix_nano - _WALL) == (600, 700)
-    assert inside.parent_span_id == outside.parent_span_id == parent.span_id
+    rtt = make("tcp_rtt", 3, t_ns=[1500, 700, 950], interval_ns=600, srtt_us=[42, 43, 44]).rows
+    (raw,) = _encoder().decisions(decisions, [(0, "tcp_rtt", i) for i in range(3)], {"tcp_rtt": rtt})
+    span = Span.FromString(raw)
+    assert [(e.name, e.time_unix_nano - _WALL) for e in span.events] == [("tcp rtt", 1000), ("tcp rtt", 900), ("tcp rtt", 950)]
+    assert [{a.key: a.value.int_value for a in e.attributes}["tickscope.srtt_us"] for e in span.events] == [42, 43, 44]
+    many = make("tcp_rtt", 99, t_ns=950).rows
+    span = Span.FromString(_encoder().decisions(decisions, [(0, "tcp_rtt", i) for i in range(99)], {"tcp_rtt": many})[0])
+    assert (len(span.events), span.dropped_events_count) == (8, 91)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 3000)), min_size=1, max_size=9), st.integers(0, 1500), st.integers(-5000, 5000))
+def test_children_lie_inside_their_decision_whatever_the_clock_did(calls: list[tuple[int, int]], length: int, step: int) -> None:
+    encoder = SpanEncoder("boot", lambda t: t + np.where(t < 900, _WALL + step, _WALL))
+    decisions = make("limiter_decision", 1, t_ns=1000, duration_ns=length).rows
+    rows = make("slow_syscall", len(calls), t_ns=[t for t, _ in calls], duration_ns=[d for _, d in calls]).rows
+    parent, *children = [Span.FromString(s) for s in encoder.decisions(decisions, [(0, "slow_syscall", i) for i in range(len(calls))], {"slow_syscall": rows})]
+    for child, (t_ns, duration) in zip(children, calls, strict=True):
+        assert parent.start_time_unix_nano <= child.start_time_unix_nano <= child.end_time_unix_nano <= parent.end_time_unix_nano
+        drawn = child.end_time_unix_nano - child.start_time_unix_nano
+        assert _attributes(child).get("tickscope.duration_ns", drawn) == duration
+        if 1000 - length <= t_ns - duration and t_ns <= 1000:
+            assert (drawn, 1000 - t_ns) == (duration, parent.end_time_unix_nano - child.end_time_unix_nano)
 
 
 def test_a_call_inside_two_decisions_is_two_spans() -> None:
@@ -71,31 +92,76 @@ def test_a_call_inside_two_decisions_is_two_spans() -> None:
     assert [spans[2].trace_id, spans[3].trace_id] == [spans[0].trace_id, spans[1].trace_id]
 
 
-def test_a_finding_shows_at_once_and_ends_as_one_root_with_evidence_and_links() -> None:
-    encoder, known = _encoder(), set[bytes]()
+def _finding(state: str, at: int, **more: object) -> np.ndarray:
+    return make("finding", 1, t_ns=at, finding_id=b"f", state=TABLES["finding"].code("state", state),
+                **{"start_ns": 70, "end_ns": at, "cause": b"clock_step", "severity": 1, "sentence": b"a step at boot+1.250", **more}).rows
+
+
+_SAID = f"a step at {datetime.fromtimestamp((_WALL + 1_250_000_000) // 10**9, UTC):%Y-%m-%dT%H:%M:%S}.{(_WALL // 10**6 + 250) % 1000:03d}Z"
+
+
+def test_a_finding_is_one_span_with_evidence_and_links() -> None:
+    encoder = _encoder()
     change = Span.FromString(encoder.roots("clock_change", make("clock_change", 1, t_ns=77, pid=5).rows)[0])
-
-    def seen(state: str, at: int) -> list[Span]:
-        rows = make("finding", 1, t_ns=at, finding_id=b"f", state=TABLES["finding"].code("state", state), start_ns=70, end_ns=at, cause=b"clock_step",
-                    sentence=b"a step at boot+1.250", evidence=b'[{"table":"clock_change","value":3,"t_ns":77,"pid":5},{"what":"x"}]').rows
-        return [Span.FromString(s) for s in encoder.findings(rows, known)]
-
-    (shown,) = seen("open", 80)
-    assert seen("open", 90) == []
-    (root,) = seen("closed", 100)
-    said = datetime.fromtimestamp((_WALL + 1_250_000_000) // 10**9, UTC)
+    (raw,) = encoder.findings(_finding("closed", 100, evidence=b'[{"table":"clock_change","value":3,"t_ns":77,"pid":5},{"what":"x"}]'))
+    root = Span.FromString(raw)
     assert (root.name, root.parent_span_id) == ("finding clock_step", b"")
-    assert root.status.message == f"a step at {said:%Y-%m-%dT%H:%M:%S}.{(_WALL // 10**6 + 250) % 1000:03d}Z"
-    assert (shown.trace_id, shown.parent_span_id) == (root.trace_id, root.span_id)
+    assert (root.status.code, root.status.message) == (Status.STATUS_CODE_ERROR, _SAID)
+    assert _attributes(root)["tickscope.sentence"] == _SAID
     assert (root.start_time_unix_nano - _WALL, root.end_time_unix_nano - _WALL) == (70, 100)
     assert [e.time_unix_nano - _WALL for e in root.events] == [77, 100]
     assert [(link.trace_id, link.span_id) for link in root.links] == [(change.trace_id, change.span_id)]
-    assert known == set()
+
+
+def test_a_notice_is_no_error() -> None:
+    span = Span.FromString(_encoder().findings(_finding("closed", 100, severity=0))[0])
+    assert (span.status.code, span.status.message) == (Status.STATUS_CODE_UNSET, "")
+    assert _attributes(span)["tickscope.sentence"] == _SAID
+
+
+def test_an_open_finding_is_a_log_record_with_the_ids_of_its_span() -> None:
+    encoder = _encoder()
+    (raw,) = records(_finding("open", 80), encoder, lambda t: t + _WALL)
+    record, span = LogRecord.FromString(raw), Span.FromString(encoder.findings(_finding("closed", 100))[0])
+    assert (record.trace_id, record.span_id) == (span.trace_id, span.span_id)
+    assert (record.body.string_value, record.severity_text, record.time_unix_nano - _WALL) == (_SAID, "WARN", 80)
+    assert {a.key: a.value.string_value for a in record.attributes}["tickscope.cause"] == "clock_step"
+    notice = LogRecord.FromString(records(_finding("open", 80, severity=0), encoder, lambda t: t + _WALL)[0])
+    assert notice.severity_text == "INFO"
+
+
+@pytest.mark.parametrize("evidence", [b'[{"table":"limiter_decision","what":"refusals","subject":"limiter shop (api pid 41)","pid":41,"t_ns":%d,"end_ns":%d}]',
+                                      b'[{"table":"clock_change","t_ns":%d,"pid":9},{"table":"limiter_decision","limiter":"shop","pid":41,"end_ns":%d}]'])
+def test_a_finding_links_the_decisions_that_it_explains(evidence: bytes) -> None:
+    encoder, s, n = _encoder(), 10**9, 3000
+    refused = TABLES["limiter_decision"].code("result", "refused")
+    rows = make("limiter_decision", n, t_ns=np.arange(n) * s // 10 + 50 * s, pid=41, limiter_id=b"shop", result=refused).rows
+    spans = [Span.FromString(raw) for raw in encoder.decisions(rows, [], {})]
+    other = encoder.decisions(make("limiter_decision", 5, t_ns=200 * s, pid=41, limiter_id=b"mail", result=refused).rows, [], {})
+    start, end = 250 * s, 300 * s
+    finding = _finding("closed", end + 9 * s, start_ns=start, end_ns=end, evidence=evidence % (start, end))
+    root = Span.FromString(encoder.findings(finding)[0])
+    links = [link.span_id for link in root.links]
+    explained = {span.span_id: span.end_time_unix_nano - _WALL for span in spans if start - s <= span.end_time_unix_nano - _WALL <= end + s}
+    assert 16 < len(links) <= MAX_LINKS
+    assert 60 < root.dropped_links_count + len(links) < 120  # of ten a second that were explained two were kept
+    assert set(links) <= set(explained)
+    assert max(explained[i] for i in links) - min(explained[i] for i in links) > 40 * s  # spread over its time
+    assert len(other) == 5
+
+
+def test_which_share_a_decision_stands_for_is_said() -> None:
+    rows = make("limiter_decision", 2, t_ns=[1, 2], trace_id=[b"0123456789abcdef0123456789abcdef", b""]).rows
+    first, second = (Span.FromString(raw) for raw in _encoder().decisions(rows, [], {}, np.array([0.25, 1.0])))
+    assert (first.trace_state, _attributes(first)["tickscope.sampling.probability"]) == ("ot=th:c", 0.25)
+    assert (second.trace_state, _attributes(second)["tickscope.sampling.probability"]) == ("ot=th:0", 1.0)
+    assert first.trace_id.hex() == "0123456789abcdef0123456789abcdef"
+    assert int.from_bytes(second.trace_id[9:], "big") == int(randomness(rows)[1])
 
 
 def test_evidence_that_was_cut_does_not_cost_the_finding() -> None:
     rows = make("finding", 1, t_ns=1, finding_id=b"f", state=1, start_ns=0, end_ns=1, evidence=b'[{"table":"clo').rows
-    (span,) = (Span.FromString(s) for s in _encoder().findings(rows, set()))
+    (span,) = (Span.FromString(s) for s in _encoder().findings(rows))
     assert list(span.events) == []
 
 
@@ -112,6 +178,6 @@ def test_concatenated_pieces_are_the_message(pairs: list[tuple[str, str | int | 
 
 
 def test_addresses() -> None:
-    assert address(bytes(10) + b"\xff\xff\x7f\0\0\1") == "127.0.0.1"
-    assert address(bytes(15) + b"\1") == "::1"
-    assert address(bytes(16)) is None
+    assert addr_text(bytes(10) + b"\xff\xff\x7f\0\0\1") == "127.0.0.1"
+    assert addr_text(bytes(15) + b"\1") == "::1"
+    assert addr_text(bytes(16)) == ""

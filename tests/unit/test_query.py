@@ -20,12 +20,12 @@ import pytest
 from agent.batch import Batch, make
 from agent.columns import Column
 from agent.errors import AgentError
+from agent.host import boot_id as this_boot
 from agent.store import frames, group, segments
 from agent.store.hot import HotStore
 from agent.store.names import columns
 from agent.store.query import Session
 from agent.store.recording import Recording
-from agent.store.window import this_boot
 from agent.tables import TABLES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -222,7 +222,12 @@ def test_top_limit_where_and_columns(tmp_path: Path) -> None:
     (["query", "tcp_rtt", "--top", "0"], 2, "top"),
     (["sql", "SELECT * FROM tcp_rt"], 2, "did you mean tcp_rtt"),
     (["sql", "SELECT * FROM read_text('/etc/passwd')"], 2, "disabled"),
-    (["sql", "SET enable_external_access = true"], 2, "bad SQL"),
+    *((["sql", text], 2, f"{text.split()[0].upper()} is refused: SQL is read-only") for text in (
+        "SET enable_external_access = true", "drop view tcp_rtt", "create table x as select 1", "insert into tcp_rtt values (1)", "attach 'x'",
+        "copy tcp_rtt to '/tmp/x'", "begin", "load httpfs")),
+    (["sql", "SELECT 1; /* -- */ drop view tcp_rtt"], 2, "DROP is refused: SQL is read-only"),
+    (["sql", "explain analyze drop view tcp_rtt"], 2, "DROP is refused: SQL is read-only"),
+    (["query", "tcp_rtt", "--where", "true) ; drop view tcp_rtt --"], 2, "bad SQL"),
     (["query", "tcp_rtt"], 3, "no rows"),
     (["sql", "SELECT 1 WHERE false"], 3, "no rows"),
     (["tables", "tcp_rt"], 2, "did you mean tcp_rtt"),
@@ -301,6 +306,15 @@ def test_sql_gives_times_with_zones_and_refuses_what_is_no_statement(tmp_path: P
     for text in ("", " ;"):
         done = verb(tmp_path, "sql", text)
         assert (done.returncode, done.stderr.splitlines()[0]) == (2, "tickscope: bad SQL: there is no statement in it")
+
+
+@pytest.mark.parametrize("explain", ["EXPLAIN(analyze) ", "EXPLAIN/*x*/ ", "-- x\nexplain (format json, analyze)", "explain ", "explain analyze/**/"])
+def test_a_query_is_explained_however_that_is_asked(tmp_path: Path, explain: str) -> None:
+    write(tmp_path, make("tcp_reset", 1, t_ns=1))
+    with Session(tmp_path, ["tcp_reset"]) as session:
+        assert len(session.run(f"{explain}(select 1) union (select 2)").rows) == 1
+        with pytest.raises(AgentError, match="DROP is refused"):
+            session.run(f"{explain}drop view tcp_reset")
 
 
 def test_a_condition_may_ask_another_table(tmp_path: Path) -> None:

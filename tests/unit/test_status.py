@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from agent.batch import Batch
 from agent.columns import NULL_I64
+from agent.contracts import Failing
+from agent.faults import IN_A_ROW, Faults
 from agent.kernel import bpf
+from agent.kernel.load import Family, Loaded
+from agent.kernel.source import KernelSource
+from agent.kernel.wire import Wire
+from agent.probes.limiter import PROBE
 from agent.status import Status
 from agent.tables import TABLES
 
@@ -25,12 +31,39 @@ def test_a_loss_of_unknown_size_is_told_as_such() -> None:
     assert status.lost() == "an unknown number of clock (intake), an unknown number of intake (intake), 5 of tcp (kernel), 7 of tcp_rtt (store)"
 
 
+def test_a_ring_that_is_left_out_is_told_as_such() -> None:
+    """By the parts' own faults; and its family stays degraded whatever else goes well again."""
+    family = Family(PROBE, state="attached")
+    kernel = KernelSource(Loaded({"limiter": family}, Wire({}), []))
+    kernel._owners["limiter_decisions"] = family
+    family.trouble("sys_exit", "sys_exit: attach", "wait")
+    for _ in range(IN_A_ROW):
+        kernel._failed("limiter_decisions", IndexError("odd"))
+    kernel._failed("other", OSError(5, "no"))
+    family.well("sys_exit")
+    assert (family.state, family.reason) == ("degraded", "limiter_decisions: IndexError: odd: left out until the next start")
+    assert "report" in family.remedy
+    class Queue(Failing):
+        def failures(self) -> dict[str, str]:
+            return {"redis": "refused"}
+
+    queue, anything = Queue(), cast(Any, SimpleNamespace(failures={"not": "this kind"}))
+    loop: Any = SimpleNamespace(sources=[kernel, queue, anything], faults=Faults())
+    loop.faults.failed("filter", KeyError("x"))
+    told = {row.pop("source"): row for row in Status(anything, loop, anything, anything, anything, anything).sources()}
+    assert told == {"filter": {"failure": "KeyError: 'x'", "count": 1, "left_out": False},
+                    "limiter_decisions": {"failure": "IndexError: odd", "count": IN_A_ROW, "left_out": True},
+                    "other": {"failure": "OSError: [Errno 5] no", "count": 1, "left_out": False},
+                    "redis": {"failure": "refused", "count": None, "left_out": False}}  # fmt: skip
+
+
 def test_runs_that_the_kernel_left_out_are_losses(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Batch] = []
     missed = {3: 0, 4: 0}
     monkeypatch.setattr(bpf, "program_stats", lambda fd: (0, 0, missed[fd]))
     family = SimpleNamespace(programs={"a": 3, "b": 4}, state="attached", reason="", remedy="", plan={"a": 1, "b": 2})
-    anything: Any = SimpleNamespace(alive=True, take=told.append, syscalls="sampled", families={"tcp": family})
+    anything: Any = SimpleNamespace(alive=True, silent=False, failure=str, take=told.append, syscalls="sampled", families={"tcp": family}, trouble=str)
+    anything.store = anything
     status = Status(anything, anything, anything, anything, anything, anything)
     for second, (a, b) in enumerate([(0, 0), (2, 0), (2, 0), (2, 5)]):
         missed.update({3: a, 4: b})

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from agent.batch import make
+from agent.batch import Batch, make
+from agent.columns import i64
 from agent.errors import AgentError
 from agent.store import UNREADABLE, frames, segments
 from agent.store.frames import Decoder, Kind
@@ -23,6 +24,7 @@ from agent.store.hot import HotStore
 from agent.store.query import Session
 from agent.store.spawn import Limits
 from agent.store.window import this_boot
+from agent.tables import T_NS, TABLES, Table
 
 ROOT = Path(__file__).resolve().parents[2]
 BOOT = "0f0f0f0f-0000-4000-8000-000000000001"
@@ -113,6 +115,31 @@ def test_a_killed_writer_loses_at_most_what_it_had_not_appended(tmp_path: Path) 
     assert before <= end <= time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
+def test_who_got_the_number_of_a_killed_writer_is_not_taken_for_it(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", WRITER, str(tmp_path), BOOT]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}) as killed:
+        assert killed.stdout is not None
+        killed.stdout.readline()
+        killed.kill()
+    lock, dir_fd = tmp_path / segments.LOCK, segments.open_dir(tmp_path)
+    lock.write_text(lock.read_text().replace(str(killed.pid), str(os.getpid()), 1))
+    assert segments.writer(dir_fd) is None
+    store = open_store(tmp_path)
+    assert segments.writer(dir_fd) == os.getpid()
+    store.close()
+    os.close(dir_fd)
+
+
+def before_end(data: bytes) -> int:
+    """Where a segment's END begins."""
+    decoder, before = frames.Decoder(), 0
+    for frame in decoder.feed(data):
+        if frame.kind == frames.Kind.END:
+            break
+        before = decoder.offset
+    return before
+
+
 @pytest.mark.parametrize("torn", [1, 9, 40])
 def test_a_torn_segment_of_an_earlier_boot_is_a_loss_of_that_boot(tmp_path: Path, torn: int) -> None:
     store = open_store(tmp_path, "earlier-boot")
@@ -120,7 +147,7 @@ def test_a_torn_segment_of_an_earlier_boot_is_a_loss_of_that_boot(tmp_path: Path
     store.append([make("tcp_reset", 1, t_ns=107)])
     store.close()
     name = tmp_path / segments.hot_name(1)
-    os.truncate(name, name.stat().st_size - frames.HEADER_BYTES - torn)
+    os.truncate(name, before_end(name.read_bytes()) - torn)
     open_store(tmp_path).close()
     assert losses(tmp_path) == [("earlier-boot", "store", "agent", None, 103, None)]
 
@@ -221,7 +248,7 @@ def test_segments_of_a_crashed_agent_are_sealed_by_the_next(tmp_path: Path) -> N
     store._sealer.wait(60)
     assert store.state()["state"] == "ok"
     store.close()
-    assert {p.name for p in tmp_path.iterdir()} == {"sealed-00000001", "hot-00000002.tsl", "lock", "seal.lock", "age.json"}
+    assert {p.name for p in tmp_path.iterdir()} == {"sealed-00000001", "hot-00000002.tsl", "lock", "seal.lock", "age.json", "outage.json"}
     assert ask(tmp_path, "SELECT count(*) FROM tcp_reset", "tcp_reset") == [(17,)]
 
 
@@ -260,6 +287,54 @@ def test_an_unreadable_segment_is_named_and_the_others_are_sealed(tmp_path: Path
     assert done.returncode == UNREADABLE
     assert segments.hot_name(1) in done.stderr
     assert (tmp_path / segments.sealed_name(2)).is_dir()
+
+
+WIDGETS = Table("widgets", "what a probe of somebody's counts", (T_NS, i64("made", "widgets")))
+
+
+def hold_widgets(path: Path) -> None:
+    """A closed segment of rows of a table that agent/tables.py has not, and others'."""
+    encoder = frames.Encoder({"widgets": WIDGETS, "tcp_reset": TABLES["tcp_reset"]})
+    pieces, _ = encoder.batches([make("tcp_reset", 3, t_ns=5), Batch("widgets", WIDGETS.empty(7))])
+    head = frames.Head(BOOT, "host-a", "1", 1, 0)
+    (path / segments.hot_name(1)).write_bytes(b"".join([encoder.head(head), *pieces, encoder.end()]))
+
+
+def test_a_segment_with_rows_of_an_unknown_table_is_kept_and_the_others_are_sealed(tmp_path: Path) -> None:
+    hold_widgets(tmp_path)
+    before = (tmp_path / segments.hot_name(1)).read_bytes()
+    store = open_store(tmp_path)
+    store.append([make("tcp_reset", 2, t_ns=6)])
+    store.close()
+    for _ in range(2):
+        done = seal_now(tmp_path)
+        assert done.returncode == UNREADABLE
+        assert done.stderr == f"{segments.hot_name(1)}: kept as it is, since this version has no table widgets\n"
+    assert (tmp_path / segments.hot_name(1)).read_bytes() == before
+    assert (tmp_path / segments.sealed_name(2)).is_dir()
+    assert ask(tmp_path, "SELECT count(*) FROM tcp_reset", "tcp_reset") == [(5,)]
+
+
+FAMILY = """
+from agent.columns import i64
+from agent.probes import Probe
+from agent.tables import T_NS, Table
+PROBE = Probe("widgets", (), tables=(Table("widgets", "what a probe of somebody's counts", (T_NS, i64("made", "widgets"))),))
+"""
+
+
+def test_rows_of_a_table_that_a_family_brings_are_sealed(tmp_path: Path) -> None:
+    families, store = tmp_path / "families", tmp_path / "store"
+    families.mkdir()
+    store.mkdir()
+    (families / "widgets.py").write_text(FAMILY)
+    hold_widgets(store)
+    code = f"import agent.probes; agent.probes.__path__.append({str(families)!r}); from agent.store.seal import main; main()"
+    argv = [sys.executable, "-c", code, "--below", "2", "--max-bytes", "1e9", "--max-age-s", "1e9"]
+    done = subprocess.run(argv, cwd=store, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "\n")
+    head = json.loads((store / segments.sealed_name(1) / segments.HEAD).read_text())
+    assert {table: seen["rows"] for table, seen in head["tables"].items()} == {"tcp_reset": 3, "widgets": 7}
 
 
 def test_retention_removes_the_oldest_by_size_and_by_age(tmp_path: Path) -> None:

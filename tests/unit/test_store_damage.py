@@ -113,6 +113,15 @@ def test_a_damaged_head_costs_no_rows(tmp_path: Path, content: bytes | None) -> 
     assert "head.json is damaged" in done.stderr
 
 
+def test_a_boot_of_which_only_a_damaged_head_tells_answers(tmp_path: Path) -> None:
+    """Its rows know their boot, the store does not."""
+    write(tmp_path, make("tcp_close", 3, t_ns=[5, 6, 7]), make("loss", 1, t_ns=6, stage=0, source=b"x", count=1, to_ns=6), boot="boot-a", seal=True)
+    (tmp_path / segments.sealed_name(1) / segments.HEAD).write_bytes(b"")
+    document = ask(tmp_path, "query", "tcp_close", "--limit", "2")
+    assert [r["t_ns"] for r in document["rows"]] == [6, 7]
+    assert [g["source"] for g in document["gaps"]] == ["x"]
+
+
 def test_a_damaged_hot_segment_is_a_gap(tmp_path: Path) -> None:
     write(tmp_path, *(make("tcp_close", 3, t_ns=[n, n, n]) for n in (5, 6, 7)))
     write(tmp_path, make("tcp_close", 2, t_ns=[8, 9]))

@@ -77,6 +77,10 @@ def test_only_a_window_that_reaches_back_is_told(store: Path) -> None:
 def test_findings_are_kept_longer(store: Path) -> None:
     cut(store, 1)
     assert told(store, None, "finding") == []
+    assert told(store, None, "finding", "loss", "probe_status") == []  # as the verb asks
+    assert told(store, None, "evidence") == told(store, None, "evidence", "loss") == []
+    assert len(told(store, None, "loss")) == 1
+    assert "all but findings and their evidence" in told(store)[0]
     assert (store / segments.sealed_name(1) / "finding.parquet").exists()
 
 

@@ -46,7 +46,7 @@ def test_all_reasons_at_once_fit_the_row() -> None:
 
 def test_subjects_beyond_the_limit_are_told() -> None:
     correlator = Correlator(CorrelatorConfig(subjects=8))
-    source = Unjudged(correlator.losses)
+    source = Unjudged(lambda: {**correlator.losses(), "faults": 0})
     correlator.feed(make("limiter_decision", 20, t_ns=T0 + np.arange(20), pid=np.arange(20), limiter_id=b"a", duration_ns=1))
     correlator.advance(T0 + 2 * S)
     (batch,) = source.drain(T0 + 3 * S)
@@ -55,13 +55,13 @@ def test_subjects_beyond_the_limit_are_told() -> None:
 
 
 def test_every_reason_has_words() -> None:
-    assert set(Correlator().losses()) == {*REASONS, "evidence"}
+    assert {*Correlator().losses(), "faults"} == {*REASONS, "evidence"}
 
 
 def test_status_tells_people(capsys: pytest.CaptureFixture[str]) -> None:
     dropped = dict.fromkeys([*REASONS, "evidence"], 0) | {"evidence": 7}
     document: dict[str, Any] = {
-        "pid": 1, "uptime_s": 1.0, "ready_s": 1.0, "cpu_s": 1.0, "processes": [], "probes": [], "helper": "running", "sources": [], "time_daemons": [],
+        "pid": 1, "uptime_s": 1.0, "ready_s": 1.0, "cpu_s": 1.0, "processes": [], "probes": [], "programs": [], "helper": "running", "sources": [], "time_daemons": [],
         "rows": {}, "correlator_dropped": dropped, "loss": [], "clock": {}, "store": {}, "export": {},
     }  # fmt: skip
     status._human(document)

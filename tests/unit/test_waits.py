@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from agent.batch import Batch, make
-from agent.kernel import bpf
+from agent.kernel import syscall
 from agent.kernel.bpf import HashMap
 from agent.kernel.load import Family
+from agent.kernel.watched import WatchedProcesses
 from agent.limiters.waits import Watched
 from agent.probes import discover
 from agent.tables import TABLES
@@ -24,14 +25,14 @@ SIZE = 8
 @pytest.fixture
 def watched_map() -> Iterator[int]:
     """A hash map as bpf/syscalls.bpf.c has it, but of a few elements."""
-    fd = bpf._bpf(0, bpf._attr(struct.pack("<IIII", 1, 4, 8, SIZE)))  # BPF_MAP_CREATE of a BPF_MAP_TYPE_HASH
+    fd = syscall.bpf(0, syscall.attributes(struct.pack("<IIII", 1, 4, 8, SIZE)))  # BPF_MAP_CREATE of a BPF_MAP_TYPE_HASH
     assert fd >= 0, os.strerror(-fd)
     yield fd
     os.close(fd)
 
 
-def family(fd: int | None) -> Family:
-    return Family(discover()["syscalls"], maps={} if fd is None else {"syscalls_watched": fd})
+def processes(fd: int | None) -> WatchedProcesses:
+    return WatchedProcesses(Family(discover()["syscalls"], maps={} if fd is None else {"syscalls_watched": fd}))
 
 
 def reported(*pids: int) -> Batch:
@@ -43,7 +44,7 @@ def pids_in(fd: int) -> set[int]:
 
 
 def test_more_processes_than_the_map_holds_push_those_out_that_reported_longest_ago(watched_map: int) -> None:
-    watched = Watched(family(watched_map))
+    watched = Watched(processes(watched_map))
     for second, pid in enumerate([*range(1, SIZE + 1), 1, 2]):
         batch = reported(pid)
         assert list(watched(batch, second * S)) == [batch]
@@ -55,14 +56,14 @@ def test_more_processes_than_the_map_holds_push_those_out_that_reported_longest_
 
 
 def test_one_batch_of_more_processes_than_the_map_holds(watched_map: int) -> None:
-    watched = Watched(family(watched_map))
+    watched = Watched(processes(watched_map))
     batch = reported(*range(1, 3 * SIZE))
     assert list(watched(batch, S)) == [batch]
     assert len(pids_in(watched_map)) == SIZE
 
 
 def test_what_has_not_reported_for_long_is_forgotten_also_without_a_map() -> None:
-    watched = Watched(family(None))
+    watched = Watched(processes(None))
     watched(reported(*range(1, 600)), S)
     watched(reported(1000), 700 * S)
     assert list(watched._known) == [1000]

@@ -67,7 +67,7 @@ def main() -> int:
     test = verb("test", _test, "the families' tests on kernels (all); arguments of pytest after --", many=True, limit_s=7200)
     test.add_argument("--family", action="append", default=[], help="only these")
     test.add_argument("--out", type=Path, help="keep results and logs here")
-    verb("table", _table, "boot kernels (all) and rewrite the table of what works where in README.md", many=True)
+    verb("table", _table, "boot kernels (all) and rewrite the table of what works where in docs/kernels.md", many=True)
     asked = parser.parse_args(own)
     if asked.verb == "run" and not command:
         parser.error("run needs a command after --")

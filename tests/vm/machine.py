@@ -16,9 +16,11 @@ import tempfile
 import termios
 import time
 import tty
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.lab.stage.wallclock import WORD
 from tests.vm.kernels import Kernel, Unavailable, cpio, get
 
 QEMU = "qemu-system-x86_64"
@@ -27,10 +29,16 @@ KEPT = ("PATH", "HOME", "XDG_CACHE_HOME", "TICKSCOPE_TEST_CACHE", "TICKSCOPE_TES
 #: A command that writes this to /dev/ttyS0 has the emulator stopped for STOP_S, in which nobody runs and the clocks go on.
 STOP_WORD, STOP_S = b"tickscope test: stop me", 3.0
 #: A processor that is stuck in the kernel ends the machine, and its console says where; so does one whose time is over (an NMI).
-BOOT_ARGUMENTS = "console=ttyS0 panic=-1 softlockup_panic=1 unknown_nmi_panic=1 sysrq_always_enabled log_buf_len=4M quiet random.trust_cpu=on clocksource=tsc tsc=reliable"
+BOOT_ARGUMENTS = f"{WORD} console=ttyS0 panic=-1 softlockup_panic=1 unknown_nmi_panic=1 sysrq_always_enabled log_buf_len=4M quiet random.trust_cpu=on clocksource=tsc tsc=reliable"
 LAST_WORDS_S = 20
 #: How a kernel ends whose tracepoints were switched while another emulated processor translated that code (see README.md).
 STALE_CODE = re.compile(r"Oops: int3|watchdog: BUG: soft lockup")
+#: A machine whose command says nothing for so long stands still.
+STILL_S = 600.0
+
+
+class StillError(TimeoutError):
+    """A machine stands still; its last words are in the message."""
 
 
 @dataclass(frozen=True)
@@ -62,22 +70,29 @@ def _qemu(kernel: Kernel, initramfs: Path, scratch: Path, out: Path) -> list[str
 
 
 def run(name: str, command: list[str], *, limit_s: float = 600, env: dict[str, str] | None = None, cwd: Path | None = None,
-        echo: bool = False, interactive: bool = False, out: Path | None = None) -> Outcome:  # fmt: skip
-    """Runs a command on kernel ``name`` of tests.vm.kernels.SUITES; a second time, and says so, where the emulator broke the first (STALE_CODE).
+        echo: bool = False, interactive: bool = False, out: Path | None = None, still_s: float = STILL_S) -> Outcome:  # fmt: skip
+    """Runs a command on kernel ``name`` of tests.vm.kernels.SUITES; a second time, and warns, where the emulator broke the first (STALE_CODE), or it stood still.
 
     The command sees the host's files; what it writes is gone with the machine, but for what it leaves in /run/out, which is the host's
     directory ``out``. echo: its output also goes to stdout as it comes.
-    Raises Unavailable where qemu or the kernel cannot be had, and TimeoutError after limit_s.
+    Raises Unavailable where qemu or the kernel cannot be had, and TimeoutError after limit_s, or where twice nothing was written for still_s.
     """
-    done = _run(name, command, limit_s, env or {}, cwd or Path.cwd(), echo, interactive, out)
+    def once() -> Outcome:
+        return _run(name, command, (limit_s, still_s), env or {}, cwd or Path.cwd(), echo, interactive, out)
+
+    try:
+        done = once()
+    except StillError as error:
+        warnings.warn(f"tests.vm: {name} stood still; once more. {error}", stacklevel=2)
+        return once()
     broken = STALE_CODE.search(done.console) if done.status is None else None
     if broken:
-        print(f"tests.vm: {name} ended with {broken[0]!r}, as where the emulator runs code that the kernel has patched since; once more", file=sys.stderr)
-        done = _run(name, command, limit_s, env or {}, cwd or Path.cwd(), echo, interactive, out)
+        warnings.warn(f"tests.vm: {name} ended with {broken[0]!r}, as where the emulator runs code that the kernel has patched since; once more", stacklevel=2)
+        return once()
     return done
 
 
-def _run(name: str, command: list[str], limit_s: float, env: dict[str, str], cwd: Path, echo: bool, interactive: bool, out: Path | None) -> Outcome:
+def _run(name: str, command: list[str], limits_s: tuple[float, float], env: dict[str, str], cwd: Path, echo: bool, interactive: bool, out: Path | None) -> Outcome:
     if not shutil.which(QEMU):
         raise Unavailable(f"{QEMU} is not installed (Debian: qemu-system-x86)")
     kernel = get(name)
@@ -91,7 +106,7 @@ def _run(name: str, command: list[str], limit_s: float, env: dict[str, str], cwd
         stdin = None if interactive else subprocess.DEVNULL
         with (scratch / "stderr").open("wb") as errors:
             machine = subprocess.Popen(arguments, stdin=stdin, stdout=None if interactive else subprocess.PIPE, stderr=errors, start_new_session=not interactive)
-        output = b"" if interactive else _follow(machine, limit_s, echo, Stopper(machine.pid, scratch / "console"), scratch)
+        output = b"" if interactive else _follow(machine, *limits_s, echo, Stopper(machine.pid, scratch / "console"), scratch)
         machine.wait()
         if machine.returncode:
             raise Unavailable(f"{QEMU} ended with {machine.returncode}: {(scratch / 'stderr').read_text()[-400:]}")
@@ -128,23 +143,25 @@ def _last_words(machine: subprocess.Popen[bytes], scratch: Path) -> str:
     return (scratch / "console").read_text(errors="replace")
 
 
-def _follow(machine: subprocess.Popen[bytes], limit_s: float, echo: bool, stopper: Stopper, scratch: Path) -> bytes:
+def _follow(machine: subprocess.Popen[bytes], limit_s: float, still_s: float, echo: bool, stopper: Stopper, scratch: Path) -> bytes:
     """Collects what the command writes until the machine ends; kills the machine, and raises TimeoutError, after limit_s."""
     assert machine.stdout is not None
-    output, end = bytearray(), time.monotonic() + limit_s
+    output, end, still = bytearray(), time.monotonic() + limit_s, time.monotonic() + still_s
     try:
         while True:
             ready, _, _ = select.select([machine.stdout], [], [], 0.2)
             stopper.look()
-            if time.monotonic() > end:
-                wrote = output[-4000:].decode(errors="replace")
-                raise TimeoutError(f"still running after {limit_s:g} s; it wrote:\n{wrote}\nits kernel, on an NMI:\n{_last_words(machine, scratch)}")
+            if time.monotonic() > min(end, still):
+                kind, what = (TimeoutError, f"still running after {limit_s:g} s") if time.monotonic() > end else (StillError, f"no word for {still_s:g} s")
+                wrote, load = output[-4000:].decode(errors="replace"), os.getloadavg()[0]
+                raise kind(f"{what}, the host's load {load:.1f}; it wrote:\n{wrote}\nits kernel, on an NMI:\n{_last_words(machine, scratch)}")
             if not ready:
                 continue
             part = os.read(machine.stdout.fileno(), 1 << 16)
             if not part:
                 return bytes(output)
             output += part
+            still = time.monotonic() + still_s
             if echo:
                 sys.stdout.buffer.write(part)
                 sys.stdout.flush()

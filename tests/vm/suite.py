@@ -21,7 +21,7 @@ CHECKOUT = Path(__file__).parents[2]
 FAMILIES = {
     "exec": ("test_ring.py", "test_pid_namespace.py", "test_loader.py"),
     "tcp": ("test_tcp_connect.py", "test_tcp_close.py", "test_tcp_lab.py", "test_socket_queues.py"),
-    "tls": ("test_tls.py", "test_tls_places.py", "test_tls_targets.py", "test_tls_versions.py"),
+    "tls": ("test_tls.py", "test_tls_places.py", "test_tls_targets.py", "test_tls_versions.py", "test_tls_memory.py", "test_tls_results.py", "test_new_roots.py"),
     "syscalls": ("test_syscalls.py",),
     "clock": ("test_clock.py",),
     "limiter": ("test_limiter.py",),
@@ -89,8 +89,8 @@ def run(kernel: str, tests: list[str], out: Path, *, limit_s: float, first: str 
     tests: pytest's arguments. first, last: shell commands to run before, and after, when $status is pytest's. Raises what ``machine.run`` raises.
     """
     script = f'{first}\n"$@" --junitxml=/run/out/junit.xml -o junit_family=xunit1\nstatus=$?\n{last}\nexit $status'
-    command = ["sh", "-c", script, "sh", sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", "--color=no", "--tb=short",
-               "-o", f"faulthandler_timeout={limit_s / 3:.0f}", *tests]  # fmt: skip
+    command = ["sh", "-c", script, "sh", sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", "--color=no", "--tb=short", "-o", "timeout=0",
+               "-o", f"faulthandler_timeout={machine.STILL_S / 2:.0f}", *tests]  # fmt: skip
     (out / "junit.xml").unlink(missing_ok=True)
     try:
         done = machine.run(kernel, command, limit_s=limit_s, cwd=CHECKOUT, out=out, env=env, echo=echo)

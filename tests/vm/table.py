@@ -1,4 +1,4 @@
-"""The README's table of what works on which kernel, from what an agent on each of them says."""
+"""The table in docs/kernels.md of what works on which kernel, from what an agent on each of them says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from agent.probes import discover
 from tests.vm import kernels, machine, suite
 
-README = suite.CHECKOUT / "README.md"
+PAGE = suite.CHECKOUT / "docs/kernels.md"
 BEGIN, END = "<!-- made by python -m tests.vm table -->\n", "<!-- end -->\n"
 FAMILIES = ("exec", "tcp", "tls", "syscalls", "clock", "limiter")
 #: Include/uapi/linux/capability.h
@@ -69,10 +69,10 @@ def render(looks: dict[str, dict[str, Any]]) -> str:
 
 
 def rewrite(names: list[str]) -> None:
-    """Boots these kernels and puts the table between its marks in README.md. Raises what ``look`` raises."""
+    """Boots these kernels and puts the table between its marks in docs/kernels.md. Raises what ``look`` raises."""
     for name in names:
         kernels.get(name)
     with ThreadPoolExecutor(suite.jobs()) as pool:
         looks = dict(zip(names, pool.map(look, names), strict=True))
-    before, _, rest = README.read_text().partition(BEGIN)
-    README.write_text(before + BEGIN + render(looks) + END + rest.partition(END)[2])
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + BEGIN + render(looks) + END + rest.partition(END)[2])

@@ -18,7 +18,7 @@ import pytest
 from tests.vm import guest, suite
 
 NAMES = os.environ.get("TICKSCOPE_TEST_KERNELS", "5.10 6.1").split()
-CAP_BPF, PTRACE_SEARCH_CHECKPOINT, SYS_ADMIN = 1 << 39, 1 << 19 | 1 << 2 | 1 << 40, 1 << 21
+CAP_BPF, PTRACE_SEARCH_CHECKPOINT, SYS_ADMIN, DAC_OVERRIDE = 1 << 39, 1 << 19 | 1 << 2 | 1 << 40, 1 << 21, 1 << 1
 CAPABILITIES = {"5.10": (CAP_BPF, SYS_ADMIN), "6.1": (0, SYS_ADMIN)}  # of the agent, and of the helper besides; none on newer kernels
 #: Of each family what old kernels make different, and a case that shows that nothing comes when detached.
 SLICE = {
@@ -77,7 +77,7 @@ def test_all_default_probes_attach(seen: dict[str, Any]) -> None:
 def test_processes_hold_what_this_kernel_needs(seen: dict[str, Any]) -> None:
     assert seen["privilege"] == ""
     agent, helper = CAPABILITIES.get(seen["kernel"], (0, 0))
-    assert seen["capabilities"] == {"agent": agent, "clock watch": 0, "helper": PTRACE_SEARCH_CHECKPOINT | helper}
+    assert seen["capabilities"] == {"agent": agent, "clock watch": 0, "helper": PTRACE_SEARCH_CHECKPOINT | helper, "keeper": DAC_OVERRIDE}
 
 
 def test_connections_are_counted_exactly(seen: dict[str, Any]) -> None:

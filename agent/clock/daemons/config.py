@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from agent.common.settings import Section
 from agent.errors import USAGE, AgentError
 
-_UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 #: What a server may be asked at most: pool.ntp.org's terms and RFC 4330 section 10 (never below 15 s); loopback is nobody's cost.
 LEAST_S, MOST_S = 15.0, 86400.0
 MAX_SERVERS = 8
+_SECTION = Section("ntp")
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,8 @@ class NtpConfig:
     def parse(cls, values: Mapping[str, object]) -> NtpConfig:
         """Keys: servers, interval, daemon_interval (``64s``, ``2m`` or seconds), chrony, ntpd. Raises AgentError (exit code 2)."""
         known = {f.name.removesuffix("_s"): f.name for f in fields(cls)}
-        chosen: dict[str, Any] = {}
-        for key, value in values.items():
-            if key not in known:
-                raise _wrong(f"there is no setting ntp.{key}", f"known: {', '.join(known)}")
-            chosen[known[key]] = _servers(value) if key == "servers" else _address(key, value) if key in ("chrony", "ntpd") else _seconds(key, value)
-        made = cls(**chosen)
+        _SECTION.known(values, known)
+        made = cls(**{known[key]: _checked(key, value) for key, value in values.items()})
         for server in made.servers:
             split(server, 123)
             if not _loopback(server) and made.interval_s < LEAST_S:
@@ -61,24 +58,11 @@ def _wrong(what: str, why: str) -> AgentError:
     return AgentError(what, why=why, remedy="see ntp in deploy/tickscope.yaml", exit_code=USAGE)
 
 
-def _servers(value: object) -> tuple[str, ...]:
-    items = [value] if isinstance(value, str) else value
-    if not isinstance(items, (list, tuple)) or not all(isinstance(i, str) for i in items) or len(items) > MAX_SERVERS:
-        raise _wrong(f"ntp.servers cannot be {value!r}", f"it is a list of at most {MAX_SERVERS} names or addresses")
-    return tuple(items)
-
-
-def _address(key: str, value: object) -> str:
-    if not value:
-        return ""
-    if not isinstance(value, str) or not _loopback(value):
-        raise _wrong(f"ntp.{key} cannot be {value!r}", "it is address:port of this host's loopback, or empty")
-    return value
-
-
-def _seconds(key: str, value: object) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(ms|s|m|h|)", str(value))
-    seconds = float(found[1]) * _UNITS[found[2]] if found and not isinstance(value, bool) else -1.0
-    if not 0.1 <= seconds <= MOST_S:
-        raise _wrong(f"ntp.{key} cannot be {value!r}", "it is a time such as 64s or 5m")
-    return seconds
+def _checked(key: str, value: object) -> Any:
+    if key == "servers":
+        return _SECTION.texts(key, value, f"a list of at most {MAX_SERVERS} names or addresses", MAX_SERVERS)
+    if key not in ("chrony", "ntpd"):
+        return _SECTION.seconds(key, value, 0.1, MOST_S)
+    if value and (not isinstance(value, str) or not _loopback(value)):
+        raise _SECTION.wrong(key, value, "it is address:port of this host's loopback, or empty")
+    return value or ""

@@ -19,6 +19,7 @@ _SO_TIMESTAMPNS = 35
 _TIMESPEC = struct.Struct("=qq")
 _LARGEST = 2048
 _AT_ONCE = 16  # datagrams read a turn, so that a flood cannot hold the agent up
+_MOST_IGNORED = 256  # datagrams that are not the answer; then it is given up, so that a flood cannot keep the agent busy until the time-out
 
 
 class Exchange:
@@ -74,9 +75,13 @@ class Exchange:
             self.done = end.value
         except Failed as failure:
             self.done = failure
+        except Exception as error:  # noqa: BLE001 - what one daemon says must not cost the others
+            self.done = Failed("error", f"its answer cannot be read ({type(error).__name__})")
         else:
             if isinstance(following, Ignored):
                 self.ignored[str(following)] += 1
+                if self.ignored.total() >= _MOST_IGNORED:
+                    self.done = Failed("error", f"{_MOST_IGNORED} datagrams came that are not the answer")
             else:
                 self._send(following)
 

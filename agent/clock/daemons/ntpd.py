@@ -93,13 +93,13 @@ def talk() -> Talk:
 def _number(values: dict[str, str], name: str) -> float | None:
     try:
         return float(int(values[name], 0)) if values[name].startswith("0x") else float(values[name])
-    except (KeyError, ValueError):
+    except (KeyError, OverflowError, ValueError):
         return None
 
 
 def _scaled(values: dict[str, str], name: str, factor: float) -> int | None:
     number = _number(values, name)
-    return None if number is None or abs(number) > 1e15 else round(number * factor)
+    return round(number * factor) if number is not None and abs(number) <= 1e15 else None  # neither for NaN
 
 
 def _whole(values: dict[str, str], name: str) -> int | None:

@@ -21,6 +21,7 @@ from agent.clock.daemons.belief import Belief, Failed, Talk, to_rows
 from agent.clock.daemons.check import Consistency
 from agent.clock.daemons.config import MOST_S, NtpConfig, split
 from agent.clock.daemons.exchange import Exchange
+from agent.contracts import Failing, Stating
 
 TIMEOUT_NS = 1_000_000_000
 _SECOND_NS = 1_000_000_000
@@ -51,8 +52,8 @@ class Target:
     ignored: Counter[str] = field(default_factory=Counter)
 
 
-class TimeDaemons:
-    """Implements ``agent.batch.Source``: rows of ``clock_daemon``.
+class TimeDaemons(Stating, Failing):
+    """Implements ``agent.contracts.Source``: rows of ``clock_daemon``.
 
     to_boot: Unix ns to CLOCK_BOOTTIME ns, for what daemons date by the wall clock. running: daemons that run here, name -> pid.
     A daemon that neither runs nor answers has no rows.

@@ -47,24 +47,30 @@ func (w *SlidingWindow) Shift(size int64) int {
 	return len(w.stamps)
 }
 
-// Follow is the ten lines.
-func Follow(w *SlidingWindow, name, path string) error {
-	conn, err := net.Dial("unix", path)
-	if err != nil {
-		return err
+// Follow is the lines to copy, for a goroutine of its own. An agent that does not listen is not waited for: the acknowledgement stays pending.
+// Where there is no agent yet, or the connection ended, there may be another one: it is tried again each second.
+func Follow(w *SlidingWindow, name, path string) {
+	for ; ; time.Sleep(time.Second) {
+		if conn, err := net.Dial("unix", path); err == nil {
+			reanchor(w, name, conn)
+			conn.Close()
+		}
 	}
+}
+
+func reanchor(w *SlidingWindow, name string, conn net.Conn) {
 	var notice struct {
 		ID   int64 `json:"id"`
 		Size int64 `json:"size_ns"`
 	}
 	for lines := json.NewDecoder(conn); lines.Decode(&notice) == nil; {
 		moved := w.Shift(notice.Size)
-		if err := json.NewEncoder(conn).Encode(map[string]any{"ack": notice.ID, "limiter": name}); err != nil {
-			return err
+		conn.SetWriteDeadline(time.Now().Add(10 * time.Millisecond))
+		if err := json.NewEncoder(conn).Encode(map[string]any{"ack": notice.ID, "limiter": name}); err != nil && !os.IsTimeout(err) {
+			return
 		}
 		fmt.Printf("re-anchored %d stamps by %d ns\n", moved, notice.Size)
 	}
-	return conn.Close()
 }
 
 func main() {
@@ -73,12 +79,7 @@ func main() {
 		path = os.Args[1]
 	}
 	window := &SlidingWindow{Limit: 5, Window: int64(time.Minute)}
-	go func() {
-		if err := Follow(window, "example", path); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-	}()
+	go Follow(window, "example", path)
 	for requests := bufio.NewScanner(os.Stdin); requests.Scan(); { // a line is a request
 		fmt.Println(map[bool]string{true: "allowed", false: "refused"}[window.Allow()])
 	}

@@ -91,11 +91,35 @@ func wait(lim *rate.Limiter, i int) {
 	}
 	defer cancel()
 	start := boottime()
-	if err := lim.WaitN(ctx, n); err != nil {
-		record(lim, start, "refused", 0, 0, n)
-	} else {
-		record(lim, start, "passed", 0, 0, n)
+	record(lim, start, ended(lim.WaitN(ctx, n)), 0, 0, n)
+}
+
+// ended says how a Wait ended, as its caller is told.
+func ended(err error) string {
+	switch err {
+	case nil:
+		return "passed"
+	case context.Canceled, context.DeadlineExceeded:
+		return "cancelled"
 	}
+	return "refused"
+}
+
+// sleep waits for a token that comes in (i%3+1) * 200 ms: every third caller gives up after 20 ms, every third has a deadline that is too near.
+func sleep(i int) {
+	lim := rate.NewLimiter(rate.Every(time.Duration(i%3+1)*200*time.Millisecond), 1)
+	lim.Allow()
+	ctx, cancel := context.WithCancel(context.Background())
+	switch i % 3 {
+	case 1:
+		go func() { time.Sleep(20 * time.Millisecond); cancel() }()
+	case 2:
+		cancel()
+		ctx, cancel = context.WithTimeout(context.Background(), 50*time.Millisecond)
+	}
+	defer cancel()
+	start := boottime()
+	record(lim, start, ended(lim.Wait(ctx)), 0, 0, 1)
 }
 
 func many(count int) {
@@ -151,6 +175,18 @@ func run(mode string, count int) {
 		lim := rate.NewLimiter(50, 2) // slow enough that an emulated machine is delayed too
 		for i := 0; i < count; i++ {
 			wait(lim, i)
+		}
+	case "sleep": // a goroutine and a limiter each
+		var group sync.WaitGroup
+		for i := 0; i < count; i++ {
+			group.Add(1)
+			go func(i int) { defer group.Done(); sleep(i) }(i)
+		}
+		group.Wait()
+	case "doze": // each call but the first sleeps a second longer
+		lim := rate.NewLimiter(1, 1)
+		for i := 0; i < count; i++ {
+			wait(lim, 0)
 		}
 	case "utc":
 		lim := rate.NewLimiter(10, 11)

@@ -1,0 +1,56 @@
+"""Text for a screen of a given width: lines break between words, columns give way to one another."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TextIO
+
+from agent.cli import cells
+
+_FLOWS_FROM = 24  # text columns wider than this may take several lines
+_INDENT = "    "
+
+
+def room(stream: TextIO) -> int | None:
+    """Characters a line: COLUMNS where it is set, else the terminal's width; None where the stream is no terminal, and lines are not broken."""
+    if not stream.isatty():
+        return None
+    return max(shutil.get_terminal_size().columns, 20)
+
+
+def wrapped(text: str, width: int | None, indent: str = "", hang: str = _INDENT) -> list[str]:
+    """The text in lines of at most ``width`` characters, broken between words; a word that is longer than a line has one of its own."""
+    if width is None or len(indent) + len(text) <= width:
+        return [indent + text]
+    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False) or [indent]
+
+
+def widths(text: Mapping[str, Sequence[str]], flowing: Sequence[str], width: int, keep_all: bool) -> dict[str, int]:
+    """The columns that fit, with their widths. text: cells by column. flowing: columns of text, which may be made narrower, down to their longest
+    word. keep_all: none is left out, and lines may be longer than the screen."""
+    full = {n: max(len(n), *map(len, of)) for n, of in text.items()}
+    least = {n: _least(n, text[n]) if n in flowing and full[n] > _FLOWS_FROM else full[n] for n in text}
+    shown = list(text) if keep_all else cells.fit(list(text), least, width)
+    left = width - sum(least[n] + 2 for n in shown) + 2
+    out = {n: least[n] for n in shown}
+    for n in sorted((n for n in shown if full[n] > least[n]), key=lambda n: full[n] - least[n]):
+        waiting = [m for m in shown if full[m] > out[m]]
+        out[n] += max(0, min(full[n] - least[n], left // len(waiting)))
+        left -= out[n] - least[n]
+    return out
+
+
+def _least(name: str, of: Sequence[str]) -> int:
+    return max(len(name), max((len(word) for cell in of for word in cell.split()), default=1))
+
+
+def lines(cells_: Mapping[str, str], sizes: Mapping[str, int], right: frozenset[str]) -> list[str]:
+    """One row, in as many lines as its longest cell takes."""
+    parts = {n: wrapped(cells_[n], size, "", "") for n, size in sizes.items()}
+    out = []
+    for i in range(max(map(len, parts.values()))):
+        part = {n: parts[n][i] if i < len(parts[n]) else "" for n in sizes}
+        out.append("  ".join(part[n].rjust(size) if n in right else part[n].ljust(size) for n, size in sizes.items()).rstrip())
+    return out

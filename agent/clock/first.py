@@ -1,0 +1,31 @@
+"""The clock watch of the agent's start: forked before nearly all imports (agent/start.py), it imports what it needs itself. agent/clock/again.py is its like
+for a later one."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+from agent import privilege
+
+#: uid, gid; and by SCM_RIGHTS its end of the agent's socket, the listening one, the one for its reports, the page of its sign of life.
+BEGIN = struct.Struct("<II")
+_FDS = 4
+
+
+def serve(sock: socket.socket, parent: int) -> None:
+    """The watch's whole life (``agent.child.fork``). Raises OSError."""
+    message, fds, _, _ = socket.recv_fds(sock, BEGIN.size, _FDS, socket.MSG_CMSG_CLOEXEC)
+    if not message:
+        return
+    sock.close()
+    from agent.clock.watch import go_first, run_watch
+
+    go_first()
+    uid, gid = BEGIN.unpack(message)
+    privilege.drop(uid, gid)
+    privilege.die_with_parent(parent)
+    agent, notices, report = (socket.socket(fileno=fd) for fd in fds[:3])
+    go, steps, _, _ = socket.recv_fds(agent, 16, 1)
+    if go:
+        run_watch(agent, notices, report, fds[3], steps[0] if steps else -1)

@@ -1,0 +1,37 @@
+"""Addresses as the tables store them (agent/columns.py: ``addr`` and ``peer``), and as text."""
+
+from __future__ import annotations
+
+import socket
+
+V4_MAPPED = b"\0" * 10 + b"\xff\xff"
+
+
+def addr_bytes(address: str) -> bytes:
+    """16 bytes, IPv4 as v4-mapped. Raises OSError for what is no address."""
+    if ":" in address:
+        return socket.inet_pton(socket.AF_INET6, address.partition("%")[0])
+    return V4_MAPPED + socket.inet_pton(socket.AF_INET, address)
+
+
+def peer_bytes(address: str, port: int) -> bytes:
+    """18 bytes: the address, then the port in host order."""
+    return addr_bytes(address) + port.to_bytes(2, "little")
+
+
+def addr_text(raw: bytes) -> str:
+    """A stored address (16 bytes), empty where it is all zero, which means unknown."""
+    if not any(raw):
+        return ""
+    return socket.inet_ntop(socket.AF_INET, raw[12:]) if raw.startswith(V4_MAPPED) else socket.inet_ntop(socket.AF_INET6, raw)
+
+
+def peer_text(raw: bytes) -> str:
+    """A stored peer (18 bytes) as ``ip:port`` or ``[ip6]:port``, empty where its address is unknown: the port alone makes no peer."""
+    address = addr_text(raw[:16])
+    return with_port(address, int.from_bytes(raw[16:18], "little")) if address else ""
+
+
+def with_port(address: str, port: int) -> str:
+    """``192.0.2.1:80``, ``[2001:db8::1]:80``."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

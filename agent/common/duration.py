@@ -1,0 +1,37 @@
+"""Durations as text and back: ``1.42 s`` for people, ``90s``, ``5m`` or ``128ms`` from them."""
+
+from __future__ import annotations
+
+import math
+import re
+
+_SHOWN = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"), (1, "ns"))
+UNITS_NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}
+_WRITTEN = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?(ns|us|ms|s|m|h|d|)", re.ASCII)
+
+
+def number(value: float) -> str:
+    """At most three digits that matter; whole from 100 on."""
+    if abs(value) >= 99.95:
+        return f"{value:.0f}"
+    return f"{value:.3g}"
+
+
+def span(ns: float, gap: str = " ") -> str:
+    """``1.42 s``, ``-0.8 ms``, ``45 us``; ``-`` of NaN. gap: between number and unit."""
+    if math.isnan(ns):
+        return "-"
+    size = abs(ns)
+    for scale, unit in _SHOWN:
+        if size >= scale * 0.9995:
+            return f"{number(ns / scale)}{gap}{unit}"
+    return f"{number(ns)}{gap}ns"
+
+
+def parse_ns(text: str, bare: str = "") -> int:
+    """``128ms``, ``1.5 h`` in ns. bare: the unit of a number without one; empty where it must have one. Raises ValueError."""
+    match = _WRITTEN.fullmatch(text)
+    unit = (match[2] or bare) if match else ""
+    if match is None or not unit or (size := float(match[1])) == math.inf:
+        raise ValueError(f"{text!r} is no duration")
+    return round(size * UNITS_NS[unit])

@@ -1,0 +1,180 @@
+"""A connection to a Redis server: commands in, replies out, always within a deadline.
+
+redis-py costs 19 MB of resident memory (asyncio, ssl) for a client that only asks; hiredis, the parser below it, costs
+0.1 MB. TLS is imported for ``rediss://`` only. Protocol: RESP2, pipelined (redis.io/docs/latest/develop/reference/protocol-spec).
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import hiredis
+
+from agent.common.address import with_port
+from agent.common.framing import ReplyBounds, TooMuch
+from agent.errors import USAGE, AgentError
+
+Reply = Any  #: bytes, int, None, list of these, or hiredis.ReplyError
+
+
+class RedisDown(Exception):
+    """The server gave no answer; the text says why, ``failure`` in which way (``queue_lag.failure``). ``refused_login``: it is there, but does not let us in."""
+
+    def __init__(self, reason: str, refused_login: bool = False, failure: str = "other") -> None:
+        super().__init__(reason)
+        self.refused_login = refused_login
+        self.failure = "login" if refused_login else failure
+
+
+@dataclass(frozen=True)
+class RedisUrl:
+    """``redis[s]://[user[:password]@]host[:port][/db][?streams=a,b*]`` or ``unix://[:password@]/path[?db=N&streams=a]``."""
+
+    host: str = ""
+    port: int = 6379
+    path: str = ""
+    db: int = 0
+    user: str = ""
+    password: str = field(default="", repr=False)
+    tls: bool = False
+    streams: tuple[str, ...] = ()
+
+    @property
+    def server(self) -> str:
+        """``host:port`` or the socket's path, never with the password."""
+        return self.path or with_port(self.host, self.port)
+
+    @classmethod
+    def parse(cls, url: str) -> RedisUrl:
+        """Raises AgentError for what is no Redis URL; the message leaves the password out."""
+        try:
+            parts = urlsplit(url)
+            query = parse_qs(parts.query)
+            if parts.scheme not in ("redis", "rediss", "unix"):
+                raise ValueError(f"it begins with {parts.scheme}:" if parts.scheme else "it names no scheme")
+            unknown = set(query) - {"streams", "db"}
+            if unknown:
+                raise ValueError(f"unknown option {min(unknown)!r}")
+            if parts.scheme == "unix" and not parts.path:
+                raise ValueError("no socket path")
+            db = query["db"][0] if "db" in query else parts.path.strip("/") if parts.scheme != "unix" else ""
+            return cls(
+                host="" if parts.scheme == "unix" else parts.hostname or "127.0.0.1",
+                port=parts.port or 6379,
+                path=unquote(parts.path) if parts.scheme == "unix" else "",
+                db=int(db or 0),
+                user=unquote(parts.username or ""),
+                password=unquote(parts.password or ""),
+                tls=parts.scheme == "rediss",
+                streams=tuple(s for s in ",".join(query.get("streams", [])).split(",") if s),
+            )
+        except ValueError as error:
+            raise AgentError(
+                "a Redis URL of the configuration cannot be read",
+                why=str(error),
+                remedy="write it as redis://host:6379/0?streams=orders,mail*",
+                exit_code=USAGE,
+            ) from None
+
+
+class RespClient:
+    """One connection. Every failure closes it and raises RedisDown; the next command connects anew.
+
+    timeout_s bounds a whole pipeline, connect and login included; agent/common/framing.py how much of an answer is taken.
+    """
+
+    def __init__(self, url: RedisUrl, timeout_s: float = 0.5) -> None:
+        self.url, self._timeout_s = url, timeout_s
+        self._socket: socket.socket | None = None
+        self._reader, self._bounds = hiredis.Reader(), ReplyBounds()
+        self.peer: tuple[str, int] | None = None  #: address and port of the server, once connected over TCP
+
+    def pipeline(self, commands: Sequence[tuple[bytes | str | int, ...]]) -> list[Reply]:
+        """The replies in order; an error reply is a ``hiredis.ReplyError`` in its place. Raises RedisDown."""
+        deadline = time.monotonic() + self._timeout_s
+        try:
+            if self._socket is None:
+                self._login(deadline)
+            return self._exchange(commands, deadline)
+        except RedisDown:
+            self.close()
+            raise
+        except TimeoutError:
+            self.close()
+            raise RedisDown(f"no answer within {self._timeout_s:g} s", failure="no_answer") from None
+        except TooMuch as error:
+            self.close()
+            raise RedisDown(f"refused {error}") from None
+        except (OSError, hiredis.ProtocolError, MemoryError) as error:
+            self.close()
+            raise RedisDown(getattr(error, "strerror", None) or str(error) or type(error).__name__, failure=_failure(error)) from None
+
+    def close(self) -> None:
+        """Drops the connection; harmless when there is none."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        self._reader, self._bounds = hiredis.Reader(), ReplyBounds()
+
+    def _login(self, deadline: float) -> None:
+        url = self.url
+        if url.path:
+            self._socket = socket.socket(socket.AF_UNIX)
+            self._socket.settimeout(_left(deadline))
+            self._socket.connect(url.path)
+        else:
+            self._socket = socket.create_connection((url.host, url.port), timeout=_left(deadline))
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.peer = self._socket.getpeername()[:2]
+        if url.tls:
+            import ssl
+
+            self._socket = ssl.create_default_context().wrap_socket(self._socket, server_hostname=url.host)
+        commands: list[tuple[bytes | str | int, ...]] = [("CLIENT", "SETNAME", "tickscope")]
+        if url.password:
+            commands.insert(0, ("AUTH", url.user, url.password) if url.user else ("AUTH", url.password))
+        if url.db:
+            commands.append(("SELECT", url.db))
+        for command, reply in zip(commands, self._exchange(commands, deadline), strict=True):
+            if isinstance(reply, hiredis.ReplyError) and (command[0] != "CLIENT" or str(reply).startswith("NOAUTH")):
+                raise RedisDown(f"login refused: {reply}", refused_login=command[0] != "SELECT")
+
+    def _exchange(self, commands: Sequence[tuple[bytes | str | int, ...]], deadline: float) -> list[Reply]:
+        assert self._socket is not None
+        self._bounds.begin()
+        self._socket.settimeout(_left(deadline))
+        pack: Any = hiredis.pack_command  # its stub declares a tuple of one
+        self._socket.sendall(b"".join(pack(c) for c in commands))
+        replies: list[Reply] = []
+        while len(replies) < len(commands):
+            reply = self._reader.gets()
+            if reply is not False:
+                replies.append(reply)
+                continue
+            self._socket.settimeout(_left(deadline))
+            data = self._socket.recv(65536)
+            if not data:
+                raise RedisDown("connection closed by the server", failure="closed")
+            self._bounds.take(data)
+            self._reader.feed(data)
+        return replies
+
+
+def _failure(error: Exception) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "refused"
+    if isinstance(error, ConnectionResetError | BrokenPipeError):
+        return "closed"
+    return "unreachable" if isinstance(error, OSError) else "other"
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left

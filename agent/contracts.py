@@ -1,0 +1,103 @@
+"""What the loop and ``status`` ask of their parts: sources, sinks, filters, and what some of them have beside.
+
+Source, Sink and Filter are what all must have. The others are optional: a part says that it has one by deriving from it, since a method that
+only happens to be called alike means something else. Everything is called on the agent's one thread and must not block.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from agent.batch import Batch
+
+if TYPE_CHECKING:
+    from agent.faults import Faults
+
+
+class Closing(Protocol):
+    """Something that ends with the loop."""
+
+    name: str
+
+    def close(self) -> None: ...
+
+
+class Source(Closing, Protocol):
+    """Produces batches; knows nothing of what follows."""
+
+    def fds(self) -> list[int]:
+        """Descriptors that make the agent's loop wake at once when readable; may be empty."""
+        ...
+
+    def drain(self, now_ns: int) -> Iterable[Batch]:
+        """What has arrived since the last call; ``now_ns`` is CLOCK_BOOTTIME."""
+        ...
+
+
+class Sink(Closing, Protocol):
+    """Takes batches; must count what it drops."""
+
+    def offer(self, batch: Batch) -> None: ...
+
+    def losses(self) -> dict[str, int]:
+        """Records dropped so far, by reason."""
+        ...
+
+
+class Filter(Protocol):
+    """Sees each batch before everything else, and says what goes on."""
+
+    name: str
+
+    def __call__(self, batch: Batch, now_ns: int) -> Iterable[Batch]: ...
+
+
+class Finishing(ABC):
+    """A source with something to say at the end."""
+
+    @abstractmethod
+    def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterable[Batch]:
+        """In the place of the last ``drain``. wait: sleeps so many seconds."""
+
+
+class Due(ABC):
+    """A source that wants to be drained at a time of its own."""
+
+    @property
+    @abstractmethod
+    def due_ns(self) -> int:
+        """CLOCK_BOOTTIME; 0 for no such time."""
+
+
+class Stating(ABC):
+    """A part with words of its own in ``status``."""
+
+    name: str
+
+    @abstractmethod
+    def state(self) -> Any:
+        """What can be written as JSON."""
+
+
+class Failing(ABC):
+    """A source that asks others, who may fail without its own fault."""
+
+    @abstractmethod
+    def failures(self) -> Mapping[str, str]:
+        """Who failed last -> why, in words."""
+
+
+class Parted(ABC):
+    """A source whose parts stand alone."""
+
+    faults: Faults
+
+
+class Owning(ABC):
+    """A part with processes of its own."""
+
+    @abstractmethod
+    def processes(self) -> list[dict[str, Any]]:
+        """``pid`` and ``role`` of each that runs."""

@@ -1,0 +1,97 @@
+"""Brokers, as the agent's own pollers see them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from agent.correlate.catalogue import Symptom
+from agent.correlate.config import CorrelatorConfig
+from agent.correlate.episode import Episode
+from agent.correlate.guard import Guard
+from agent.correlate.rows import groups, known
+from agent.correlate.watch import Watch
+from agent.correlate.words import peer, text
+from agent.tables import TABLES
+
+#: What a symptom of brokers reads.
+READS = {"queue_lag": ("system", "status", "reason", "failure", "poll_ns", "peer")}
+_NO_ANSWER = TABLES["queue_lag"].code("failure", "no_answer")
+
+
+@dataclass(frozen=True)
+class Poll:
+    """The worst poll of a broker in a second. down: it failed, since ``start_ns``; unanswered: without any answer; before: polls that had failed before it."""
+
+    start_ns: int
+    end_ns: int
+    took_ns: int
+    down: bool = False
+    unanswered: bool = False
+    before: int = 0
+    reason: str = ""
+
+
+class BrokerWatch(Watch):
+    """One subject is one broker: a system at a peer."""
+
+    metrics = ("poll_ns", "down")
+
+    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
+        super().__init__(config, symptoms, guard)
+        self.names: dict[int, tuple[str, bytes]] = {}
+        self.polls: dict[int, Poll] = {}
+        self._begun: dict[int, tuple[int, int]] = {}
+
+    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+        q = rows.get("queue_lag")
+        self.polls = {}
+        if q is None:
+            return np.empty(0, np.int64)
+        q = q[np.lexsort((q["poll_ns"], q["status"] == b"down"))]  # the worst of each broker comes last
+        _, group = groups([q["system"], q["peer"]])
+        last = np.zeros(int(group.max()) + 1, np.int64)
+        last[group] = np.arange(len(q))
+        q = q[last]
+        slots = np.array([self._slot(row, second) for row in q], np.int64)
+        q, slots = q[slots >= 0], slots[slots >= 0]
+        self.polls = {slot: self._poll(slot, row) for slot, row in zip(slots.tolist(), q, strict=True)}
+        down = q["status"] == b"down"
+        self.series.put(second, slots, poll_ns=np.where(down | ~known(q["poll_ns"]), np.nan, q["poll_ns"]), down=down.astype(np.float64))
+        return slots
+
+    def _slot(self, row: np.void, second: int) -> int:
+        key = text(row["system"]), row["peer"].tobytes()
+        slot = self.series.slot(key, second)
+        if slot >= 0:
+            self.names[slot] = key
+        return slot
+
+    def describe(self, symptom: str, slot: int) -> Episode:
+        system, raw = self.names[slot]
+        where = peer(raw)
+        name = f"the {system} server{f' at {where}' if where else ''}"
+        return Episode(symptom, (system, raw), slot, name, where, 0, 0, "", "", 0.0, 0.0, 0.0, 0)
+
+    def _poll(self, slot: int, row: np.void) -> Poll:
+        end, took = int(row["t_ns"]), max(0, int(row["poll_ns"]))
+        if row["status"] != b"down":
+            self._begun.pop(slot, None)
+            return Poll(end - took, end, took)
+        begun, before = self._begun.get(slot, (end - took, 0))
+        self._begun[slot] = begun, before + 1
+        return Poll(begun, end, took, True, bool(row["failure"] == _NO_ANSWER), before, text(row["reason"]))
+
+    def bad(self, symptom: str, slot: int, second: int, poll: Poll, base: float) -> list[Episode]:
+        """The episode that a bad poll opens, if it does."""
+        start, end = poll.start_ns, poll.end_ns
+        episode = self.active.get((symptom, slot))
+        if episode is not None:
+            self.extend(episode, second, float(end - start), end)
+            return []
+        episode = self.describe(symptom, slot)
+        episode.metric, episode.unit, episode.start_ns, episode.end_ns, episode.base, episode.words = "poll_ns", "ns", start, end, base, poll.reason
+        self.open(episode, second, float(end - start), 1)
+        return [episode]

@@ -1,0 +1,140 @@
+"""What a finding can say: each symptom and each cause is one file, registered by being there.
+
+A file of ``symptoms/`` defines ``SYMPTOM``, one of ``causes/`` defines ``CAUSE``, both named as the file is. The order in which they are
+looked at is theirs to say, so that findings do not depend on how files are called or found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any
+
+from agent.tables import TABLES
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from agent.correlate.config import CorrelatorConfig
+    from agent.correlate.episode import Episode, Verdict
+    from agent.correlate.view import View
+    from agent.correlate.watch import Second, Watch
+
+Rule = Callable[["Episode", "View"], "Iterator[Verdict]"]
+Reads = Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """Something that is wrong with a subject for a while.
+
+    order: the first of several names a finding, and is judged first. meaning: one line. unit: of an episode's value (empty: a share or a count).
+    table: where it is seen, and what its own evidence is a row of; measured: its column, by the metric that rose. reads: columns by table. watch: who keeps its subjects' series; None where
+    it is not judged by seconds. judge: (watch, second) -> the episodes that it opens; it also extends those that go on.
+    clause: what was wrong with what, how much, and when. todo: what to look at first.
+    asked_by_agent: who suffered is tickscope's own poller. inside: what explains it lies inside the decisions that were slow.
+    """
+
+    name: str
+    order: int
+    meaning: str
+    subject: str
+    unit: str
+    table: str
+    reads: Reads
+    clause: Callable[[Episode], str]
+    todo: str
+    watch: type[Watch] | None = None
+    judge: Callable[[Any, Second], list[Episode]] | None = None
+    asked_by_agent: bool = False
+    inside: bool = False
+    measured: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Jumping:
+    """Of a cause that moves the wall clock: what is found of its jumps (agent/correlate/clock.py), and how they are told.
+
+    change: the kind of a ``clock_change`` row. one, several: what the clock did. by_somebody: whether it takes an actor.
+    least_ns: the smallest that is looked at.
+    """
+
+    change: str
+    one: str = "jumped"
+    several: str = "jumped"
+    by_somebody: bool = True
+    least_ns: Callable[[CorrelatorConfig], int] = lambda _: 0
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why something was wrong.
+
+    order: breaks ties between verdicts of one score, the first wins. explains: by symptom, the rule that says of one episode whether this cause
+    holds; a rule is pure, and yields verdicts of this cause only. reads: columns by table of the rows that rules look up; facts: what they take
+    from the episode, by name (``NAME_base``: what was usual). todo: what to do about it. jumps: set where it moves the wall clock.
+    kin: causes of one kin are one finding where they are near. lasts: (view, from_ns, to_ns, now_ns) -> whether it is still at work, so that a
+    pause of its symptoms does not end the finding.
+    """
+
+    name: str
+    order: int
+    meaning: str
+    reads: Reads
+    todo: str
+    explains: Mapping[str, Rule] = field(default_factory=dict)
+    facts: tuple[str, ...] = ()
+    kin: str = ""
+    jumps: Jumping | None = None
+    lasts: Callable[[View, int, int, int], bool] | None = None
+
+
+@cache
+def symptoms() -> dict[str, Symptom]:
+    """All of them by name, in order."""
+    from agent.correlate import symptoms as room
+
+    return _found(room.__name__, room.__path__, "SYMPTOM")
+
+
+@cache
+def causes() -> dict[str, Cause]:
+    """All of them by name, in order."""
+    from agent.correlate import causes as room
+
+    return _found(room.__name__, room.__path__, "CAUSE")
+
+
+def _found(room: str, path: Any, what: str) -> dict[str, Any]:
+    found = []
+    for info in iter_modules(path):
+        one = getattr(import_module(f"{room}.{info.name}"), what)
+        assert one.name == info.name, f"{room}.{info.name} declares {one.name}"
+        found.append(one)
+    return {one.name: one for one in sorted(found, key=lambda one: (one.order, one.name))}
+
+
+#: What whoever looks for a row goes by.
+_ALWAYS = ("t_ns", "pid", "proc_start_ns", "comm")
+
+
+@cache
+def kept() -> dict[str, tuple[str, ...]]:
+    """By table, the columns that some symptom or cause reads, both in the order in which they are declared."""
+    read: dict[str, set[str]] = {}
+    for reads in (*(s.reads for s in symptoms().values()), *(c.reads for c in causes().values())):
+        for table, columns in reads.items():
+            read.setdefault(table, {*_ALWAYS}).update(columns)
+    assert all(its - {*_ALWAYS} <= set(TABLES[table].by_name) for table, its in read.items())
+    return {name: tuple(c for c in table.by_name if c in read[name]) for name, table in TABLES.items() if name in read}
+
+
+@cache
+def dtypes() -> dict[str, np.dtype[np.void]]:
+    """Of the rows that are kept."""
+    import numpy as np
+
+    return {table: np.dtype([(c, TABLES[table].by_name[c].dtype) for c in names]) for table, names in kept().items()}

@@ -1,0 +1,53 @@
+"""A peer did not answer, though the network was well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agent.correlate.catalogue import Cause
+from agent.correlate.episode import Episode, Verdict
+from agent.correlate.polled import polled
+from agent.correlate.view import View
+from agent.correlate.waits import PEERS, SHARE, on_peers
+from agent.correlate.words import span
+
+
+def in_decisions(episode: Episode, view: View) -> Iterator[Verdict]:
+    if not on_peers(episode, view):
+        yield Verdict(CAUSE.name, 0.0, "", "no wait of that process on a peer was seen in it")
+    yield from silent(episode, view)
+
+
+def silent(episode: Episode, view: View) -> Iterator[Verdict]:
+    for p in on_peers(episode, view):
+        if p.own >= SHARE and not p.slower and not p.starving:
+            certain = (0.97 if p.worst is not None else 0.75) * (0.7 if p.again else 1.0) * (0.8 if p.resets or len(p.failed) else 1.0)
+            meanwhile = _meanwhile(p.usual, p.worst, p.quickest)
+            yield Verdict(CAUSE.name, certain * p.own * p.sure, p.where, f"{p.who} did not answer for {span(p.longest)}{meanwhile}", (p.wait, p.rtt))
+
+
+def holding_back(episode: Episode, view: View) -> Iterator[Verdict]:
+    p = polled(episode, view)
+    if p.starving or p.slower:
+        return
+    if p.worst is None:
+        yield Verdict(CAUSE.name, 0.8, p.scope, f"{p.who} held its answer back, as far as was seen: the network RTT to it is not known", (p.seen,))
+    else:
+        yield Verdict(CAUSE.name, 0.9, p.scope, f"{p.who} held its answer back{_meanwhile(p.usual, p.worst)}", (p.seen, p.rtt))
+
+
+def _meanwhile(usual: float | None, worst: float | None, quickest: float | None = None) -> str:
+    """What the network did, which is not to blame, to end a sentence with; us."""
+    if quickest is not None:
+        return f" while {span(quickest * 1e3)} were enough for a round trip to that address"
+    if worst is None:
+        return "; the network RTT then is not known"
+    if usual is not None and worst > 2 * usual:
+        return f"; the network RTT rose from {span(usual * 1e3)} to {span(worst * 1e3)}, too little to explain it"
+    return f" while the network RTT stayed at {span(worst * 1e3)}"
+
+
+CAUSE = Cause(
+    "broker_slow", 50, "a broker, or another server, did not answer for a while, though the network to it was well", PEERS,
+    "see what held it up: its slow log (SLOWLOG GET in Redis), its disk, its CPU; tickscope query slow_syscall",
+    {"decision_latency": in_decisions, "refusals": silent, "broker_stall": holding_back}, kin="broker")

@@ -1,0 +1,32 @@
+"""The wall clock was stepped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+from agent.correlate import jumps
+from agent.correlate.catalogue import Cause, Jumping, Rule
+from agent.correlate.episode import Episode, Verdict
+from agent.correlate.view import View
+
+NAME = "clock_step"
+
+
+def _or_not(rule: Rule, seen: Callable[[Episode, View], object], words: str) -> Rule:
+    """It also says where the clock was not moved at all, for all causes of that."""
+
+    def both(episode: Episode, view: View) -> Iterator[Verdict]:
+        return chain(rule(episode, view), () if seen(episode, view) else (Verdict(NAME, 0.0, "", words),))
+
+    return both
+
+
+_RULES = jumps.rules(NAME)
+_DISAGREEING = _RULES.pop("clock_disagreement")
+CAUSE = Cause(
+    NAME, 10, "the wall clock was set to another time at once", jumps.READS,
+    "let one time daemon alone set the clock, and let it slew; let limiters, leases and queues use a monotonic clock",
+    {**{symptom: _or_not(rule, jumps.near, "the wall clock was not moved") for symptom, rule in _RULES.items()},
+     "clock_disagreement": _or_not(_DISAGREEING, jumps.moved, "no step of that size was seen")},
+    jumps=Jumping("step"))  # fmt: skip

@@ -1,0 +1,11 @@
+"""A leap second."""
+
+from __future__ import annotations
+
+from agent.correlate import jumps
+from agent.correlate.catalogue import Cause, Jumping
+
+NAME = "leap"
+CAUSE = Cause(
+    NAME, 12, "the kernel inserted or deleted a leap second", jumps.READS, "let time servers smear leap seconds, all of them alike",
+    jumps.rules(NAME), jumps=Jumping("leap", "made a leap second", "was moved by leap seconds", by_somebody=False))

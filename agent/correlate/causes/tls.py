@@ -1,0 +1,33 @@
+"""A TLS handshake took long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from agent.correlate.catalogue import Cause
+from agent.correlate.episode import Episode, Verdict, item
+from agent.correlate.view import View
+from agent.correlate.waits import HANDSHAKES, SHARE, spent
+from agent.correlate.words import peer, span
+
+
+def handshakes(episode: Episode, view: View) -> Iterator[Verdict]:
+    rows, lost, threaded = spent(episode, view, "tls_handshake")
+    share = min(1.0, float(rows["duration_ns"].sum()) / lost) if lost else 0.0
+    if share < SHARE:
+        took = f"TLS handshakes took {span(float(rows['duration_ns'].sum()))} of it"
+        entry = item("tls_handshake", "time in TLS handshakes", float(rows["duration_ns"].sum()), "ns", column="duration_ns", pid=episode.pid)
+        yield Verdict(CAUSE.name, 0.0, "", took if len(rows) else "no slow TLS handshake in it", (entry,))
+        return
+    longest = float(rows["duration_ns"].max())
+    name = peer(rows["peer"][int(np.argmax(rows["duration_ns"]))].tobytes())
+    words = f"a TLS handshake{f' with {name}' if name else ''} took {span(longest)}"
+    yield Verdict(CAUSE.name, (0.98 if threaded else 0.85) * share, episode.scope, words,
+                  (item("tls_handshake", "handshakes inside decisions", len(rows), "", longest_ns=longest, peer=name, pid=episode.pid),))
+
+
+CAUSE = Cause(
+    "tls", 60, "a TLS handshake took long", HANDSHAKES, "keep connections open, or resume sessions; see which peer: tickscope query tls_handshake --group-by peer",
+    {"decision_latency": handshakes})

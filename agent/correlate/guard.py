@@ -1,0 +1,69 @@
+"""Rules that fail cost what they would have said, never what the others say. Pure: whoever wants to know what they cost passes a clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+U = TypeVar("U")
+#: A rule that fails this often in a row is left out until the next start.
+IN_A_ROW = 5
+
+
+class Guard:
+    """failures: rule -> its last fault, in words; counts: how many each had; skipped: attempts of rules that are left out; run_ns, runs: by rule, by ``clock`` (ns, any that does not go back)."""
+
+    def __init__(self, clock: Callable[[], int] | None = None) -> None:
+        self.failures: dict[str, str] = {}
+        self.counts: Counter[str] = Counter()
+        self.skipped = 0
+        self.run_ns: Counter[str] = Counter()
+        self.runs: Counter[str] = Counter()
+        self._clock = clock
+        self._in_a_row: Counter[str] = Counter()
+        self._fresh: list[str] = []
+
+    def attempt(self, name: str, work: Callable[..., T], *args: object, otherwise: U) -> T | U:
+        """What ``work(*args)`` returns; ``otherwise`` where it fails, or is left out."""
+        if self.out(name):
+            self.skipped += 1
+            return otherwise
+        begun_ns = self._clock() if self._clock else 0
+        try:
+            done = work(*args)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is that rule's
+            self._failed(name, error)
+            return otherwise
+        finally:
+            self.runs[name] += 1
+            if self._clock:
+                self.run_ns[name] += self._clock() - begun_ns
+        self._in_a_row.pop(name, None)
+        return done
+
+    def missed(self) -> int:
+        """Judgements that nobody made: rules failed, or are left out."""
+        return self.counts.total() + self.skipped
+
+    def out(self, name: str) -> bool:
+        """Whether a rule is left out."""
+        return self._in_a_row[name] >= IN_A_ROW
+
+    def _failed(self, name: str, error: Exception) -> None:
+        self._in_a_row[name] += 1
+        self.counts[name] += 1
+        self.failures[name] = f"{type(error).__name__}: {error}"[:200]
+        if self.counts[name] == 1 or self.out(name):
+            self._fresh.append(f"{name}: {self.failures[name]}" + ("; left out from now on" if self.out(name) else ""))
+
+    def state(self) -> list[dict[str, object]]:
+        """A row a rule that was asked so far."""
+        return [{"rule": name, "runs": runs, "run_ns": self.run_ns[name] if self._clock else None, "failures": self.counts[name],
+                 "failure": self.failures.get(name), "left_out": self.out(name)} for name, runs in sorted(self.runs.items())]  # fmt: skip
+
+    def fresh(self) -> list[str]:
+        """What is worth telling and was not asked for yet: a rule's first fault, and that it is left out."""
+        told, self._fresh = self._fresh, []
+        return told

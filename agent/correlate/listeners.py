@@ -1,0 +1,61 @@
+"""Listening sockets and their accept queues."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from agent.correlate.catalogue import Symptom
+from agent.correlate.config import CorrelatorConfig
+from agent.correlate.episode import Episode
+from agent.correlate.guard import Guard
+from agent.correlate.rows import groups, known, start_ticks
+from agent.correlate.watch import Watch
+from agent.correlate.words import address, process, text
+from agent.tables import TABLES
+
+_ACCEPT = TABLES["socket_queue"].code("kind", "accept")
+#: What a symptom of listeners reads.
+READS = {"socket_queue": ("netns", "kind", "saddr", "sport", "queue", "limit", "drops")}
+
+
+class AcceptWatch(Watch):
+    """One subject is one listening socket."""
+
+    metrics = ("queue", "limit", "fill", "drops")
+
+    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
+        super().__init__(config, symptoms, guard)
+        self.names: dict[int, tuple[int, str, int, int, int, str]] = {}
+
+    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+        s = rows.get("socket_queue")
+        if s is not None:
+            s = s[(s["kind"] == _ACCEPT) & (s["limit"] > 0)]
+        if s is None or not len(s):
+            return np.empty(0, np.int64)
+        first, group = groups([s["pid"], start_ticks(s), s["netns"], s["saddr"], s["sport"]])
+        slots = np.array([self._slot(s[i], second) for i in first], np.int64)
+        queue, drops = np.zeros(len(first)), np.zeros(len(first))
+        np.maximum.at(queue, group, s["queue"])
+        np.maximum.at(drops, group, np.where(known(s["drops"]), s["drops"], 0))
+        limit = s["limit"][first].astype(np.float64)
+        fits = slots >= 0
+        self.series.put(second, slots[fits], queue=queue[fits], limit=limit[fits], fill=(queue / limit)[fits], drops=drops[fits])
+        return slots[fits]
+
+    def _slot(self, row: np.void, second: int) -> int:
+        pid, tick = int(row["pid"]) if row["pid"] > 0 else -1, int(row["proc_start_ns"]) // 10_000_000
+        where, port = address(row["saddr"].tobytes()) or "*", int(row["sport"])
+        slot = self.series.slot((pid, tick, int(row["netns"]), where, port), second)
+        if slot >= 0:
+            self.names[slot] = (int(row["netns"]), where, port, pid, tick, text(row["comm"]))
+        return slot
+
+    def describe(self, symptom: str, slot: int) -> Episode:
+        netns, where, port, pid, tick, comm = self.names[slot]
+        name = f"accept queue of {f'[{where}]' if ':' in where else where}:{port}"
+        who = f" ({process(comm, pid)})" if pid > 0 else ""
+        return Episode(symptom, (netns, where, port, pid), slot, name + who, f"{pid}/{tick}" if pid > 0 else f"{where} port {port} in {netns}", 0, 0, "", "", 0.0, 0.0, 0.0, 0,
+                       pid=pid if pid > 0 else None, start_tick=tick, comm=comm)

@@ -1,0 +1,97 @@
+"""Which process of this host serves an address, and for whom.
+
+A server is (network namespace, address, port): two containers may both have 127.0.0.1:6379. Loopback is served from within its own namespace
+only; any other address is served by whoever has it, wherever, unless two namespaces have it and the asker is in neither.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+
+import numpy as np
+
+from agent.columns import NULL_I64
+from agent.correlate.rows import groups
+from agent.correlate.words import text
+
+_ANY = (bytes(16), bytes(10) + b"\xff\xff" + bytes(4))  # also what stands for an address that is not known
+Server = tuple[str, int]
+
+
+def is_loopback(raw: bytes) -> bool:
+    """Of a stored address (16 bytes)."""
+    ip = ipaddress.IPv6Address(raw[:16])
+    return (ip.ipv4_mapped or ip).is_loopback
+
+
+def in_netns(rows: np.ndarray, netns: int | None) -> np.ndarray:
+    """The rows of that network namespace; all where it is not known, and those that do not know theirs."""
+    if netns is None:
+        return rows
+    return np.asarray(rows[(rows["netns"] == netns) | (rows["netns"] == NULL_I64)])
+
+
+class Servers:
+    """Learns from rows of ``tcp_rtt`` (server side) and ``socket_queue``.
+
+    At most ``limit``, none that was not seen for ``age_ns``; who was not seen for longest gives way, and is counted in ``dropped``.
+    """
+
+    def __init__(self, limit: int, age_ns: int) -> None:
+        self._limit, self._age_ns = limit, age_ns
+        self._known: dict[tuple[bytes, int, int], tuple[int, Server]] = {}  # who was not seen for longest is first
+        self._netns: dict[tuple[bytes, int], set[int]] = {}
+        self._newest_ns = NULL_I64
+        self.dropped = 0
+        self.version = 0  #: another one each time that ``find`` may answer otherwise
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def learn(self, rows: np.ndarray) -> None:
+        """Rows in time order."""
+        rows = rows[(rows["pid"] > 0) & (rows["sport"] > 0)][::-1]  # the last one of each comes first
+        if not len(rows):
+            return
+        for i in groups([rows["netns"], rows["saddr"], rows["sport"]])[0]:
+            row = rows[i]
+            address, port, netns = bytes(row["saddr"].tobytes()), int(row["sport"]), int(row["netns"])
+            server = text(row["comm"]), int(row["pid"])
+            before = self._known.pop((address, port, netns), None)
+            self.version += before is None or before[1] != server
+            self._known[address, port, netns] = int(row["t_ns"]), server
+            self._netns.setdefault((address, port), set()).add(netns)
+            self._newest_ns = max(self._newest_ns, int(row["t_ns"]))
+        self._forget()
+
+    def _forget(self) -> None:
+        while self._known:
+            address, port, netns = key = next(iter(self._known))
+            old = self._newest_ns - self._known[key][0] > self._age_ns
+            if not old and len(self._known) <= self._limit:
+                return
+            self.dropped += not old
+            self.version += 1
+            del self._known[key]
+            there = self._netns[address, port]
+            there.discard(netns)
+            if not there:
+                del self._netns[address, port]
+
+    def find(self, peer: bytes, netns: int | None, own_address: bool = False) -> Server | None:
+        """(comm, pid) of who serves a peer (18 bytes) for somebody in that namespace; None where nobody was seen, or several may.
+
+        own_address: the peer's address is the asker's own, so that who listens on all addresses there serves it, too.
+        """
+        address, port = peer[:16], int.from_bytes(peer[16:18], "little")
+        near = is_loopback(address) or own_address
+        for where in (address, *_ANY) if near else (address,):
+            found = {n: self._known[where, port, n][1] for n in self._netns.get((where, port), ())}
+            same = {s for n, s in found.items() if netns is None or n in (netns, NULL_I64)}
+            if len(same) == 1:
+                return same.pop()
+            if same:
+                return None
+            if not near and len(set(found.values())) == 1:
+                return next(iter(found.values()))
+        return None

@@ -1,0 +1,48 @@
+"""Which causes explain an episode, and how well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from agent.correlate.catalogue import Cause, Rule
+from agent.correlate.episode import Episode, Verdict
+from agent.correlate.guard import Guard
+from agent.correlate.view import View
+
+_LEAST = 0.3  # a verdict below this is no explanation
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """verdicts: best first. of: what the episode was like then. looked: what of the view was looked at (see ``View.unchanged``)."""
+
+    verdicts: list[Verdict]
+    of: tuple[object, ...]
+    looked: tuple[Any, ...]
+
+
+class Judge:
+    """Asks the causes, in their order. A rule that fails is counted, and left out when it goes on (agent/correlate/guard.py)."""
+
+    def __init__(self, causes: Iterable[Cause], guard: Guard) -> None:
+        self._causes, self._guard = tuple(causes), guard
+
+    def rank(self, episode: Episode, view: View) -> list[Verdict]:
+        """All verdicts, best first; those with a score below what explains anything are ruled out (score 0).
+
+        Rules are pure: where neither the episode nor anything that they looked at has changed since the last time, it is as it was.
+        """
+        of = episode.end_ns, episode.value, episode.count, tuple(episode.facts.items())
+        if episode.ranked is None or episode.ranked.of != of or not view.unchanged(episode.ranked.looked):
+            looked = view.look()
+            verdicts = [v if v.score >= _LEAST else Verdict(v.cause, 0.0, v.scope, v.words, v.evidence)
+                        for cause in self._causes if (rule := cause.explains.get(episode.symptom))
+                        for v in self._guard.attempt(f"cause {cause.name} of {episode.symptom}", _all, rule, episode, view, otherwise=())]  # fmt: skip
+            episode.ranked = Ranked(sorted(verdicts, key=lambda v: -v.score), of, view.looked(looked))
+        return episode.ranked.verdicts
+
+
+def _all(rule: Rule, episode: Episode, view: View) -> list[Verdict]:
+    return list(rule(episode, view))

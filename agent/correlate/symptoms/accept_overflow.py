@@ -1,0 +1,46 @@
+"""Accept queues that overflow."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agent.correlate.catalogue import Symptom
+from agent.correlate.config import SECOND
+from agent.correlate.episode import Episode
+from agent.correlate.listeners import READS, AcceptWatch
+from agent.correlate.watch import Second
+from agent.correlate.words import number, when
+
+
+def judge(watch: AcceptWatch, second: Second) -> list[Episode]:
+    """Bad: it was full for three seconds, or was nearly full and dropped some."""
+    series, at, slots = watch.series, second.at, second.slots
+    fill, count = series.recent("fill", slots, at, 3), series.recent("drops", slots, at, 3)
+    more = count[:, -1] - np.nanmin(count, axis=1)
+    full = np.all(fill >= 1, axis=1) | ((np.nanmax(fill, axis=1) >= 0.75) & (more > 0))
+    opened = []
+    for i in np.flatnonzero(full):
+        slot, dropped = int(slots[i]), float(more[i])
+        queue = float(np.nanmax(series.recent("queue", slots[i : i + 1], at, 3)))
+        episode = watch.active.get((SYMPTOM.name, slot))
+        if episode is not None:
+            watch.extend(episode, at, queue)
+        else:
+            episode = watch.describe(SYMPTOM.name, slot)
+            episode.metric, episode.unit, episode.start_ns = "queue", SYMPTOM.unit, (at - 2) * SECOND
+            episode.base = float(series.baseline("queue", slots[i : i + 1], at, 3).median[0])
+            episode.facts["drops_first"] = float(count[i, -1]) - dropped
+            watch.open(episode, at, queue, 3)
+            opened.append(episode)
+        episode.facts["limit"] = float(series.recent("limit", slots[i : i + 1], at, 1)[0, 0])
+        episode.facts["drops"] = float(count[i, -1]) - episode.facts["drops_first"]
+    return opened
+
+
+def clause(e: Episode) -> str:
+    return f"The {e.subject} held {number(e.value)} of {number(e.facts.get('limit', 0))} connections {when(e)}"
+
+
+SYMPTOM = Symptom(
+    "accept_overflow", 50, "connections wait to be accepted until their queue is full", "a listening socket", "connections", "socket_queue",
+    READS, clause, "see what the program that listens does instead of accepting: tickscope query slow_syscall", AcceptWatch, judge, measured={"queue": "queue"})

@@ -1,0 +1,29 @@
+"""Brokers that are not there."""
+
+from __future__ import annotations
+
+from agent.correlate.brokers import READS, BrokerWatch
+from agent.correlate.catalogue import Symptom
+from agent.correlate.episode import Episode
+from agent.correlate.watch import Second
+from agent.correlate.words import capital, when
+
+
+def judge(watch: BrokerWatch, second: Second) -> list[Episode]:
+    """Bad: it refused or failed a poll (from the start: three polls)."""
+    opened = []
+    usual = watch.series.baseline("poll_ns", second.slots, second.at, 1)
+    for i, slot in enumerate(second.slots.tolist()):
+        poll = watch.polls[slot]
+        if poll.down and not poll.unanswered and (usual.seen[i] or poll.before >= 2):
+            opened += watch.bad(SYMPTOM.name, slot, second.at, poll, float(usual.median[i]))
+    return opened
+
+
+def clause(e: Episode) -> str:
+    return f"{capital(e.subject)} was down {when(e)}"
+
+
+SYMPTOM = Symptom(
+    "broker_down", 60, "a broker refuses connections, or fails its polls", "a broker", "ns", "queue_lag", READS, clause,
+    "see whether it runs, and what it says: tickscope queues", BrokerWatch, judge, asked_by_agent=True, measured={"poll_ns": "poll_ns"})

@@ -1,0 +1,35 @@
+"""Brokers that do not answer for a while."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from agent.correlate.brokers import READS, BrokerWatch
+from agent.correlate.catalogue import Symptom
+from agent.correlate.episode import Episode
+from agent.correlate.watch import Second
+from agent.correlate.words import capital, measured, when
+
+
+def judge(watch: BrokerWatch, second: Second) -> list[Episode]:
+    """Bad: it took far longer than usual to answer a poll, or gave no answer (from the start: to three polls)."""
+    opened = []
+    usual = watch.series.baseline("poll_ns", second.slots, second.at, 1)
+    bar = np.maximum(watch.config.poll_stall_ns, np.maximum(watch.config.stall_ratio * usual.median, 2 * usual.top))
+    for i, slot in enumerate(second.slots.tolist()):
+        poll = watch.polls[slot]
+        if (poll.unanswered and (usual.seen[i] or poll.before >= 2)) or (not poll.down and poll.took_ns > bar[i] and usual.seen[i] >= 3):
+            opened += watch.bad(SYMPTOM.name, slot, second.at, poll, float(usual.median[i]))
+    return opened
+
+
+def clause(e: Episode) -> str:
+    usually = f" instead of {measured(e.base, e.unit)}" if not math.isnan(e.base) else ""
+    return f"{capital(e.subject)} did not answer for {measured(e.value, e.unit)}{usually} {when(e)}"
+
+
+SYMPTOM = Symptom(
+    "broker_stall", 70, "a broker takes far longer than usual to answer, or gives no answer", "a broker", "ns", "queue_lag", READS, clause,
+    "see what held it up, or the way to it: tickscope explain last", BrokerWatch, judge, asked_by_agent=True, measured={"poll_ns": "poll_ns"})

@@ -1,0 +1,39 @@
+"""Time daemons whose idea of the clock contradicts the oscillator or a server (agent/clock/daemons/check.py)."""
+
+from __future__ import annotations
+
+from agent.correlate.beliefs import READS, BeliefWatch
+from agent.correlate.catalogue import Symptom
+from agent.correlate.episode import Episode
+from agent.correlate.watch import Second
+from agent.correlate.words import capital, measured, span, text, when
+
+
+def judge(watch: BeliefWatch, second: Second) -> list[Episode]:
+    """Bad: further apart than both bounds together. The source of the rows knows the bounds, so that once is enough."""
+    opened = []
+    for slot in second.slots.tolist():
+        key = watch.names[slot]
+        row = watch.held[key]
+        apart = float(row["offset_ns"])
+        episode = watch.active.get((SYMPTOM.name, slot))
+        if episode is not None:
+            watch.extend(episode, second.at, abs(apart))
+        elif key not in watch.told:
+            episode = watch.describe(SYMPTOM.name, slot)
+            episode.start_ns, episode.words = int(row["t_ns"]), text(row["reason"])
+            episode.facts = {"apart_ns": apart, "bound_ns": float(row["distance_ns"])}
+            watch.open(episode, second.at, abs(apart), 1)
+            opened.append(episode)
+            watch.told.add(key)
+    return opened
+
+
+def clause(e: Episode) -> str:
+    return f"{capital(e.subject)} was off by {measured(e.value, e.unit)}, more than both bounds together ({span(e.facts['bound_ns'])}), {when(e)}"
+
+
+SYMPTOM = Symptom(
+    "clock_disagreement", 80, "a time daemon believes something of the clock that the oscillator or a server contradicts", "a time daemon and what it is compared with",
+    "ns", "clock_daemon", READS, clause, "see which of them is right: tickscope clock", BeliefWatch, judge,
+    measured={"apart": "offset_ns"})

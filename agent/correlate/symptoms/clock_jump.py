@@ -1,0 +1,17 @@
+"""The wall clock that was moved. Jumps are judged at once, not by seconds (agent/correlate/clock.py), and told by agent/correlate/steps.py."""
+
+from __future__ import annotations
+
+from agent.correlate.catalogue import Symptom
+from agent.correlate.clock import READS
+from agent.correlate.episode import Episode
+from agent.correlate.words import capital, measured, when
+
+
+def clause(e: Episode) -> str:
+    return f"{capital(e.subject)} was moved by {measured(e.value, e.unit)} {when(e)}"
+
+
+SYMPTOM = Symptom(
+    "clock_jump", 10, "the wall clock was stepped or slewed", "wall clock", "ns", "clock_change", READS, clause,
+    "see who moved it, and which decisions fell into that time: tickscope explain last, tickscope clock history")

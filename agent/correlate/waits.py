@@ -1,0 +1,191 @@
+"""Where the time of slow decisions went, as far as several causes go by it: waits on peers, calls that were held up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from agent.correlate.episode import Episode, item
+from agent.correlate.join import inside, within
+from agent.correlate.limiters import took
+from agent.correlate.local import in_netns
+from agent.correlate.rows import groups, start_ticks
+from agent.correlate.view import NO_PEER, SERVERS, View, place
+from agent.correlate.words import peer
+from agent.tables import TABLES
+
+WAITING = TABLES["slow_syscall"].code("kind", "waiting")
+SHARE = 0.3  # of the time lost, from which a cause is worth naming
+_MOST = 0.8  # of a wait, from which one round trip is all of it
+_DELAYED_ACK_US = 50_000  # TCP_DELACK_MIN, and a tick: a peer that answers sooner may acknowledge with its answer
+
+#: What ``spent`` reads of a table of calls, and what ``on_peers`` reads.
+CALLS = ("tid", "peer", "duration_ns", "goroutine", "sock_id")
+DECISIONS = ("tid", "limiter_id", "result", "wait_ns", "duration_ns", "goroutine")
+SYSCALLS = {"slow_syscall": (*CALLS, "kind", "syscall", "fd_type", "blocked_ns", "run_queue_ns"), "limiter_decision": DECISIONS}
+HANDSHAKES = {"tls_handshake": ("tid", "peer", "library", "duration_ns", "result"), "limiter_decision": DECISIONS}
+NETWORK = {**SERVERS, "tcp_rtt": (*SERVERS["tcp_rtt"], "samples", "rtt_min_us", "rtt_max_us", "rtt_sum_us", "srtt_us"),
+           "tcp_connect": ("netns", "peer", "result", "errno", "duration_ns")}  # fmt: skip
+CPUS = {"syscall_latency": ("basis", "kind", "peer", "interval_ns", "max_ns", "run_queue_ns")}
+PEERS = {**SYSCALLS, **HANDSHAKES, **NETWORK, **CPUS, "tcp_retransmit": ("netns", "peer", "kind", "count"), "tcp_reset": ("netns", "peer", "direction")}
+
+
+def _slow(episode: Episode, view: View) -> np.ndarray:
+    """The episode's decisions that were slow."""
+    d = view.decisions.between(episode.start_ns, episode.end_ns)
+    d = d[d["limiter_id"] == str(episode.key[0]).encode()] if len(d) else d
+    mine = d["pid"] == episode.pid if episode.pid is not None else d["pid"] <= 0
+    return np.asarray(d[mine & (start_ticks(d) == episode.start_tick) & (took(d) > min(episode.bar, episode.value * 0.5))])
+
+
+def spent(episode: Episode, view: View, table: str) -> tuple[np.ndarray, float, bool]:
+    """(rows of a table behind the episode, time lost in ns, whether they lie inside decisions of their own thread).
+
+    Rows that lie inside decisions count for the time that they lie inside: what began long before was idleness until then.
+    """
+    rows = view.own(view.during(table, episode), episode)
+    if episode.declared.inside:
+        slow = _slow(episode, view)
+        lost = float(np.maximum(took(slow) - episode.base, 0).sum())
+        if len(slow):
+            return _clipped(slow, rows), lost, bool((slow["tid"] >= 0).all())
+    return rows, float(max(episode.end_ns - episode.start_ns, 1)), False
+
+
+def _clipped(decisions: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The rows that ended inside a decision, their duration cut to the longest time inside one."""
+    i, j = inside(decisions, rows)
+    begun = decisions["t_ns"][i] - decisions["duration_ns"][i]
+    most = np.zeros(len(rows), np.int64)
+    np.maximum.at(most, j, rows["t_ns"][j] - begun)
+    chosen = np.unique(j)
+    out = np.asarray(rows[chosen])
+    out["duration_ns"] = np.minimum(out["duration_ns"], most[chosen])
+    return out
+
+
+def _shaking(view: View, episode: Episode, calls: np.ndarray) -> np.ndarray:
+    """Which calls ended within a TLS handshake of their own thread."""
+    shakes = spent(episode, view, "tls_handshake")[0]
+    hit = np.zeros(len(calls), np.bool_)
+    if len(shakes) and len(calls):
+        _, number = groups([np.concatenate([shakes["tid"], calls["tid"]])])
+        n = len(shakes)
+        hit[within(number[n:], calls["t_ns"], number[:n], shakes["t_ns"] - shakes["duration_ns"], shakes["t_ns"])[1]] = True
+    return hit
+
+
+@dataclass(frozen=True)
+class PeerWait:
+    """Waits of an episode's process on one peer, and the network towards it meanwhile.
+
+    share, own: of the time lost, the waits, and those of them outside TLS handshakes, which explain themselves. longest, starved_ns: ns; starved_ns:
+    of it, how long the peer's process waited for a CPU. sure: how certain it is that these waits are it. usual, worst: smoothed RTT, us.
+    slower: whether the network explains it; held: unless the peer held its acknowledgements back; quickest: a round trip that was quick
+    all the while, us, where only that speaks for the network. where, host: what episodes share that are about
+    it, or about the way to its host.
+    """
+
+    name: str
+    where: str
+    host: str
+    server: tuple[str, int] | None
+    share: float
+    own: float
+    longest: float
+    sure: float
+    usual: float | None
+    worst: float | None
+    slower: bool
+    held: bool
+    quickest: float | None
+    again: int
+    resets: int
+    failed: np.ndarray
+    starved_ns: float
+    wait: dict[str, object]
+    rtt: dict[str, object]
+
+    @property
+    def who(self) -> str:
+        return f"{self.server[0]} (pid {self.server[1]}) at {self.name}" if self.server else self.name
+
+    @property
+    def starving(self) -> bool:
+        return self.starved_ns > 0.5 * self.longest
+
+
+def on_peers(episode: Episode, view: View) -> list[PeerWait]:
+    """The peers that the episode's process waited on, longest first: they did not answer, or the network towards them was slow, lossy or gone."""
+    return view.once(_on_peers, episode)
+
+
+def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
+    calls, lost, threaded = spent(episode, view, "slow_syscall")
+    shaking = _shaking(view, episode, calls)
+    to_peer, in_shake = calls[calls["peer"] != NO_PEER], shaking[calls["peer"] != NO_PEER]
+    waited: dict[bytes, float] = {}
+    in_tls: dict[bytes, float] = {}
+    if len(to_peer):
+        first, group = groups([to_peer["peer"]])
+        sums = (np.bincount(group, to_peer["duration_ns"] * mask) for mask in (1, in_shake))
+        for i, total, part in zip(first, *sums, strict=True):
+            waited[to_peer["peer"][i].tobytes()] = float(total)
+            in_tls[to_peer["peer"][i].tobytes()] = float(part)
+    sure = 1.0 if threaded else 0.9
+    nameless = (calls["peer"] == NO_PEER) & (calls["kind"] == WAITING)
+    unnamed = calls[nameless]
+    if len(unnamed) and len(known := view.peers(episode)) == 1:
+        # Waiting in poll or epoll tells no peer; with one peer only it can be no other.
+        waited[known[0]] = waited.get(known[0], 0.0) + float(unnamed["duration_ns"].sum())
+        in_tls[known[0]] = in_tls.get(known[0], 0.0) + float(unnamed["duration_ns"][shaking[nameless]].sum())
+        sure *= 0.85
+    summed: dict[bytes, float] = {}
+    if not waited:
+        worst = episode.value if episode.declared.inside else 0.0
+        summed = {raw: ns for raw, ns in view.unusual_waits(episode).items() if 0.5 * worst <= ns <= 2 * max(worst, lost)}
+        waited = dict.fromkeys(summed, lost)
+        sure = 0.8
+    for raw in {row.tobytes() for row in _failed(view.own(view.during("tcp_connect", episode), episode))["peer"]}:
+        waited.setdefault(raw, 0.0)
+    found = []
+    for raw, total in sorted(waited.items(), key=lambda entry: (-entry[1], entry[0])):
+        share, own = (min(1.0, part / lost) if lost else 0.0 for part in (total, total - in_tls.get(raw, 0.0)))
+        rows = _towards(to_peer, raw)
+        longest = float(max(rows["duration_ns"].max(initial=0), unnamed["duration_ns"].max(initial=0), summed.get(raw, 0)))
+        if episode.declared.inside:
+            longest = min(longest, episode.value)
+        found.append(_peer(episode, view, raw, (share, own), longest, sure))
+    return found
+
+
+def _peer(episode: Episode, view: View, raw: bytes, shares: tuple[float, float], longest: float, sure: float) -> PeerWait:
+    share, own = shares
+    name = peer(raw)
+    netns = view.netns(episode, raw)
+    host = place(name.rpartition(":")[0], raw, netns)  # one network leads to all ports of a host
+    where, server = place(name, raw, netns), view.server(raw, netns, episode)
+    usual, worst = view.rtt_us(raw, netns, episode)
+    sent_again, resets, connects = (in_netns(_towards(view.during(table, episode), raw), netns) for table in ("tcp_retransmit", "tcp_reset", "tcp_connect"))
+    again = int(np.maximum(sent_again["count"], 1).sum())
+    failed = _failed(connects)
+    wait = item("slow_syscall", "time waiting on the peer", longest, "ns", column="duration_ns", peer=name, pid=episode.pid, share=round(share, 2))
+    rtt = item("tcp_rtt", "smoothed RTT", worst, "us", column="srtt_us", peer=name, baseline=usual)
+    slower = usual is not None and worst is not None and (worst - usual) * 1e3 >= SHARE * longest and worst > 2 * usual
+    quickest = view.quickest_us(raw, netns, episode) if slower else None
+    held = slower and quickest is None and (worst or 0) - (usual or 0) <= _DELAYED_ACK_US  # the peer may have held its acknowledgements
+    slower &= not held or ((worst or 0) - (usual or 0)) * 1e3 >= _MOST * longest
+    enough = quickest if slower and quickest is not None and quickest < SHARE * (worst or 0) else None
+    slower &= enough is None
+    starved = min(view.starved_ns(server[1], episode), longest) if server else 0.0
+    return PeerWait(name, where, host, server, share, own, longest, sure, usual, worst, bool(slower), bool(held), enough, again, len(resets), failed,
+                    starved, wait, rtt)
+
+
+def _towards(rows: np.ndarray, raw: bytes) -> np.ndarray:
+    return np.asarray(rows[rows["peer"] == np.frombuffer(raw, "V18")[0]])
+
+
+def _failed(connects: np.ndarray) -> np.ndarray:
+    return np.asarray(connects[connects["result"] == TABLES["tcp_connect"].code("result", "failed")])

@@ -1,0 +1,263 @@
+"""The agent's side of the helper (agent/kernel/helper.py): requests with numbers and deadlines, whose answers the loop takes.
+
+One request is on its way at a time. One that takes longer than DEADLINE_S fails; its answer, when it comes, is dropped. Until then the helper is
+``silent`` and every request fails at once: some user's file or process may hold it up, or somebody has stopped it. It is back with its next answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from agent.child import Child
+from agent.kernel import helper
+from agent.kernel.detach import close_aside
+from agent.kernel.steps import Done, HeldUpError, Steps, Wait, at_once
+
+DEADLINE_S = 2.0
+END_S = 1.0
+#: Of what the loop itself waits for: helper and kernel take 0.1 ms, unless they are held up.
+_AT_ONCE_S, _BUSY_S = 0.1, 0.01
+
+
+@dataclass
+class _Request:
+    operation: int
+    pid: int = 0
+    name: bytes = b""
+    offsets: list[int] = field(default_factory=list)
+    flags: int = 0
+    fds: list[int] = field(default_factory=list)
+
+    def packed(self, number: int) -> bytes:
+        padded = [*self.offsets, *[0] * (helper.MAX_OFFSETS - len(self.offsets))]
+        return helper.REQUEST.pack(number, self.operation, self.pid, len(self.offsets), self.flags, self.name, *padded)
+
+
+class _Sent(NamedTuple):
+    """The request that is on its way."""
+
+    number: int
+    deadline_s: float
+    done: Done
+    operation: int
+
+
+class Helper:
+    """``alive`` turns False once the helper is gone, ``silent`` is True while it does not answer; ``late`` counts deadlines that passed.
+
+    ``took_s``: how long it worked for the last answer.
+    Waits are resumed with descriptors or OSError: TimeoutError of a deadline, HeldUpError behind one, BrokenPipeError of a helper that is gone.
+    """
+
+    def __init__(self, sock: socket.socket, pid: int) -> None:
+        sock.setblocking(False)
+        self._sock, self.pid, self.alive, self.silent, self.late = sock, pid, True, False, 0
+        self.took_s = 0.0
+        self._number = 0
+        self._queue: deque[tuple[_Request, Done]] = deque()
+        self._sent: _Sent | None = None
+        self._answers: list[tuple[Done, Any, OSError | None]] = []
+
+    def opening(self, pid: int, what: str) -> Wait:
+        """A read-only descriptor of ``maps``, ``linker-cache``, ``exe``, ``root:PATH`` or ``map:RANGE`` of a process (the latter three executables and libraries only)."""
+        name = os.fsencode(what)
+        if len(name) > 255:
+            return _failing(OSError(errno.ENAMETOOLONG, what))
+        return self._asking(_Request(helper.OPEN_PROC, pid, name), lambda fds: fds[0])
+
+    def attaching(self, program_fd: int, file_fd: int, offsets: list[int], ret: bool = False) -> Steps[list[int]]:
+        """A uprobe (or uretprobe) at each file offset, for all processes; closing a returned descriptor detaches it."""
+        links: list[int] = []
+        try:
+            for at in range(0, len(offsets), helper.MAX_OFFSETS):
+                part = offsets[at : at + helper.MAX_OFFSETS]
+                request = _Request(helper.ATTACH_UPROBE, offsets=part, flags=helper.RETURN_PROBE * ret, fds=[program_fd, file_fd])
+                links += yield self._asking(request, lambda fds: fds)
+        except OSError:
+            close_aside(links)
+            raise
+        return links
+
+    def digesting(self, fds: list[int]) -> Wait:
+        """A digest of the first file's content and of parts of the others': equal for copies. OSError where it is too large, or cannot be read."""
+        return self._asking(_Request(helper.DIGEST, fds=fds), lambda digest: digest)
+
+    def attach_raw_tracepoint(self, program_fd: int, name: str) -> int:
+        """Attaches a program to a tracepoint that may be asked for; closing the returned descriptor detaches it. Raises OSError, at once where the helper is busy."""
+        return self._now(_Request(helper.ATTACH_RAW_TP, name=name.encode(), fds=[program_fd]))[0]
+
+    def cgroup_path(self, number: int) -> str:
+        """Where the cgroup with this id is. Raises OSError, at once where the helper is busy; ESTALE: it is gone."""
+        fd = self._now(_Request(helper.OPEN_CGROUP, offsets=[number]))[0]
+        try:
+            return os.readlink(f"/proc/self/fd/{fd}")
+        finally:
+            os.close(fd)
+
+    def restrict(self) -> None:
+        """Has it give up CAP_SYS_ADMIN, which it does not need where uprobes are attached by links."""
+        self._now(_Request(helper.RESTRICT), DEADLINE_S)
+
+    @property
+    def busy(self) -> bool:
+        """An answer is due, be it a late one."""
+        return self.silent or bool(self._sent or self._queue or self._answers)
+
+    def fds(self) -> list[int]:
+        return [self._sock.fileno()]
+
+    def pump(self) -> None:
+        """Takes an answer, and fails what is past its deadline."""
+        self._receive()
+        answers, self._answers = self._answers, []
+        for done, answer, error in answers:
+            done(answer, error)
+        if self._sent is not None and time.monotonic() > self._sent.deadline_s:
+            self._give_up()
+        self._send_next()
+
+    def close(self) -> None:
+        """Ends the helper, whatever it does: the probes are this process's. Waits for END_S at most, as the kernel may have it finish something first."""
+        self.alive = False
+        self._sock.close()
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.pid, signal.SIGKILL)
+            end = time.monotonic() + END_S
+            while os.waitpid(self.pid, os.WNOHANG)[0] == 0 and time.monotonic() < end:
+                time.sleep(0.002)
+
+    def _asking(self, request: _Request, value: Callable[[Any], object]) -> Wait:
+        def wait(done: Done) -> None:
+            refusal = self._refusal()
+            if refusal is not None:
+                done(None, refusal)
+                return
+            self._queue.append((request, lambda answer, error: done(None if error else value(answer), error)))
+            self._send_next()
+
+        return wait
+
+    def _refusal(self) -> OSError | None:
+        if not self.alive:
+            return BrokenPipeError(errno.EPIPE, "the helper is gone")
+        return HeldUpError(errno.ETIMEDOUT, "the helper does not answer") if self.silent else None
+
+    def _send_next(self) -> None:
+        while self._queue and self._sent is None and not self.silent and not self._answers:
+            request, done = self._queue.popleft()
+            try:
+                self._send(request, done)
+            except OSError as error:  # it is gone, or a descriptor was closed meanwhile
+                if error.errno in (errno.EPIPE, errno.ECONNRESET):
+                    self._gone()
+                done(None, error)
+
+    def _send(self, request: _Request, done: Done) -> None:
+        self._number += 1
+        helper.send(self._sock, request.packed(self._number), request.fds)
+        self._sent = _Sent(self._number, time.monotonic() + DEADLINE_S, done, request.operation)
+
+    def _receive(self) -> None:
+        while self.alive:
+            try:
+                data, fds = helper.receive(self._sock, helper.REPLY.size)
+            except BlockingIOError:
+                return
+            except OSError:
+                data, fds = b"", []
+            if len(data) != helper.REPLY.size:
+                self._gone()
+                return
+            number, status, digest = helper.REPLY.unpack(data)
+            self.silent = False
+            if self._sent is None or self._sent.number != number:
+                close_aside(fds)  # too late: whoever asked has been told so
+                continue
+            self.took_s = time.monotonic() - (self._sent.deadline_s - DEADLINE_S)
+            done, operation, self._sent = self._sent.done, self._sent.operation, None
+            if operation not in (helper.RESTRICT, helper.DIGEST) and not fds:
+                status = status or errno.EMFILE  # the kernel leaves out descriptors for which there is no room
+            self._answers.append((done, digest if operation == helper.DIGEST else fds, OSError(status, os.strerror(status)) if status else None))
+
+    def _gone(self) -> None:
+        self.alive = self.silent = False
+        self._fail_all(lambda: BrokenPipeError(errno.EPIPE, "the helper is gone"))
+        self._spare = socket.socketpair()
+        os.dup2(self._spare[0].fileno(), self._sock.fileno(), inheritable=False)  # never readable: who polls it does not spin
+
+    def _give_up(self) -> None:
+        self.silent, self.late, self.took_s = True, self.late + 1, DEADLINE_S
+        sent, self._sent = self._sent, None
+        if sent is not None:
+            sent.done(None, TimeoutError(errno.ETIMEDOUT, f"the helper did not answer within {DEADLINE_S:.0f} s"))
+        self._fail_all(lambda: HeldUpError(errno.ETIMEDOUT, "the helper does not answer"))
+
+    def _fail_all(self, error: Callable[[], OSError]) -> None:
+        waiting = [self._sent.done] if self._sent is not None else []
+        waiting += [done for _, done in self._queue]
+        self._sent = None
+        self._queue.clear()
+        for done in waiting:
+            done(None, error())
+
+    def _now(self, request: _Request, limit_s: float = _AT_ONCE_S) -> list[int]:
+        """A request whose answer is waited for, of what is quick. Answers to others that come meanwhile are told at the next ``pump``."""
+        busy = time.monotonic() + _BUSY_S
+        while self._sent is not None and time.monotonic() < busy:
+            self._await(busy)
+        refusal = self._refusal()
+        if refusal is not None:
+            raise refusal
+        if self._sent is not None:
+            raise BlockingIOError(errno.EAGAIN, "the helper is busy")
+
+        def mine(fds: list[int], error: Exception | None) -> None:
+            """Only to be recognised."""
+
+        try:
+            self._send(request, mine)
+        except (BrokenPipeError, ConnectionResetError):
+            self._gone()
+            raise
+        end = time.monotonic() + limit_s
+        while self._sent is not None and time.monotonic() < end:
+            self._await(end)
+        found = next((one for one in self._answers if one[0] is mine), None)
+        if found is None:
+            if self.alive:
+                self._give_up()
+            raise self._refusal() or OSError(errno.EIO, "no answer")
+        self._answers.remove(found)
+        if found[2] is not None:
+            raise found[2]
+        fds: list[int] = found[1]
+        return fds
+
+    def _await(self, end_s: float) -> None:
+        waiting = select.poll()
+        waiting.register(self._sock, select.POLLIN)
+        waiting.poll(max(1, int((end_s - time.monotonic()) * 1000)))
+        self._receive()
+
+
+def start(child: Child, uid: int, gid: int) -> Helper:
+    """Has a child that runs ``helper.serve`` become the helper, as that user. Raises OSError."""
+    child[0].send(helper.BEGIN.pack(uid, gid))
+    return Helper(*child)
+
+
+def _failing(error: OSError) -> Wait:
+    def fail() -> int:
+        raise error
+
+    return at_once(fail)

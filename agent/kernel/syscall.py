@@ -1,0 +1,32 @@
+"""bpf(2), which libc has no function for. Standard library only: the loader runs this under the system's python3.
+
+Attribute layouts: union bpf_attr in include/uapi/linux/bpf.h.
+"""
+
+from __future__ import annotations
+
+import ctypes as ct
+import os
+
+_SYS_BPF = {"x86_64": 321, "aarch64": 280}[os.uname().machine]
+_ATTR_BYTES = 128
+_libc = ct.CDLL(None, use_errno=True)
+_libc.syscall.restype = ct.c_long
+
+
+def attributes(data: bytes) -> ct.Array[ct.c_char]:
+    """Space for a command's attributes, which the kernel may write to; what is behind ``data`` is zero."""
+    return ct.create_string_buffer(data.ljust(_ATTR_BYTES, b"\0"), _ATTR_BYTES)
+
+
+def bpf(command: int, attr: ct.Array[ct.c_char]) -> int:
+    """A descriptor or 0; -errno where it failed."""
+    result = _libc.syscall(_SYS_BPF, command, attr, len(attr))
+    return int(result) if result >= 0 else -ct.get_errno()
+
+
+def require(command: int, data: bytes) -> int:
+    """A descriptor or 0. Raises OSError."""
+    if (result := bpf(command, attributes(data))) < 0:
+        raise OSError(-result, os.strerror(-result))
+    return result

@@ -1,0 +1,28 @@
+"""A sitting that hangs must not take the bench with it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from agent.errors import AgentError
+
+AGAIN_S = 120.0
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """In the main thread only. Raises AgentError when the block takes longer, and again each two minutes: its cleaning up may hang, too."""
+
+    def over(_number: int, _frame: object) -> None:
+        raise AgentError(f"it was not done within {seconds:.0f} s", why="something of the workload or of the agent hangs")
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)  # one that comes just now is nobody's
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

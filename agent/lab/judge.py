@@ -1,0 +1,128 @@
+"""Which findings speak of which fault, and whether they are right. Pure.
+
+A finding speaks of a fault where their times overlap (a finding's start may be rounded down to a second), of several of the one whose victims or
+culprit it names, else whose cause it tells, else that was felt. One that began while there was no fault speaks of none, however long it lasts. It is right by cause where its cause is one of the fault's right answers; right in full where also
+``cause_detail`` and the culprit are, as far as that answer has them, and it names a victim or the culprit as its subject. Where several speak of one
+fault, the surest is the one that counts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent.lab.truth import Done, Truth
+
+EARLY_NS, LATE_NS = 1_000_000_000, 3_000_000_000
+UNKNOWN = "unknown"
+Row = Mapping[str, Any]
+
+
+@dataclass
+class Told:
+    """One finding. states: (when it was told, its row), in that order."""
+
+    states: list[tuple[int, Row]] = field(default_factory=list)
+
+    @property
+    def last(self) -> Row:
+        return self.states[-1][1]
+
+    @property
+    def text(self) -> str:
+        """Whatever names something in it."""
+        return " ".join(str(self.last.get(c) or "") for c in ("subject", "sentence", "evidence", "culprit_comm", "culprit_object"))
+
+    @property
+    def causes(self) -> list[str]:
+        """Best first."""
+        raw = self.last.get("causes") or []
+        listed = json.loads(raw) if isinstance(raw, (str, bytes)) else raw
+        return [self.last["cause"], *(c["cause"] for c in listed if c["cause"] != self.last["cause"])]
+
+
+@dataclass
+class Verdict:
+    """One fault and the findings that speak of it, the surest first."""
+
+    fault: Done
+    told: list[Told] = field(default_factory=list)
+
+    @property
+    def counts(self) -> bool:
+        """Whether somebody felt it. What should be a quiet time is no fault."""
+        return bool(self.fault.effect) and bool(self.fault.right)
+
+
+def by_finding(states: Iterable[tuple[int, Row]]) -> list[Told]:
+    found: dict[str, Told] = {}
+    for t_ns, row in states:
+        found.setdefault(row["finding_id"], Told()).states.append((t_ns, row))
+    return list(found.values())
+
+
+def names(truth: Truth, programs: Iterable[str]) -> list[str]:
+    """By which findings may speak of programs: their names, their command name where no other has it, and their pids."""
+    comms = Counter(program["comm"] for program in truth.programs.values())
+    found = []
+    for program in (truth.programs[p] for p in programs if p in truth.programs):
+        found += [*program["names"], *(f"pid {pid}" for pid in program["pids"])]
+        if comms[program["comm"]] == 1:
+            found.append(program["comm"])
+    return found
+
+
+def concerns(told: Told, fault: Done, truth: Truth) -> bool:
+    """Whether it names a victim of the fault, or its culprit."""
+    return _named(told.text, fault, truth)
+
+
+def _named(text: str, fault: Done, truth: Truth) -> bool:
+    pids = (f"pid {pid}" for pid in fault.culprit["pids"])  # also of what the fault itself started
+    known = [*names(truth, [*fault.victims, fault.culprit["process"]]), fault.culprit["object"], *pids]
+    return any(name and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) for name in known)
+
+
+def cause_right(row: Row, fault: Done) -> bool:
+    return any(row["cause"] == right["cause"] for right in fault.right)
+
+
+def fully_right(told: Told, fault: Done, truth: Truth) -> bool:
+    return _named(str(told.last["subject"]), fault, truth) and any(_agrees(told.last, right, fault.culprit) for right in fault.right)
+
+
+def _agrees(row: Row, right: Row, culprit: Row) -> bool:
+    if row["cause"] != right["cause"] or (right["detail"] and row.get("cause_detail") != right["detail"]):
+        return False
+    if not right["culprit"]:
+        return True
+    by_process = row.get("culprit_pid") in culprit["pids"]
+    by_object = bool(culprit["object"]) and culprit["object"] in (row.get("culprit_object") or "")
+    return by_process or by_object
+
+
+def judge(truth: Truth, told: Sequence[Told]) -> tuple[list[Verdict], list[Told]]:
+    """(each fault's verdict, findings that speak of no fault). Findings that began before the warm-up was over are left out."""
+    verdicts = [Verdict(fault) for fault in truth.faults]
+    stray: list[Told] = []
+    for one in told:
+        if one.last["start_ns"] < truth.from_ns - EARLY_NS:
+            continue
+        near = [v for v in verdicts if _overlap(one.last, v.fault)] if any(_begins(one.last, v.fault) for v in verdicts) else []
+        near.sort(key=lambda v: (not concerns(one, v.fault, truth), not cause_right(one.last, v.fault), not v.counts))
+        (near[0].told if near else stray).append(one)
+    for verdict in verdicts:
+        verdict.told.sort(key=lambda t: (-float(t.last["confidence"] or 0), t.states[0][0]))
+    return verdicts, stray
+
+
+def _begins(row: Row, fault: Done) -> bool:
+    return bool(fault.right) and fault.start_ns - EARLY_NS <= row["start_ns"] <= fault.until_ns + LATE_NS
+
+
+def _overlap(row: Row, fault: Done) -> bool:
+    return bool(fault.right) and row["start_ns"] <= fault.until_ns + LATE_NS and row["end_ns"] >= fault.start_ns - EARLY_NS

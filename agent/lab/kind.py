@@ -1,0 +1,109 @@
+"""What a kind of fault is: one declaration, registered by being in a file of ``agent/lab/kinds``."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any
+
+from agent.lab.program import Program, reach
+from agent.tables import CAUSES
+
+if TYPE_CHECKING:
+    from agent.lab.stage.stage import Stage
+
+
+@dataclass(frozen=True)
+class Right:
+    """A right answer, in the words of the tables. detail: ``cause_detail``, where there is a finer word. culprit: whether ``culprit_*`` must name
+    the fault's culprit."""
+
+    cause: str
+    detail: str = ""
+    culprit: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.cause in CAUSES.split(), self.cause
+
+
+@dataclass(frozen=True)
+class Size:
+    """How hard: a number between mild and hard, evenly on a logarithmic scale. what ``duration_s``: the fault's own length is its size."""
+
+    what: str
+    mild: float
+    hard: float
+
+    def draw(self, chance: random.Random) -> float:
+        return math.exp(chance.uniform(math.log(self.mild), math.log(self.hard)))
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault of a plan. target: a program, or an object that the kind knows. gap_s: quiet before it."""
+
+    kind: str
+    target: str
+    size: float
+    duration_s: float
+    gap_s: float
+    seed: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """Who or what does it. process: a program's name, or the command name of what the fault itself started, then with its ``pids``; empty where
+    there is none. object: a lock, a device, a link, an address."""
+
+    process: str = ""
+    object: str = ""
+    pids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """inject: a context manager that does it, and undoes it at its end. right: the right answers, the best first. needs: what the host must have
+    (see Stage.lacks)."""
+
+    name: str
+    meaning: str
+    size: Size
+    targets: tuple[str, ...]
+    right: tuple[Right, ...]
+    inject: Callable[[Stage, Fault], AbstractContextManager[Culprit]]
+    duration_s: tuple[float, float] = (2.0, 6.0)
+    needs: tuple[str, ...] = ()
+    settle_s: float = 0.0  #: more time to recover than others need
+    touches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  #: what it does something to, by target, where that is not the target itself
+    ways: tuple[str, ...] = ()  #: how it can be felt (the words of ``effect``), where that is not any way: what else happens meanwhile is chance
+
+    def reach(self, fault: Fault, there: Mapping[str, Program]) -> frozenset[str]:
+        """Who may feel it."""
+        return reach(there, self.touches.get(fault.target, (fault.target,)))
+
+    def draw(self, chance: random.Random) -> Fault:
+        """A fault of this kind."""
+        target, size = chance.choice(self.targets), self.size.draw(chance)
+        duration = size if self.size.what == "duration_s" else chance.uniform(*self.duration_s)
+        return Fault(self.name, target, round(size, 6), round(duration, 3), round(chance.uniform(6.0, 9.0), 3), chance.randrange(2**31))
+
+
+def kinds() -> dict[str, Kind]:
+    """All of them, by name."""
+    from agent.lab import kinds as room
+
+    found: dict[str, Kind] = {}
+    for info in sorted(iter_modules(room.__path__), key=lambda i: i.name):
+        for value in vars(import_module(f"{room.__name__}.{info.name}")).values():
+            for kind in value if isinstance(value, tuple) else (value,):
+                if isinstance(kind, Kind):
+                    found[kind.name] = kind
+    return found

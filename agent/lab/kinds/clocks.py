@@ -1,0 +1,85 @@
+"""The wall clock: by half a millisecond at most where the user allows it; by hours, and at another rate, on machines that are thrown away."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from agent.common.resp import RedisUrl, RespClient
+from agent.demo import clock_part
+from agent.lab.kind import Culprit, Fault, Kind, Right, Size
+from agent.lab.programs.limiter_redis import KEY
+from agent.lab.programs.redis_server import PLACES, PORT
+from agent.lab.stage import wallclock
+from agent.lab.stage.stage import GUESTS, Stage
+
+ACTOR, CLOCK = "lab-clock", "wall clock"  # as findings call it
+_STEP, _SLEW = (Right("clock_step", culprit=True),), (Right("clock_slew", culprit=True),)
+#: Who goes by it says so: ``uses=("clock",)``. It makes nobody slow.
+_CLOCK, _WAYS = ("clock",), ("failed", "refused")
+
+
+def _by_another(stage: Stage, move: Callable[[], None]) -> int:
+    """A process of its own does it: its pid. Raises OSError where it could not."""
+    pid = stage.crew.fork(move, GUESTS, "node", ACTOR, root=True)
+    _, status = os.waitpid(pid, 0)
+    if status:
+        raise OSError("the clock could not be moved (logs/errors.txt tells why)")
+    return pid
+
+
+@contextmanager
+def stepped(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+    """And back at the end."""
+    size_us = min(clock_part.LIMIT_US, int(fault.size)) * (1 if fault.target == "forward" else -1)
+    pids = [_by_another(stage, lambda: clock_part.step(size_us))]
+    try:
+        yield Culprit(ACTOR, CLOCK, tuple(pids))
+    finally:
+        _by_another(stage, lambda: clock_part.step(-size_us))
+
+
+def stepped_for_good(sign: int) -> Callable[[Stage, Fault], AbstractContextManager[Culprit]]:
+    """It stays so: going back would be another fault, the other way. But limiters whose window now lies ahead, and would refuse until then, forget it."""
+
+    @contextmanager
+    def inject(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+        pid = _by_another(stage, lambda: wallclock.step(sign * fault.size))
+        try:
+            yield Culprit(ACTOR, CLOCK, (pid,))
+        finally:
+            for name in PLACES.keys() & stage.programs.keys():
+                _forget(stage, name)
+
+    return inject
+
+
+def _forget(stage: Stage, redis: str) -> None:
+    def say() -> None:
+        RespClient(RedisUrl.parse(f"redis://{PLACES[redis]}:{PORT}/0"), timeout_s=10).pipeline([("DEL", KEY)])
+
+    os.waitpid(stage.crew.fork(say, GUESTS, stage.programs[redis].space, "lab-operator", root=False), 0)
+
+
+def slewed(sign: int) -> Callable[[Stage, Fault], AbstractContextManager[Culprit]]:
+    @contextmanager
+    def inject(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+        pid = _by_another(stage, lambda: wallclock.slew(sign * fault.size))
+        try:
+            yield Culprit(ACTOR, CLOCK, (pid,))
+        finally:
+            _by_another(stage, lambda: wallclock.slew(0))
+
+    return inject
+
+
+_FAR, _RATE = Size("s", 2.0, 4 * 3600.0), Size("ppm", 50_000, wallclock.MOST_PPM)
+KINDS = (
+    Kind("clock_step", "the wall clock is stepped, and back", Size("us", 100, clock_part.LIMIT_US), ("forward", "back"), _STEP, stepped, (1.0, 3.0),
+         ("step_clock",), touches={"forward": _CLOCK, "back": _CLOCK}, ways=_WAYS),
+    Kind("clock_step_forward", "the wall clock is stepped forward, by up to hours", _FAR, _CLOCK, _STEP, stepped_for_good(1), (2.0, 3.0), ("throwaway_vm",), ways=_WAYS),
+    Kind("clock_step_back", "the wall clock is stepped back, by up to hours", _FAR, _CLOCK, _STEP, stepped_for_good(-1), (2.0, 3.0), ("throwaway_vm",), ways=_WAYS),
+    Kind("clock_slew_fast", "the clocks run too fast", _RATE, _CLOCK, _SLEW, slewed(1), (6.0, 10.0), ("throwaway_vm",), ways=_WAYS),
+    Kind("clock_slew_slow", "the clocks run too slowly", _RATE, _CLOCK, _SLEW, slewed(-1), (6.0, 10.0), ("throwaway_vm",), ways=_WAYS),
+)

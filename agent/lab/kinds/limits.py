@@ -1,0 +1,80 @@
+"""What a process may have: memory and descriptors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agent.lab.kind import Culprit, Fault, Kind, Right, Size
+from agent.lab.programs.limiter_memory import PAGE
+from agent.lab.stage.stage import Stage
+
+#: Standard input, output and errors, and the log: fewer than any program has open.
+LEAST_FILES = 4
+
+
+def _memory(stage: Stage, name: str) -> Path:
+    """The file that limits a program's memory."""
+    found = stage.groups.controller("memory", name)
+    assert found is not None
+    return found[0] / ("memory.max" if found[1] else "memory.limit_in_bytes")
+
+
+def _own_bytes(group: Path) -> int:
+    """A cgroup's memory that cannot be given back without swap (what was there before a fork is its parent's)."""
+    values = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    return int(values.get("anon") or values["rss"])
+
+
+@contextmanager
+def pressed(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+    """The program may keep the fault's share of what it uses: the rest is reclaimed, and read again, all the time."""
+    file = _memory(stage, fault.target)
+    group = file.parent
+    usage = int((group / ("memory.current" if file.name == "memory.max" else "memory.usage_in_bytes")).read_text())
+    own = _own_bytes(group)
+    stage.crew.expect_end(fault.target)  # the kernel may give up, and kill it
+    file.write_text(str((own + int(fault.size * max(0, usage - own)) + (2 << 20)) // PAGE * PAGE))
+    try:
+        yield Culprit(fault.target, str(group.name))
+    finally:
+        file.write_text("max" if file.name == "memory.max" else "-1")
+        stage.crew.revive(fault.target)
+
+
+@contextmanager
+def out_of_memory(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+    """It grows beyond its limit, and is killed by the kernel; it starts again at the fault's end."""
+    file = _memory(stage, fault.target)
+    own = _own_bytes(file.parent)
+    file.write_text(str((own + (24 << 20)) // PAGE * PAGE))
+    stage.crew.expect_end(fault.target)
+    stage.crew.tell(fault.target, grow=4)
+    try:
+        yield Culprit(fault.target)
+    finally:
+        file.write_text("max" if file.name == "memory.max" else "-1")
+        stage.crew.tell(fault.target, grow=0)
+        stage.crew.revive(fault.target)
+
+
+@contextmanager
+def without_descriptors(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+    """It may open no more files than it has."""
+    stage.crew.tell(fault.target, files=LEAST_FILES)
+    try:
+        yield Culprit(fault.target)
+    finally:
+        stage.crew.tell(fault.target, files=0)
+
+
+KINDS = (
+    Kind("memory_pressure", "a cgroup's limit makes a program's pages go and come all the time", Size("share_kept", 0.5, 0.05), ("api-tables",),
+         (Right("memory", culprit=True), Right("memory")), pressed, (3.0, 6.0), ("memory",)),
+    Kind("oom_killed", "a program outgrows its cgroup's limit, and is killed", Size("duration_s", 3.0, 8.0), ("api-tables",),
+         (Right("resource_limit", "memory", culprit=True), Right("memory", "oom", culprit=True), Right("process_killed", culprit=True)),
+         out_of_memory, needs=("memory",)),
+    Kind("descriptors_exhausted", "a program may open no more files", Size("duration_s", 0.8, 6.0), ("api-http", "api-tls", "web"),
+         (Right("resource_limit", "fd", culprit=True), Right("resource_limit", "fd")), without_descriptors),
+)

@@ -1,0 +1,17 @@
+"""Nothing at all, for a while: what is found then is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from agent.lab.kind import Culprit, Fault, Kind, Size
+from agent.lab.stage.stage import Stage
+
+
+@contextmanager
+def nothing(_stage: Stage, _fault: Fault) -> Iterator[Culprit]:
+    yield Culprit()
+
+
+NOTHING = Kind("nothing", "nothing is injected", Size("duration_s", 8.0, 40.0), ("all",), (), nothing, touches={"all": ()})

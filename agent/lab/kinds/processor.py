@@ -1,0 +1,84 @@
+"""The processor: taken by others, by priority or from within another cgroup, or withheld by a quota."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from agent.lab.kind import Culprit, Fault, Kind, Right, Size
+from agent.lab.stage.stage import GUESTS, Stage
+
+PERIOD_US = 200_000
+HIGHEST, STEP = -20, 1.25  # each step of nice is that much of the processor
+
+
+def _burn(nice: int) -> None:
+    os.nice(nice)
+    while True:
+        pass
+
+
+@contextmanager
+def _hogs(stage: Stage, per_processor: float, nice: int, group: str = GUESTS) -> Iterator[Culprit]:
+    """Processes that never wait."""
+    count = max(1, round(per_processor * (os.cpu_count() or 1)))
+    pids = [stage.crew.fork(lambda: _burn(nice), group, "node", "lab-hog", root=True) for _ in range(count)]
+    try:
+        yield Culprit("lab-hog", pids=tuple(pids))
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+@contextmanager
+def hogged(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+    """In the target's own cgroup: priority counts among those of one cgroup only. As few of them as have the fault's size together."""
+    count = math.ceil(fault.size / STEP**-HIGHEST)
+    nice = round(-math.log(fault.size / count, STEP))
+    with _hogs(stage, count, nice, stage.programs[fault.target].group or fault.target) as culprit:
+        yield culprit
+
+
+@contextmanager
+def outweighed(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+    """Hogs at usual priority, in a cgroup with the fault's size of the others' share, each."""
+    found = stage.groups.controller("cpu", GUESTS)
+    assert found is not None
+    place, modern = found
+    weight, usual = (place / "cpu.weight", 100) if modern else (place / "cpu.shares", 1024)
+    weight.write_text(str(int(usual * fault.size)))
+    try:
+        with _hogs(stage, 2.0, 0) as culprit:
+            yield culprit
+    finally:
+        weight.write_text(str(usual))
+
+
+@contextmanager
+def throttled(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+    """The target's cgroup may run for the fault's size of each period."""
+    found = stage.groups.controller("cpu", fault.target)
+    assert found is not None
+    place, modern = found
+    quota = max(1000, int(fault.size * PERIOD_US))
+    if modern:
+        (place / "cpu.max").write_text(f"{quota} {PERIOD_US}")
+    else:
+        (place / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+        (place / "cpu.cfs_quota_us").write_text(str(quota))
+    try:
+        yield Culprit(fault.target, place.name)
+    finally:
+        (place / ("cpu.max" if modern else "cpu.cfs_quota_us")).write_text(f"max {PERIOD_US}" if modern else "-1")
+
+
+HOG = Kind("cpu_hog", "others take the processors, by priority", Size("times", 90.0, 340.0), ("api-tls", "api-tls12", "api-redis", "api-http", "goapi"),
+           (Right("cpu", "preempted", culprit=True), Right("cpu")), hogged, (2.0, 5.0))
+OUTWEIGHED = Kind("cpu_outweighed", "another cgroup takes the processors, by its share", Size("times", 16, 90), ("hogs",), HOG.right, outweighed, (2.0, 5.0),
+                  ("cpu",), touches={"hogs": ()})
+THROTTLED = Kind("cpu_throttled", "a cgroup's quota withholds the processor", Size("share", 0.02, 0.005), ("api-tables", "goapi", "api-tls"),
+                 (Right("cpu", "throttled"),), throttled, (3.0, 6.0), ("cpu",))

@@ -1,0 +1,116 @@
+"""What Redis itself can do to those that ask it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import hiredis
+
+from agent.common.resp import RedisUrl, RespClient
+from agent.lab.kind import Culprit, Fault, Kind, Right, Size
+from agent.lab.programs.redis_server import PLACES, PORT
+from agent.lab.stage.stage import GUESTS, Stage
+
+#: Runs for ARGV[1] milliseconds by the server's own clock; no other command is served meanwhile.
+BLOCKING = """
+local function now() local t = redis.call('TIME') return t[1] * 1000 + t[2] / 1000 end
+local from = now()
+while now() - from < tonumber(ARGV[1]) do end
+return 1
+"""
+Command = Callable[[float], tuple[object, ...]]
+
+
+def _say(client: RespClient, *commands: tuple[object, ...]) -> None:
+    """Raises hiredis.ReplyError where the server refuses: the run's log of errors then says why nobody felt it."""
+    for reply in client.pipeline(list(commands)):  # type: ignore[arg-type]
+        if isinstance(reply, hiredis.ReplyError):
+            raise reply
+
+
+def _client(address: str) -> RespClient:
+    return RespClient(RedisUrl.parse(f"redis://{address}:{PORT}/0"), timeout_s=30)
+
+
+def busy(command: Command) -> Callable[[Stage, Fault], AbstractContextManager[Culprit]]:
+    """Somebody asks it for something that takes long."""
+
+    @contextmanager
+    def inject(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+        address = PLACES[fault.target]
+        space = "far" if fault.target.endswith("far") else "node"
+        stage.crew.fork(lambda: _say(_client(address), command(fault.size)), GUESTS, space, "lab-asker", root=False)
+        yield Culprit(fault.target)
+
+    return inject
+
+
+@contextmanager
+def full_of_clients(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+    """It lets nobody in: all clients are thrown out, and come back to a server that is full with whoever did that."""
+    with told(stage, fault, (("CONFIG", "SET", "maxclients", 1), ("CLIENT", "KILL", "TYPE", "normal")), ("CONFIG", "SET", "maxclients", 10000)):
+        yield Culprit(fault.target)
+
+
+@contextmanager
+def refusing(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+    """It listens elsewhere: all clients are thrown out, and find nobody where it was."""
+    with told(stage, fault, (("CONFIG", "SET", "port", PORT + 1), ("CLIENT", "KILL", "TYPE", "normal")), ("CONFIG", "SET", "port", PORT)):
+        yield Culprit(fault.target)
+
+
+@contextmanager
+def full_of_data(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+    """It refuses whatever writes: its memory is used up."""
+    with told(stage, fault, (("CONFIG", "SET", "maxmemory", 1),), ("CONFIG", "SET", "maxmemory", 0)):
+        yield Culprit(fault.target)
+
+
+@contextmanager
+def read_only(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+    """It refuses whatever writes: it takes itself for the replica of a server that does not answer, as after a failover gone wrong."""
+    with told(stage, fault, (("REPLICAOF", "127.0.0.1", "1"),), ("REPLICAOF", "NO", "ONE")):
+        yield Culprit(fault.target)
+
+
+@contextmanager
+def told(stage: Stage, fault: Fault, commands: tuple[tuple[object, ...], ...], after: tuple[object, ...]) -> Iterator[None]:
+    """By one connection, which stays: a server that is full lets no other in to undo it."""
+    address, space = PLACES[fault.target], "far" if fault.target.endswith("far") else "node"
+    done_r, done_w = os.pipe()
+
+    def both() -> None:
+        client = _client(address)
+        for command in commands:
+            _say(client, command)
+        sys.stdin.read()
+        _say(client, after)
+
+    pid = stage.crew.fork(both, GUESTS, space, "lab-operator", root=False, stdin=done_r)
+    os.close(done_r)
+    try:
+        yield
+    finally:
+        os.close(done_w)
+        os.waitpid(pid, 0)
+
+
+_ALL = tuple(PLACES)
+_SLOW = (Right("broker_slow"),)
+#: A list is made, and sorted.
+BIG_KEY = "for i = 1, ARGV[1] do redis.call('RPUSH', 'big', i) end redis.call('SORT', 'big', 'ALPHA', 'LIMIT', 0, 1) return redis.call('DEL', 'big')"
+KINDS = (
+    Kind("broker_script", "a script blocks Redis", Size("duration_s", 0.15, 4.0), _ALL, _SLOW, busy(lambda s: ("EVAL", BLOCKING, 0, int(s * 1000)))),
+    Kind("broker_sleep", "Redis sleeps (DEBUG SLEEP)", Size("duration_s", 0.15, 4.0), _ALL, _SLOW, busy(lambda s: ("DEBUG", "SLEEP", f"{s:.3f}"))),
+    Kind("broker_big_key", "Redis sorts a big key", Size("elements", 2e5, 2e6), _ALL, _SLOW, busy(lambda n: ("EVAL", BIG_KEY, 0, int(n)))),
+    Kind("broker_full_clients", "Redis takes no more clients", Size("duration_s", 0.5, 6.0), _ALL,
+         (Right("resource_limit", "clients"), Right("broker_down")), full_of_clients),
+    Kind("broker_refusing", "Redis runs, but connections to it are refused", Size("duration_s", 0.5, 6.0), _ALL, (Right("broker_down"),), refusing),
+    Kind("broker_full_memory", "Redis refuses to write: its memory is full", Size("duration_s", 1.0, 6.0), ("redis",),
+         (Right("resource_limit", "memory"),), full_of_data),
+    Kind("broker_read_only", "Redis refuses to write: it is a replica without a primary", Size("duration_s", 0.5, 6.0), _ALL,
+         (Right("failover", culprit=True), Right("broker_down")), read_only),
+)

@@ -1,0 +1,119 @@
+"""Background life: what a healthy node does beside its work, so that nothing is learned from silence. None of it is a fault."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import py_compile
+import random
+import signal
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from agent.common.clocks import boot_ns
+from agent.lab.program import Run
+from agent.lab.stage.stage import GUESTS, Stage
+
+EVERY_S = (1.5, 5.0)
+RESTARTED = ("upstream", "sender", "visitors")
+Event = Callable[[Stage, random.Random], str]
+
+
+def _load(stage: Stage, chance: random.Random) -> str:
+    """A burst or a lull of visitors and orders, between half and one and a half times as many."""
+    factor = chance.uniform(0.5, 1.5)
+    for name in {"visitors", "producer"} & set(stage.programs):
+        stage.crew.tell(name, per_s=stage.programs[name].settings["per_s"] * factor)
+    return f"load x {factor:.2f}"
+
+
+def _reload(stage: Stage, _chance: random.Random) -> str:
+    os.kill(stage.crew.members["nginx"].pid, signal.SIGHUP)
+    return "reload of nginx"
+
+
+def _rolling(stage: Stage, chance: random.Random) -> str:
+    """A restart, as a deploy does it."""
+    name = chance.choice([name for name in RESTARTED if name in stage.programs])
+    stage.crew.restart(name)
+    return f"restart of {name}"
+
+
+def _scale(stage: Stage, chance: random.Random) -> str:
+    """A second process of a limiter comes, decides beside the first, and goes again."""
+    program, seconds = stage.programs["api-redis"], chance.uniform(4.0, 12.0)
+    run = Run(program, stage.crew.members[program.name].directory, stage.shared, stage.intake)
+    run.settings["per_s"] = 6.0
+
+    def replica() -> None:
+        signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        program.body(run)
+
+    stage.crew.fork(replica, GUESTS, program.space, f"lab-{program.name}", root=False)
+    return f"one more {program.name} for {seconds:.0f} s"
+
+
+def _cron(stage: Stage, chance: random.Random) -> str:
+    """A short-lived process that uses the processor and writes files, at low priority."""
+    seconds, place = chance.uniform(0.1, 0.6), stage.shared / "cron"
+
+    def job() -> None:
+        os.nice(10)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            data = zlib.compress(os.urandom(1 << 16))
+            place.write_bytes(data)
+
+    stage.crew.fork(job, GUESTS, "node", "lab-cron", root=False)
+    return f"a job of {seconds:.1f} s"
+
+
+def _build(stage: Stage, chance: random.Random) -> str:
+    """A package is built and installed, at low priority: files are compiled, synced and renamed, one after the other."""
+    modules = sorted(Path(contextlib.__file__).parent.joinpath("asyncio").glob("*.py"))
+    some, place = chance.sample(modules, min(len(modules), chance.randrange(6, 20))), stage.shared / f"build{boot_ns()}"
+
+    def build() -> None:
+        os.nice(10)
+        place.mkdir()
+        for source in some:
+            made = place / f"{source.stem}.new"
+            py_compile.compile(str(source), cfile=str(made))
+            with made.open("rb") as file:
+                os.fsync(file.fileno())
+            made.rename(made.with_suffix(".pyc"))
+
+    stage.crew.fork(build, GUESTS, "node", "lab-build", root=False)
+    return f"a build of {len(some)} files"
+
+
+#: What may go on while a fault is on, too: it signals nobody, and changes nothing that a fault changes.
+ALWAYS: tuple[Event, ...] = (_cron, _build)
+#: With the programs of which one must be there.
+EVENTS: tuple[tuple[Event, tuple[str, ...]], ...] = (
+    *[(_load, ("visitors", "producer"))] * 2, (_reload, ("nginx",)), (_rolling, RESTARTED), (_scale, ("api-redis",)), *((event, ()) for event in ALWAYS))  # fmt: skip
+
+
+class Life:
+    """``step`` is called often; ``events`` is what happened."""
+
+    def __init__(self, stage: Stage, seed: int) -> None:
+        self._stage, self._chance = stage, random.Random(f"life/{seed}")
+        self._able = [event for event, needs in EVENTS if not needs or set(needs) & set(stage.programs)]
+        self.events: list[dict[str, Any]] = []
+        self._next = self._later()
+
+    def _later(self) -> float:
+        return time.monotonic() + self._chance.uniform(*EVERY_S)
+
+    def step(self, busy: bool) -> None:
+        """busy: a fault is on; restarts and the like wait, so that nobody signals what is not there."""
+        if time.monotonic() < self._next:
+            return
+        t_ns = boot_ns()
+        self.events.append({"t_ns": t_ns, "what": self._chance.choice(ALWAYS if busy else self._able)(self._stage, self._chance)})
+        self._next = self._later()

@@ -1,0 +1,74 @@
+"""The agent that watches a sitting, and what it records. It stands in the node's namespace, with a store and sockets of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from agent.errors import AgentError
+from agent.lab.stage.crew import wait_for
+from agent.lab.stage.stage import Stage
+
+READY_S, STOP_S = 60.0, 20.0
+
+
+class Observer:
+    """recording: the file that ``stop`` completes. patience: by how much starting and ending may take longer than usual. Raises AgentError when the agent
+    or the recorder does not become ready."""
+
+    def __init__(self, stage: Stage, redis: Sequence[str], recording: Path, patience: float = 1.0) -> None:
+        self._stage, root, self._stop_s = stage, stage.directory, STOP_S * patience
+        config = root / "tickscope.yaml"
+        config.write_text("prometheus: ''\n")
+        self._store = root / "store"
+        code = str(Path(__file__).resolve().parents[2])
+        self._env = {**os.environ, "TICKSCOPE_RUN_DIR": str(root / "run"), "TICKSCOPE_STORE": str(self._store), "TICKSCOPE_CONFIG": str(config),
+                     "PYTHONFAULTHANDLER": "1",
+                     "PYTHONPATH": os.pathsep.join(p for p in (code, os.environ.get("PYTHONPATH")) if p)}  # fmt: skip
+        self._log = root / "agent.log"
+        self._processes: list[subprocess.Popen[bytes]] = []
+        stage.children.append(lambda: {process.pid for process in self._processes if process.poll() is None})
+        self._agent = self._start("run", *(word for url in redis for word in ("--redis", url)))
+        if not wait_for(lambda: b"ready attached=" in self._log.read_bytes() or self._agent.poll() is not None, READY_S * patience) or self._agent.poll() is not None:
+            raise AgentError("the laboratory's agent did not start", why=self._told())
+        self._recorder = self._start("record", "-o", str(recording), "--store", str(self._store))
+        if not wait_for(lambda: recording.exists() or self._recorder.poll() is not None, READY_S * patience) or not recording.exists():
+            raise AgentError("the laboratory's recorder did not start", why=self._told())
+
+    def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """A verb, in the node's network namespace and the run's cgroups, so that the janitor ends it as it ends the programs."""
+        with self._log.open("ab") as log, self._stage.node.entered():
+            process = subprocess.Popen([sys.executable, "-P", "-m", "agent", *arguments], env=self._env, stdin=subprocess.DEVNULL, stdout=log,
+                                       stderr=log, start_new_session=True, preexec_fn=lambda: self._stage.groups.enter("agent"))  # fmt: skip
+        self._processes.append(process)
+        return process
+
+    def check(self) -> None:
+        """Raises AgentError where either has ended."""
+        for process, what in ((self._agent, "agent"), (self._recorder, "recorder")):
+            if process.poll() is not None:
+                raise AgentError(f"the laboratory's {what} ended early", why=self._told())
+
+    def stop(self) -> str:
+        """Completes the recording. In words where the agent did not end in time: it is killed with the rest. Raises AgentError where the recorder
+        did not end, since the recording is not whole then."""
+        self._recorder.send_signal(signal.SIGINT)
+        try:
+            self._recorder.wait(self._stop_s)
+        except subprocess.TimeoutExpired as error:
+            raise AgentError("the laboratory's recorder did not end", why=self._told()) from error
+        self._agent.send_signal(signal.SIGINT)
+        try:
+            self._agent.wait(self._stop_s)
+        except subprocess.TimeoutExpired:
+            self._agent.send_signal(signal.SIGABRT)  # its log then tells where it stood (faulthandler)
+            self._agent.wait()
+            return f"the agent did not end within {self._stop_s:.0f} s of SIGINT: {self._told()}"
+        return ""
+
+    def _told(self) -> str:
+        return self._log.read_text().strip()[-3000:]

@@ -1,0 +1,104 @@
+"""What a program of the workload is, and what it finds when it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any
+
+from agent.common.clocks import boot_ns
+
+#: Addresses of the two namespaces: the node itself (loopback, another address of its own, its end of the link), and the far side.
+LOOPBACK, OTHER, NEAR, FAR = "127.0.0.1", "10.78.0.9", "10.77.0.1", "10.77.0.2"
+LOG_FD = 3
+
+
+@dataclass(frozen=True)
+class Program:
+    """body: runs in the program's own process, which may become another program (exec). space: ``node`` or ``far``. settings: what ``tell``
+    may change while it runs. names: by which a finding may speak of it, beside its process. root: keeps root."""
+
+    name: str
+    body: Callable[[Run], None]
+    space: str = "node"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()  #: programs and objects whose faults it may feel
+    server: bool = False  #: others need it: it is started before them
+    root: bool = False
+    comm: str = ""
+    group: str = ""  #: its cgroup, where it shares one with others
+    prepare: Callable[[Path], None] | None = None  #: called once before, by the laboratory, with ``Run.shared``; raises OSError where it cannot be had
+
+    @property
+    def limiter(self) -> str:
+        """The limiter whose decisions it reports, if it does."""
+        return f"lab:{self.name}"
+
+
+class Run:
+    """A program's view of its run. directory: its own, which it may write to; shared: everybody's; settings: changes while it runs.
+    ends: descriptors of the link's two devices, for programs of root's; seed: the sitting's."""
+
+    def __init__(self, program: Program, directory: Path, shared: Path, intake: Path, ends: tuple[int, int] = (-1, -1), seed: int = 0) -> None:
+        self.program, self.directory, self.shared, self.intake, self.ends, self.seed = program, directory, shared, intake, ends, seed
+        self.settings: dict[str, Any] = dict(program.settings)
+
+    def listen(self) -> None:
+        """Follows standard input, one JSON object of settings a line. Not for programs that exec."""
+        threading.Thread(target=self._follow, daemon=True).start()
+
+    def _follow(self) -> None:
+        for line in sys.stdin:
+            told = json.loads(line)
+            if "files" in told:  # how many it may have open; 0: as many as it may at all
+                most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+                resource.setrlimit(resource.RLIMIT_NOFILE, (told.pop("files") or most, most))
+            self.settings.update(told)
+
+    def log(self, op: str, start_ns: int, outcome: str = "ok", end_ns: int | None = None) -> None:
+        """One operation that ended: what, when (CLOCK_BOOTTIME), how long it took, how it ended (``ok``, ``refused``, or what went wrong)."""
+        os.write(LOG_FD, b'[%d,%d,"%s","%s"]\n' % (start_ns, (end_ns or boot_ns()) - start_ns, op.encode(), outcome.encode()))
+
+    def every(self, per_s: float) -> Ticks:
+        return Ticks(per_s)
+
+
+class Ticks:
+    """An even rate: each call waits for the next tick; those that were missed are left out."""
+
+    def __init__(self, per_s: float) -> None:
+        self.per_s = per_s
+        self._next = time.monotonic()
+
+    def __call__(self) -> None:
+        now = time.monotonic()
+        self._next = max(self._next + 1 / self.per_s, now)
+        time.sleep(self._next - now)
+
+
+def reach(there: Mapping[str, Program], touched: Iterable[str]) -> frozenset[str]:
+    """Who may feel what happens to programs or objects: they themselves, who uses them, who uses those. Of nothing at all: everybody."""
+    found = set(touched)
+    if not found:
+        return frozenset(there)
+    while more := {name for name, program in there.items() if found & set(program.uses)} - found:
+        found |= more
+    return frozenset(found & set(there))
+
+
+def programs() -> dict[str, Program]:
+    """All of them, by name: each file of ``agent/lab/programs`` has a tuple ``PROGRAMS``."""
+    from agent.lab import programs as room
+
+    found = [p for info in iter_modules(room.__path__) for p in getattr(import_module(f"{room.__name__}.{info.name}"), "PROGRAMS", ())]
+    return {program.name: program for program in found}

@@ -1,0 +1,1 @@
+"""The workload: each file is one program (or one in several places), found by its ``PROGRAMS``. It knows nothing of the faults."""

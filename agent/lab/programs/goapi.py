@@ -1,0 +1,34 @@
+"""A Go API with golang.org/x/time/rate, which asks the upstream for each request: it resolves its name and makes a connection."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from agent.demo.go_part import ways
+from agent.lab.program import FAR, LOOPBACK, Program, Run
+from agent.lab.programs import dns_server, upstream
+
+PORT = 8090
+_SOURCE = Path(__file__).parent / "goapi_source"
+
+
+def build(shared: Path) -> None:
+    work = shared / "go"
+    work.mkdir()
+    failed = ""
+    for environment in ways(work):
+        done = subprocess.run(["go", "build", "-o", str(shared / "goapi"), "."], cwd=_SOURCE, env=environment, check=False, capture_output=True, text=True)
+        if done.returncode == 0:
+            return
+        failed = done.stderr.strip()
+    raise OSError(f"go build: {failed}")
+
+
+def serve(run: Run) -> None:
+    program = str(run.shared / "goapi")
+    os.execv(program, [program, f"{LOOPBACK}:{PORT}", f"http://policy.lab:{upstream.PORT}/", f"{FAR}:{dns_server.PORT}"])
+
+
+PROGRAMS = (Program("goapi", serve, names=(f"{LOOPBACK}:{PORT}",), server=True, uses=("upstream", "dns", "link"), comm="goapi", prepare=build),)

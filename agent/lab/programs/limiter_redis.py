@@ -1,0 +1,39 @@
+"""APIs whose limiter is a sliding window that a Redis script keeps; one for each place that Redis is at."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from itertools import count
+
+import hiredis
+
+from agent.common.resp import RedisDown, RedisUrl, RespClient
+from agent.demo.limiter_part import SCRIPT
+from agent.lab.program import Program, Run
+from agent.lab.programs.limiters import decide
+from agent.lab.programs.redis_server import PLACES, PORT
+
+KEY = "window"
+
+
+def serve(address: str, run: Run) -> None:
+    client = RespClient(RedisUrl.parse(f"redis://{address}:{PORT}/0"), timeout_s=10)
+    number = count()
+
+    def check() -> int:
+        try:
+            (left,) = client.pipeline([("EVAL", SCRIPT, 1, KEY, time.time_ns() // 1_000_000, 1000, run.settings["limit"], next(number))])
+        except RedisDown as error:
+            raise ConnectionError(str(error)) from error
+        if isinstance(left, hiredis.ReplyError):
+            raise ConnectionError(str(left))
+        return int(left)
+
+    decide(run, check)
+
+
+PROGRAMS = tuple(
+    Program(f"api-{name}", partial(serve, address), settings={"per_s": 25.0, "limit": 40}, names=(f"lab:api-{name}",),
+            uses=(name, "clock", "link") if name.endswith("far") else (name, "clock")) for name, address in PLACES.items()
+)

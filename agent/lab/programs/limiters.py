@@ -1,0 +1,37 @@
+"""What every Python limiter of the workload does: decide at an even rate, report it to the agent's intake, and log it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Callable
+
+from agent.common.clocks import boot_ns
+from agent.lab.program import Run
+
+
+def decide(run: Run, check: Callable[[], int]) -> None:
+    """``settings``: ``per_s``, ``limit``. check: what is left, negative for a refusal; raises OSError where it fails."""
+    run.listen()
+    reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    tick = run.every(1)
+    while True:
+        tick.per_s = run.settings["per_s"]
+        tick()
+        start_ns, left = boot_ns(), 0
+        try:
+            left = check()
+            result = "refused" if left < 0 else "allowed"
+        except OSError:
+            result = "error"
+        end_ns = boot_ns()
+        run.log("decide", start_ns, {"allowed": "ok"}.get(result, result), end_ns)
+        decision = {"limiter": run.program.limiter, "result": result, "key": "customer", "cost": 1, "limit_per_s": float(run.settings["limit"]),
+                    "duration_ns": end_ns - start_ns, "tid": threading.get_native_id()}  # fmt: skip
+        if result != "error":
+            decision["remaining"] = max(0, left)
+        # A program must never wait for its observer, nor end by it: no agent, or a full queue, is the report's loss.
+        with contextlib.suppress(OSError):
+            reports.sendto(json.dumps(decision).encode(), socket.MSG_DONTWAIT, str(run.intake))

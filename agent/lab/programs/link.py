@@ -1,0 +1,21 @@
+"""The link between the node and the far side: a forwarder between two TUN devices."""
+
+from __future__ import annotations
+
+import os
+
+from agent.lab.program import FAR, Program, Run
+from agent.lab.stage.link import Treatment
+from agent.lab.stage.wire import Forwarder
+
+USUAL = {"usual_s": 0.0005, "delay_s": 0.0, "jitter_s": 0.0, "loss": 0.0, "cut": False, "reset": False, "port": 0, "protocol": 0}
+
+
+def forward(run: Run) -> None:
+    os.nice(-10)  # its own hunger would be a fault that nobody injected
+    run.listen()
+    never, _keep = os.pipe()
+    Forwarder(run.ends, Treatment(run.settings, run.seed)).run(never)
+
+
+PROGRAMS = (Program("link", forward, settings=USUAL, names=(FAR,), server=True, root=True),)

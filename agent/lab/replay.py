@@ -1,0 +1,63 @@
+"""The findings that the correlator makes of a sitting's recording, as the judge takes them. No root, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+
+from agent.correlate.catalogue import Cause, causes
+from agent.correlate.correlator import Correlator
+from agent.correlate.replay import states
+from agent.errors import USAGE, AgentError
+from agent.lab.judge import Told, by_finding
+from agent.lab.score import Score
+from agent.lab.truth import FILE, RECORDING, Truth
+from agent.store.recording import Recording
+from agent.tables import TABLES
+
+#: A sitting that is still being copied is named so.
+PART = ".part"
+#: Gets the file, and why it ends there.
+OnCut = Callable[[Path, str], None]
+
+
+def told(recording: Path, without: Collection[str] = (), on_cut: OnCut = lambda _file, _why: None) -> list[Told]:
+    """without: names of rules that are left out. on_cut: called where the recording ends too early. Raises AgentError for a foreign or damaged file, and for a rule that there is not."""
+    columns = TABLES["finding"].columns
+    correlator = Correlator(asked=_others(without))
+    read = Recording(recording)
+    found = states(correlator, read.events())
+    result = by_finding((t_ns, {c.name: _plain(rows[c.name][0]) for c in columns}) for t_ns, rows in found)
+    if read.cut:
+        on_cut(recording, read.cut)
+    return result
+
+
+def rules() -> dict[str, Cause]:
+    """The causes that the correlator asks, by name."""
+    return {name: cause for name, cause in causes().items() if cause.explains}
+
+
+def _others(without: Collection[str]) -> tuple[Cause, ...]:
+    known = rules()
+    if unknown := sorted(set(without) - set(known)):
+        raise AgentError(f"there is no rule {unknown[0]!r}", remedy=f"one of: {', '.join(known)}", exit_code=USAGE)
+    return tuple(cause for name, cause in known.items() if name not in without)
+
+
+def _plain(value: object) -> object:
+    value = value.item() if hasattr(value, "item") else value
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def sittings(directory: Path) -> Iterator[Path]:
+    """The directory itself, or those below it that hold a truth, in order."""
+    yield from sorted(path.parent for path in directory.rglob(FILE) if path.parent.suffix != PART)
+
+
+def score(directory: Path, without: Collection[str] = (), on_cut: OnCut = lambda _file, _why: None) -> Score:
+    """Raises AgentError."""
+    result = Score()
+    for sitting in sittings(directory):
+        result.add(Truth.read(sitting), told(sitting / RECORDING, without, on_cut))
+    return result

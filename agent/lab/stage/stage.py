@@ -1,0 +1,171 @@
+"""A run's stage: ledger and janitor, realm, namespaces, link, disk, cgroups and the programs. A context manager: at its end all of it is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from agent.demo.tls_part import make_certificate
+from agent.errors import PRIVILEGE, AgentError
+from agent.lab.program import FAR, LOG_FD, NEAR, OTHER, Program
+from agent.lab.stage import disk, wallclock
+from agent.lab.stage.cgroups import CONTROLLERS, Cgroups
+from agent.lab.stage.crew import Crew
+from agent.lab.stage.ledger import BASE, PREFIX, Ledger, sweep
+from agent.lab.stage.netns import Namespace
+from agent.lab.stage.realm import ENDED_S, Realm, reap
+from agent.lab.stage.wire import tun
+
+#: Children of the run's cgroups beside one a program: for what faults start.
+GUESTS = "guests"
+#: The object that programs use which are on the run's disk; there is none without them.
+DISK = "disk"
+DISK_BYTES_PER_S = 16 << 20
+
+
+class Stage:
+    """directory: of the run, gone at its end; out: where logs stay. crew: the programs. Raises AgentError where it cannot be set up."""
+
+    def __init__(self, out: Path, programs: dict[str, Program], seed: int) -> None:
+        if os.geteuid():
+            raise AgentError("the laboratory needs root: it makes namespaces, cgroups and a loop device", remedy="sudo tickscope lab ...",
+                             exit_code=PRIVILEGE)  # fmt: skip
+        _reserve()
+        self.notes = [f"a dead run left {text}" for text in sweep()]
+        self.programs, self._seed = programs, seed
+        self.directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=BASE))
+        self.directory.chmod(0o711)
+        self._ledger = Ledger(self.directory)
+        self._ledger.add("directory", self.directory)
+        root = str(Path(__file__).resolve().parents[3])
+        path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)
+        self._janitor = subprocess.Popen([sys.executable, "-P", "-m", "agent.lab.stage.janitor", str(self.directory)], stdin=subprocess.PIPE,
+                                         start_new_session=True, env={**os.environ, "PYTHONPATH": path})  # fmt: skip
+        self._out = out
+        self.shared = self.directory / "shared"
+        self.disk = self.shared / "disk"
+        self.image = self.directory / "disk.img"
+        self.groups = Cgroups(self.directory.name)
+        self.device = ""
+        self._held = contextlib.ExitStack()  # descriptors of this process
+        #: Each tells pids of children of this process that are the run's, and that nobody has waited for.
+        self.children: list[Callable[[], set[int]]] = []
+
+    @property
+    def intake(self) -> Path:
+        return self.directory / "run" / "intake.sock"
+
+    def __enter__(self) -> Self:
+        try:
+            self._set_up()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def _set_up(self) -> None:
+        self.shared.mkdir()
+        self.shared.chmod(0o777)  # locks and journals of user nobody; the way here is open to root only, but for those who know it
+        make_certificate(self.shared, FAR)
+        (self.shared / "tls.key").chmod(0o644)
+        self.disk.mkdir()
+        self._prepare()
+        with_disk = any(DISK in program.uses for program in self.programs.values())
+        if with_disk:
+            self._ledger.add("disk", self.image)
+        for group in self.groups.made:
+            self._ledger.add("cgroup", group)  # after the disk: the latest is undone first, and what uses a disk must have ended
+        self.groups.make(GUESTS, "agent", *{p.group or name: None for name, p in self.programs.items()})
+        if with_disk:
+            disk.make(self.image)
+            self.device = disk.attach(self.image)
+        (self.shared / "resolv.conf").write_text(f"nameserver {FAR}\noptions timeout:2 attempts:3\n")
+        self._realm = Realm(self._mounts)
+        self.children.append(lambda: {self._realm.first})
+        self._held.callback(self._realm.close)
+        self.node, far = Namespace(), Namespace()
+        self._held.callback(self.node.close)
+        self._held.callback(far.close)
+        self.node.run("ip", "addr", "add", f"{OTHER}/32", "dev", "lo")
+        for space in (self.node, far):
+            with space.entered():
+                Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").write_text("0")
+        ends = tun(self.node, NEAR, "fd77::1"), tun(far, FAR, "fd77::2")
+        for end in ends:
+            self._held.callback(os.close, end)
+        self.disk_speed(DISK_BYTES_PER_S)
+        logs = self._out / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        self.crew = Crew(self._realm, {"node": self.node, "far": far}, self.groups, self.shared, logs, self.intake, ends, self._seed)
+        self.children.append(lambda: self.crew.pids)
+        self._held.callback(self.crew.close)
+        for program in sorted(self.programs.values(), key=lambda p: not p.server):
+            self.crew.start(program)
+
+    def _prepare(self) -> None:
+        """Programs that cannot be had are left out."""
+        for name, program in list(self.programs.items()):
+            try:
+                if program.prepare is not None:
+                    program.prepare(self.shared)
+            except OSError as error:
+                self.notes.append(f"{name} is left out: {error}")
+                del self.programs[name]
+
+    def _mounts(self) -> None:
+        """In the realm's first process."""
+        self.groups.enter(GUESTS)
+        if self.device:
+            disk.mount(self.device, self.disk)
+            subprocess.run(["losetup", "--detach", self.device], check=False, capture_output=True)  # when it is no longer mounted
+            self.disk.chmod(0o777)
+        subprocess.run(["mount", "--bind", str(self.shared / "resolv.conf"), os.path.realpath("/etc/resolv.conf")], check=True)
+
+    def disk_speed(self, bytes_per_s: int, reads: bool = False) -> None:
+        """How fast the run's disk writes, or reads (0: as fast as it can), for the programs that share it; without the controller as fast as it can."""
+        found = self.groups.controller("blkio", "disk")
+        if found is None or not self.device:
+            return
+        number = os.stat(self.device).st_rdev
+        device, what = f"{os.major(number)}:{os.minor(number)}", "read" if reads else "write"
+        place, modern = found
+        if modern:
+            (place / "io.max").write_text(f"{device} {what[0]}bps={bytes_per_s or 'max'}")
+        else:
+            (place / f"blkio.throttle.{what}_bps_device").write_text(f"{device} {bytes_per_s}")
+
+    def lacks(self, needs: tuple[str, ...]) -> str:
+        """What of a kind's needs this host does not have, in words; empty where it has all. ``cpu``, ``memory``, ``blkio``: cgroup controllers;
+        ``throwaway_vm``: a machine that is marked as one to be thrown away."""
+        missing = [need for need in needs if need in CONTROLLERS and self.groups.controller(need, GUESTS) is None]
+        if "throwaway_vm" in needs and not wallclock.is_throwaway():
+            return f"no word {wallclock.WORD} on this kernel's command line"
+        return f"no cgroup controller {', '.join(missing)}" if missing else ""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """By the janitor, as after a kill: there is one way to clean up, and each run goes it. Raises AgentError where something is left."""
+        self._ledger.close()
+        self._held.close()
+        assert self._janitor.stdin is not None
+        self._janitor.stdin.close()
+        status = self._janitor.wait()
+        left = reap(set().union(*(pids() for pids in self.children)), ENDED_S)
+        if status or left:
+            raise AgentError("the laboratory could not remove all that it made", why="see the messages above",
+                             remedy="the next `tickscope lab` tries again")  # fmt: skip
+
+
+def _reserve() -> None:
+    """The numbers up to LOG_FD are for the programs' ends of our descriptors: nothing of ours may have one of them."""
+    while True:
+        fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        if fd > LOG_FD:
+            os.close(fd)
+            return

@@ -1,0 +1,155 @@
+"""Two network namespaces joined by a pair of TUN devices, whose packets a forwarder delays and drops: real TCP over a real
+round-trip time and real loss, without the kernel's netem.
+
+    with Wire(delay_s=0.02) as wire:
+        with wire.left.entered(): client = socket.socket()
+        with wire.right.entered(): server = socket.create_server((wire.RIGHT, 0))
+"""
+
+from __future__ import annotations
+
+import fcntl
+import heapq
+import os
+import select
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from agent.lab.stage.netns import Namespace
+
+_TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x1, 0x1000
+#: What the TUN device is called in each namespace.
+DEVICE = "wire"
+SYN, ACK = 0x02, 0x10
+#: What is sent for a packet: after how many seconds, which bytes, in which direction.
+Sent = tuple[float, bytes, bool]
+
+
+class Packet:
+    """What a rule sees. to_right: its direction; protocol: IP's number; ports: source and destination (TCP, UDP); flags: the TCP header's;
+    payload_bytes: TCP payload."""
+
+    def __init__(self, data: bytes, to_right: bool) -> None:
+        self.data, self.to_right = data, to_right
+        version = data[0] >> 4
+        at = (data[0] & 15) * 4 if version == 4 else 40
+        self.protocol = data[9] if version == 4 else data[6]
+        self.flags, self.payload_bytes = 0, 0
+        self.ports: tuple[int, ...] = struct.unpack_from("!2H", data, at) if self.protocol in (6, 17) and len(data) >= at + 4 else ()
+        if self.protocol == 6:
+            self.flags = data[at + 13]
+            self.payload_bytes = len(data) - at - (data[at + 12] >> 4) * 4
+
+    @property
+    def kind(self) -> str:
+        """``syn``, ``synack``, ``data`` or ``other``."""
+        if self.flags & SYN:
+            return "synack" if self.flags & ACK else "syn"
+        return "data" if self.payload_bytes else "other"
+
+
+def first(kind: str, n: int) -> Callable[[Packet], bool]:
+    """A rule that drops the first n packets of a kind."""
+    left = n
+
+    def rule(packet: Packet) -> bool:
+        nonlocal left
+        if packet.kind != kind or left == 0:
+            return False
+        left -= 1
+        return True
+
+    return rule
+
+
+def every(kind: str, n: int) -> Callable[[Packet], bool]:
+    """A rule that drops each n-th packet of a kind."""
+    seen = 0
+
+    def rule(packet: Packet) -> bool:
+        nonlocal seen
+        seen += packet.kind == kind
+        return packet.kind == kind and seen % n == 0
+
+    return rule
+
+
+class Forwarder:
+    """Carries packets between two TUN devices until told to stop. treat: called for each packet; what becomes of it."""
+
+    def __init__(self, fds: tuple[int, int], treat: Callable[[Packet], Sequence[Sent]]) -> None:
+        self._fds, self._treat = fds, treat
+
+    def run(self, stop: int) -> None:
+        """Until ``stop`` is readable."""
+        due: list[tuple[float, int, int, bytes]] = []
+        number = 0
+        readable = select.epoll()  # not select(): descriptors of a long run have numbers beyond 1,024
+        for fd in (*self._fds, stop):
+            readable.register(fd, select.EPOLLIN)
+        while True:
+            timeout = None if not due else max(0.0, due[0][0] - time.monotonic())
+            ready = [fd for fd, _ in readable.poll(timeout)]
+            if stop in ready:
+                readable.close()
+                return
+            now = time.monotonic()
+            for fd in ready:
+                data = os.read(fd, 65536)
+                packet = Packet(data, fd == self._fds[0])
+                for delay_s, sent, to_right in self._treat(packet):
+                    number += 1
+                    heapq.heappush(due, (now + delay_s, number, self._fds[to_right], sent))
+            while due and due[0][0] <= time.monotonic():
+                _, _, fd, data = heapq.heappop(due)
+                os.write(fd, data)
+
+
+def tun(space: Namespace, ipv4: str, ipv6: str) -> int:
+    """A TUN device in a namespace, with its addresses; the descriptor that its packets come from and go to."""
+    with space.entered():
+        fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", DEVICE.encode(), _IFF_TUN | _IFF_NO_PI))
+    space.run("ip", "addr", "add", f"{ipv4}/24", "dev", DEVICE)
+    space.run("ip", "addr", "add", f"{ipv6}/64", "dev", DEVICE, "nodad")
+    space.run("ip", "link", "set", DEVICE, "up")
+    return fd
+
+
+class Wire:
+    """The pair. delay_s: one way; drop: called for each packet, true drops it. ``dropped`` counts."""
+
+    LEFT, RIGHT = "10.77.0.1", "10.77.0.2"
+    LEFT6, RIGHT6 = "fd77::1", "fd77::2"
+    #: On the wire's subnet, belongs to nobody.
+    NOBODY = "10.77.0.77"
+
+    def __init__(self, delay_s: float = 0.0, drop: Callable[[Packet], bool] = lambda packet: False) -> None:
+        self.delay_s, self.drop, self.dropped = delay_s, drop, 0
+        self.left, self.right = Namespace(), Namespace()
+        self._fds = (tun(self.left, self.LEFT, self.LEFT6), tun(self.right, self.RIGHT, self.RIGHT6))
+        self._stop_r, self._stop_w = os.pipe()
+        self._thread = threading.Thread(target=Forwarder(self._fds, self._treat).run, args=(self._stop_r,), daemon=True)
+        self._thread.start()
+
+    def _treat(self, packet: Packet) -> Sequence[Sent]:
+        if self.drop(packet):
+            self.dropped += 1
+            return ()
+        return ((self.delay_s, packet.data, packet.to_right),)
+
+    def close(self) -> None:
+        os.write(self._stop_w, b"x")
+        self._thread.join()
+        for fd in (*self._fds, self._stop_r, self._stop_w):
+            os.close(fd)
+        self.left.close()
+        self.right.close()
+
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

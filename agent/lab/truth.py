@@ -1,0 +1,101 @@
+"""What really happened in a sitting, as a file beside its recording."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent.errors import AgentError
+
+FILE, RECORDING, LOGS = "truth.json", "recording.tsr", "logs"
+SCHEMA = 1
+#: Quiet begins this long after a fault's end, and ends this long before the next: what a fault leaves is over by then.
+SETTLED_NS, BEFORE_NS = 5_000_000_000, 200_000_000
+
+
+@dataclass(frozen=True)
+class Done:
+    """One fault. Times are CLOCK_BOOTTIME. culprit: ``process``, ``pids``, ``comm``, ``object`` (empty where there is none). right: right answers.
+    effect: who felt it (see ``effect``), of those in its ``reach``, in one of its ``ways`` (none: in any). injected: false for one that was left out on purpose, though it is written here."""
+
+    id: str
+    kind: str
+    target: str
+    size: dict[str, Any]
+    start_ns: int
+    end_ns: int
+    culprit: dict[str, Any]
+    right: list[dict[str, Any]]
+    effect: list[dict[str, Any]] = field(default_factory=list)
+    reach: list[str] = field(default_factory=list)
+    injected: bool = True
+    ways: list[str] = field(default_factory=list)
+
+    @property
+    def victims(self) -> list[str]:
+        return sorted({felt["program"] for felt in self.effect})
+
+    @property
+    def until_ns(self) -> int:
+        """Until when it was felt."""
+        return max([self.end_ns, *(int(felt["until_ns"]) for felt in self.effect)])
+
+    @property
+    def since_ns(self) -> int:
+        """From when on it was felt."""
+        return min([int(felt["since_ns"]) for felt in self.effect], default=self.start_ns)
+
+    @property
+    def ratio(self) -> float:
+        """How much worse than usual, where it was felt most."""
+        return max([float(felt["ratio"]) for felt in self.effect], default=1.0)
+
+
+@dataclass(frozen=True)
+class Truth:
+    """programs: name -> ``comm``, ``pids``, ``names``. life: what went on beside, as (t_ns, what). from_ns, until_ns: what was recorded after the
+    warm-up. left_out: kinds that were planned, but could not be injected, and why."""
+
+    seed: int
+    from_ns: int
+    until_ns: int
+    programs: dict[str, dict[str, Any]]
+    faults: list[Done]
+    life: list[dict[str, Any]]
+    made_by: dict[str, Any] = field(default_factory=dict)
+    left_out: list[dict[str, str]] = field(default_factory=list)
+
+    def write(self, directory: Path) -> None:
+        whole = {"schema": SCHEMA, **asdict(self)}
+        for fault, done in zip(whole["faults"], self.faults, strict=True):
+            fault["victims"] = done.victims
+        new = directory / f"{FILE}.new"
+        new.write_text(json.dumps(whole, indent=1) + "\n")
+        new.replace(directory / FILE)  # at once: a bench goes on after the sittings that have one
+
+    @classmethod
+    def read(cls, directory: Path) -> Truth:
+        """Raises AgentError for what is no truth file."""
+        path = directory / FILE
+        try:
+            whole = json.loads(path.read_text())
+            if whole.pop("schema") != SCHEMA:
+                raise AgentError(f"{path} is of another version of the laboratory")
+            for fault in whole["faults"]:
+                fault.pop("victims", None)
+            return cls(**{**whole, "faults": [Done(**fault) for fault in whole["faults"]]})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise AgentError(f"{path} is no truth file", why=str(error), remedy="name a directory that `tickscope lab run` wrote") from error
+
+
+def quiet(from_ns: int, until_ns: int, faults: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The times without faults, in order."""
+    free, at = [], from_ns
+    for start, end in sorted(faults):
+        if start - BEFORE_NS > at:
+            free.append((at, start - BEFORE_NS))
+        at = max(at, end + SETTLED_NS)
+    return [*free, (at, until_ns)] if until_ns > at else free

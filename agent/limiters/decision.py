@@ -1,0 +1,90 @@
+"""One decision as a program tells it: a JSON object, checked and turned into columns of ``limiter_decision``. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from _blake2 import blake2b  # hashlib would bring OpenSSL with it
+from collections.abc import Callable
+from math import isfinite
+from typing import Any
+
+from agent.columns import fitted
+from agent.tables import TABLES
+
+TABLE = TABLES["limiter_decision"]
+FLOATS = ("cost", "limit_per_s", "burst", "remaining")
+#: How some libraries say that there is no limit (golang.org/x/time/rate.Inf).
+_UNLIMITED_PER_S = 1.7976931348623157e308
+INTEGERS = ("window_ns", "wait_ns", "duration_ns", "program_wall_ns", "tid")
+IDS = {"trace_id": re.compile(r"[0-9a-f]{32}"), "span_id": re.compile(r"[0-9a-f]{16}")}
+#: More a message than a program can have dropped since its last one.
+_MOST_DROPPED = 1 << 31
+_RESULTS = {name: code for code, name in enumerate(TABLE.by_name["result"].names)}
+
+
+class Malformed(ValueError):
+    """A message that is no decision."""
+
+
+class Decoder:
+    """keys: ``hashed`` makes 8 bytes of BLAKE2b as hex of a key, ``clear`` leaves it, as its column holds it."""
+
+    def __init__(self, keys: str) -> None:
+        self.store_keys(keys)
+        self._decode = json.JSONDecoder(parse_constant=_no_constant).decode
+
+    def store_keys(self, keys: str) -> None:
+        """How keys are stored from now on."""
+        self._key: Callable[[str], bytes] = {"hashed": _hashed, "clear": _text}[keys]
+
+    def parse(self, data: bytes) -> tuple[dict[str, Any], int]:
+        """Columns, and how many decisions the sender says it dropped before this one. Raises ValueError (Malformed, JSON or UTF-8 errors) or RecursionError."""
+        message = self._decode(data.decode())
+        if not isinstance(message, dict):
+            raise Malformed("not an object")
+        limiter, result = message.get("limiter"), message.get("result")
+        if not (isinstance(limiter, str) and limiter and isinstance(result, str) and result in _RESULTS):
+            raise Malformed("limiter or result")
+        values: dict[str, Any] = {"limiter_id": _text(limiter), "result": _RESULTS[result]}
+        key = message.get("key")
+        if key is not None:
+            if type(key) not in (str, int):
+                raise Malformed("key")
+            values["key"] = self._key(str(key))
+        unlimited = message.get("unlimited") is True or message.get("limit_per_s") == _UNLIMITED_PER_S
+        for name in FLOATS:
+            if (value := message.get(name)) is not None and not (unlimited and name == "limit_per_s"):
+                values[name] = _number(value, least=-(2.0**63) if name == "remaining" else 0)
+        if unlimited:
+            values["unlimited"] = True
+        for name in ("t_ns", *INTEGERS):
+            if (value := message.get(name)) is not None:
+                values[name] = int(_number(value))
+        for name, form in IDS.items():
+            if (value := message.get(name)) is not None:
+                if not (isinstance(value, str) and form.fullmatch(value)):
+                    raise Malformed(name)
+                values[name] = value.encode()
+        dropped = message.get("dropped")
+        return values, 0 if dropped is None else int(_number(dropped, most=_MOST_DROPPED))
+
+
+def _number(value: Any, least: float = 0, most: float = 2**63) -> float | int:
+    """A finite number that fits 64 bits; a limiter in debt may have a negative rest, all else counts from 0."""
+    if (type(value) is int or (type(value) is float and isfinite(value))) and least <= value < most:
+        return value
+    raise Malformed("number")
+
+
+def _text(value: str) -> bytes:
+    """UTF-8, as any text column of the table holds it."""
+    return fitted(value.encode("utf-8", "replace"), 48)
+
+
+def _hashed(key: str) -> bytes:
+    return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest().encode()
+
+
+def _no_constant(name: str) -> float:
+    raise Malformed(name)

@@ -1,0 +1,213 @@
+"""The sockets that decisions come by, and whose turn it is: each user with connections gets as much as any other, and so do all who send datagrams together.
+
+A datagram socket is one queue: who fills it keeps others from sending. A connection (SOCK_SEQPACKET) is a queue of its sender's, so nobody's is filled by
+another, and no user can have all connections (agent/places.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from agent.columns import NULL_I64
+from agent.limiters.arrival import STAMP_BYTES, Arrival, Clocks, read_clocks, stamp
+from agent.listener import Listener
+from agent.places import Places, peer
+
+MAX_MESSAGE_BYTES = 8192
+CONNECTIONS = 256
+#: Messages of one user before it is the next one's turn.
+_QUANTUM = 64
+#: Connections accepted in a turn.
+_ACCEPTED = 16
+_CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size) + STAMP_BYTES
+
+
+class Message(NamedTuple):
+    """One, as it came. pid, uid: of the sender, NULL_I64 unknown; sent_ns, read_ns: CLOCK_BOOTTIME."""
+
+    data: bytes
+    whole: bool
+    pid: int
+    uid: int
+    sent_ns: int
+    read_ns: int
+
+
+class Ended(Exception):
+    """The other end has closed its connection, and all that it sent was read."""
+
+
+class Queue:
+    """One socket that messages come from. uid: whose connection, None for the datagrams of everybody."""
+
+    def __init__(self, sock: socket.socket, uid: int | None, clocks: Clocks) -> None:
+        sock.setblocking(False)
+        self.sock, self.uid, self._arrival = sock, uid, Arrival(clocks)
+
+    def receive(self, clocks: Clocks) -> Message | None:
+        """The next, or None where there is none now. clocks: read before, in this turn. Raises Ended."""
+        try:
+            data, ancillary, flags, _ = self.sock.recvmsg(MAX_MESSAGE_BYTES, _ANCILLARY_BYTES)
+        except BlockingIOError:
+            self._arrival.emptied(clocks)
+            return None
+        except ConnectionError as error:
+            raise Ended from error
+        if not data and not ancillary and self.uid is not None:  # an empty message has its sender's credentials
+            raise Ended
+        read_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        return Message(data, not flags & socket.MSG_TRUNC, *_sender(ancillary), self._arrival.sent_ns(ancillary, read_ns, clocks), read_ns)
+
+
+class Senders:
+    """datagrams: a socket, or None; listener: listening for SOCK_SEQPACKET, or None. Both with SO_PASSCRED.
+
+    counts: connections refused, connections that had to make room for other users', and messages that went with these.
+    """
+
+    def __init__(self, datagrams: socket.socket | None, listener: socket.socket | None) -> None:
+        self._epoll = select.epoll()
+        self._queues: dict[int, Queue] = {}
+        self._places: Places[Queue] = Places(CONNECTIONS)
+        self._round, self.exhausted = 0, True
+        self._datagrams: list[socket.socket] = []
+        self._listener: Listener | None = None
+        self.counts: Counter[str] = Counter()
+        if datagrams is not None:
+            self.hear(datagrams)
+        if listener is not None:
+            self.listen(listener)
+
+    def fileno(self) -> int:
+        """Readable when something waits."""
+        return self._epoll.fileno()
+
+    def hear(self, datagrams: socket.socket) -> None:
+        """From this socket, too: who was connected to the one before, whose name somebody removed, still sends to it."""
+        for old in self._datagrams[:-1]:
+            self._datagrams.remove(old)
+            self._close(self._queues[old.fileno()])
+        self._datagrams.append(datagrams)
+        self._add(Queue(datagrams, None, read_clocks()))
+
+    def listen(self, listener: socket.socket) -> None:
+        """In the place of the one before."""
+        if self._listener is None:
+            self._listener = Listener(self._epoll, listener)
+        else:
+            self._accept()
+            self._listener.replace(listener)
+
+    def end(self) -> None:
+        """Who sends from now on gets EPIPE or is refused; what waits is still there, to the last of who had connected."""
+        if self._listener is not None:
+            self._listener.shut()
+        while self._accept():
+            pass
+        for queue in self._queues.values():
+            with contextlib.suppress(OSError):  # it is closed from the other side
+                queue.sock.shutdown(socket.SHUT_RD)
+
+    def receive(self, most: int) -> Iterator[Message]:
+        """What waits, round by round: some of each user's, then a look at who has something by now. At most so many; ``exhausted`` tells whether there may
+        be more."""
+        self.exhausted = False
+        self._accept()
+        clocks, left = read_clocks(), most
+        while left > 0 and not self.exhausted:
+            self.exhausted = True  # unless somebody had something: a socket that was shut down is readable for good
+            for queues in self._ready():
+                queue, allowed = queues[self._round % len(queues)], min(_QUANTUM, left)
+                try:
+                    while allowed and (message := queue.receive(clocks)) is not None:
+                        allowed, left, self.exhausted = allowed - 1, left - 1, False
+                        yield message
+                except Ended:
+                    self._leave(queue)
+                    self.exhausted = False
+
+    def _ready(self) -> list[list[Queue]]:
+        """Queues with something in them, by user; another user, and another of its queues, comes first in each round."""
+        users: dict[int | None, list[Queue]] = {}
+        for fd, _ in self._epoll.poll(0):
+            queue = self._queues.get(fd)
+            if queue is not None:
+                users.setdefault(queue.uid, []).append(queue)
+        self._round += 1
+        first = self._round % len(users) if users else 0
+        return [*users.values()][first:] + [*users.values()][:first]
+
+    def _accept(self) -> bool:
+        """Takes who wants to connect, not all at once; False where nobody does any more."""
+        for _ in range(_ACCEPTED):
+            sock = self._listener.accept() if self._listener is not None else None
+            if sock is None:
+                return False
+            stamp(sock)
+            uid = peer(sock)[1]
+            queue = Queue(sock, uid, read_clocks())
+            leaves = self._places.enter(uid, queue)
+            if leaves is not queue:
+                self._add(queue)
+            if leaves is not None:
+                self.counts["refused" if leaves is queue else "displaced"] += 1
+                self.counts["unread"] += _waiting(leaves)
+                self._close(leaves)
+        return True
+
+    def _add(self, queue: Queue) -> None:
+        self._queues[queue.sock.fileno()] = queue
+        self._epoll.register(queue.sock, select.EPOLLIN)
+
+    def _leave(self, queue: Queue) -> None:
+        assert queue.uid is not None
+        self._places.leave(queue.uid, queue)
+        self._close(queue)
+
+    def _close(self, queue: Queue) -> None:
+        self._queues.pop(queue.sock.fileno(), None)
+        queue.sock.close()
+
+    def state(self) -> dict[str, int]:
+        """For ``status``."""
+        deafened = self._listener.deafened if self._listener is not None else 0
+        return {"connections": len(self._places), **{name: self.counts[name] for name in ("refused", "displaced", "unread")}, "no_descriptor": deafened}
+
+    def close(self) -> None:
+        for queue in self._queues.values():
+            queue.sock.close()
+        if self._listener is not None:
+            self._listener.close()
+        self._epoll.close()
+
+
+def _waiting(queue: Queue) -> int:
+    """Counts what was sent and goes with the connection."""
+    count, clocks = 0, read_clocks()
+    try:
+        queue.sock.shutdown(socket.SHUT_RD)
+        while queue.receive(clocks) is not None:
+            count += 1
+    except (Ended, OSError):
+        pass
+    return count
+
+
+def _sender(ancillary: list[tuple[int, int, bytes]]) -> tuple[int, int]:
+    """The sender's pid and uid; the pid is unknown for one in a pid namespace that is not visible from here.
+
+    The buffer for ancillary data holds just these and the stamp: descriptors that a sender attaches are closed by the kernel.
+    """
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+            pid, uid, _ = _CREDENTIALS.unpack(data)
+            return pid or NULL_I64, uid
+    return NULL_I64, NULL_I64

@@ -1,0 +1,114 @@
+"""The host's numbers of threads that told their own: in a container gettid() counts from 1, and the kernel programs see the host's."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from agent.columns import NULL_I64
+
+MAX_THREADS = 1024  #: of a process in another pid namespace, whose numbers are looked up; the others are unknown
+MAX_PROCESSES, MAX_NUMBERS = 4096, 65_536  #: remembered; who was not asked for the longest goes first
+#: Time for looking in each second, of all users' processes and of one's: a thread's entry in /proc takes some 30 us, a list of 1,000 takes 1 ms, and the agent's loop
+#: waits for it. A look ends when the time is up, and the next goes on from there, once what the list took is paid back.
+ALL_NS, USER_NS = 5_000_000, 2_000_000
+_AGAIN_NS = _SECOND_NS = 1_000_000_000
+
+
+class _Known(NamedTuple):
+    """The host's number by the process's own; None where the two are the same. looked_ns: when that was, 0 where the time was up before its end."""
+
+    looked_ns: int
+    numbers: Mapping[int, int] | None
+
+    def due(self, told: int, now_ns: int) -> bool:
+        """Whether to look for that thread again."""
+        return self.numbers is not None and told not in self.numbers and now_ns - self.looked_ns >= _AGAIN_NS
+
+
+class Threads:
+    """Looks a process up once, and again once a second for a thread that was not found. ``unlooked``: how often there was no time for it."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], _Known] = {}
+        self._remembered = self.unlooked = 0
+        self._since_ns = time.monotonic_ns()
+        self._all_ns, self._spent_ns = 0, Counter[int]()
+
+    def host(self, pid: int, start_ns: int, uid: int, told: int, now_ns: int) -> int:
+        """The host's number of the thread of that process, the user's, that calls itself ``told``; NULL_I64 where it is not found."""
+        known = self._take((pid, start_ns))
+        if known is None or known.due(told, now_ns):
+            known = self._look(pid, uid, known, now_ns)
+            self.unlooked += known is None or known.due(told, now_ns)
+        if known is None:
+            return NULL_I64
+        self._keep((pid, start_ns), known)
+        return told if known.numbers is None else known.numbers.get(told, NULL_I64)
+
+    def _look(self, pid: int, uid: int, known: _Known | None, now_ns: int) -> _Known | None:
+        """What is known after as much looking as there is time for."""
+        began_ns = time.monotonic_ns()
+        self._pay_back(began_ns)
+        left_ns = min(ALL_NS - self._all_ns, USER_NS - self._spent_ns[uid]) if uid else USER_NS - self._spent_ns[uid]
+        if left_ns <= 0:
+            return known
+        before = (known.numbers if known else None) or {}
+        try:
+            known = _looked(pid, before, now_ns, left_ns)
+        except OSError:  # it has ended
+            known = _Known(now_ns, before)
+        took_ns = time.monotonic_ns() - began_ns
+        self._all_ns += took_ns if uid else 0
+        self._spent_ns[uid] += took_ns
+        return known
+
+    def _pay_back(self, now_ns: int) -> None:
+        seconds = (now_ns - self._since_ns) // _SECOND_NS
+        if seconds:
+            self._since_ns += seconds * _SECOND_NS
+            self._all_ns = max(0, self._all_ns - seconds * ALL_NS)
+            self._spent_ns = +Counter({uid: spent - seconds * USER_NS for uid, spent in self._spent_ns.items()})
+
+    def _take(self, process: tuple[int, int]) -> _Known | None:
+        known = self._known.pop(process, None)
+        self._remembered -= len(known.numbers or ()) if known else 0
+        return known
+
+    def _keep(self, process: tuple[int, int], known: _Known) -> None:
+        self._known[process] = known
+        self._remembered += len(known.numbers or ())
+        while len(self._known) > MAX_PROCESSES or self._remembered > MAX_NUMBERS:
+            self._take(next(iter(self._known)))
+
+
+def _looked(pid: int, before: Mapping[int, int], now_ns: int, most_ns: int) -> _Known:
+    """Of each thread, reading only of those that were not there ``before``, for most_ns. Raises OSError where the process has ended."""
+    if not before and _inner(f"/proc/{pid}") is None:
+        return _Known(now_ns, None)
+    with os.scandir(f"/proc/{pid}/task") as tasks:
+        there = {int(task.name) for task in islice(tasks, MAX_THREADS)}
+    found = {inner: host for inner, host in before.items() if host in there}
+    until_ns = time.monotonic_ns() + most_ns
+    for host in sorted(there.difference(found.values())):
+        if time.monotonic_ns() >= until_ns:
+            return _Known(0, found)
+        try:
+            inner = _inner(f"/proc/{pid}/task/{host}")
+        except OSError:
+            continue
+        if inner is not None:
+            found[inner] = host
+    return _Known(now_ns, found)
+
+
+def _inner(path: str) -> int | None:
+    """Its number in its own pid namespace (``NSpid`` in /proc/PID/status: the host's first, the innermost last); None where that is ours."""
+    numbers = re.search(rb"^NSpid:(.*)$", Path(path, "status").read_bytes(), re.MULTILINE)
+    return int(inner[-1]) if numbers is not None and len(inner := numbers[1].split()) > 1 else None

@@ -1,0 +1,51 @@
+"""A listening socket within an epoll that the agent's loop waits for."""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+
+#: Of accept: whoever waits stays there until there is room.
+NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+class Listener:
+    """``sock``: listening, non-blocking. Without descriptors for who waits it is deaf until the next turn, so that the loop does not spin; ``deafened``
+    counts that."""
+
+    def __init__(self, epoll: select.epoll, sock: socket.socket) -> None:
+        self._epoll, self._sock, self._deaf, self.deafened = epoll, sock, False, 0
+        epoll.register(sock, select.EPOLLIN)
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def replace(self, sock: socket.socket) -> None:
+        """Listens to this one from now on."""
+        self._sock.close()  # which takes it out of the epoll
+        self._sock, self._deaf = sock, False
+        self._epoll.register(sock, select.EPOLLIN)
+
+    def accept(self) -> socket.socket | None:
+        """Who connected, non-blocking; None where nobody did, or there is no room."""
+        if self._deaf:
+            self._epoll.modify(self._sock, select.EPOLLIN)
+            self._deaf = False
+        try:
+            sock, _ = self._sock.accept()
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                self._epoll.modify(self._sock, 0)
+                self._deaf = True
+                self.deafened += 1
+            return None
+        sock.setblocking(False)
+        return sock
+
+    def shut(self) -> None:
+        """Nobody can connect any more; who had may still be accepted."""
+        self._sock.shutdown(socket.SHUT_RD)
+
+    def close(self) -> None:
+        self._sock.close()

@@ -1,0 +1,60 @@
+"""Who holds the sockets that are older than the agent: /proc read once, while the agent may still look into every process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+import numpy as np
+
+from agent.columns import NULL_I64
+from agent.limiters.intake import process_identity
+from agent.log import say
+from agent.queues.netlink import tcp_sockets
+
+#: Of the one walk at start.
+LIMIT_S = 0.5
+
+
+class OlderSockets:
+    """Names processes by a socket's cookie, which no other socket ever gets.
+
+    A socket that several processes hold has no owner here. Call as root, once the kernel programs run: what opens later is theirs. The walk ends after ``limit_s``;
+    then sockets of the rest stay without a process, which is said. Raises OSError where the kernel refuses to list sockets.
+    """
+
+    def __init__(self, limit_s: float = LIMIT_S) -> None:
+        sockets, _, _ = tcp_sockets()
+        cookies = dict(zip(sockets["inode"].tolist(), sockets["cookie"].tolist(), strict=True))
+        cookies.pop(0, None)  # closed by its process, or not accepted yet
+        holders: dict[int, set[int]] = {}
+        if cookies and not _walk(cookies, holders, time.monotonic() + limit_s):
+            say(f"tickscope: too many processes to look at in {limit_s} s: queues of some older connections will have no process")
+        self._owners = {cookie: (pid, process_identity(pid).start_ns) for cookie, (pid, *more) in ((c, sorted(p)) for c, p in holders.items()) if not more}
+
+    def name(self, rows: np.ndarray) -> None:
+        """Fills pid, proc_start_ns and comm of rows of ``socket_queue`` that have no pid yet, while that process lives."""
+        for i in np.flatnonzero(rows["pid"] == NULL_I64).tolist():
+            owner = self._owners.get(int(rows["sock_id"][i]))
+            if owner is None:
+                continue
+            identity = process_identity(owner[0])
+            if identity.start_ns == owner[1] != NULL_I64:
+                rows["pid"][i], rows["proc_start_ns"][i], rows["comm"][i] = owner[0], identity.start_ns, identity.comm
+
+
+def _walk(cookies: dict[int, int], holders: dict[int, set[int]], end: float) -> bool:
+    """Notes under each cookie the pids that hold its inode; False where time was up."""
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # it ended
+            for fd in os.listdir(f"/proc/{name}/fd"):
+                with contextlib.suppress(OSError):
+                    target = os.readlink(f"/proc/{name}/fd/{fd}")
+                    if target.startswith("socket:[") and (cookie := cookies.get(int(target[8:-1]))):
+                        holders.setdefault(cookie, set()).add(int(name))
+                if time.monotonic() > end:
+                    return False
+    return True

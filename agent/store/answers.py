@@ -1,0 +1,128 @@
+"""Questions answered through DuckDB: what the store and a recording have in common. CLI process only.
+
+Wall time is computed by a vectorised function that is called just for the rows and columns a question needs.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from agent.ask import sql as questions
+from agent.ask.question import Condition, Question, Spread
+from agent.ask.source import Result, gap_bounds
+from agent.clock.history import Converted, History
+from agent.columns import NULL_I64
+from agent.store import duck, group
+from agent.store.window import Window
+
+T = TypeVar("T")
+
+
+class Answers(ABC):
+    """A source of rows (agent/ask/source.py) whose tables are views of a database in memory. The heirs open the database, and ask it."""
+
+    def __init__(self) -> None:
+        self.window = Window()
+        self._histories: dict[str, History] = {}
+        self._lock = threading.Lock()
+
+    @property
+    @abstractmethod
+    def boots(self) -> list[str]:
+        """Boot ids, oldest first."""
+
+    @abstractmethod
+    def _offsets(self, boot_id: str) -> tuple[np.ndarray, int]:
+        """(the clock_offset rows of a boot, with the columns that a History needs; to when its clock was watched, CLOCK_BOOTTIME ns)."""
+
+    @abstractmethod
+    def _asked(self, sql: str, fetch: Callable[[Any], T]) -> T:
+        """What ``fetch`` makes of an executed query. Raises AgentError: exit 2 for SQL that does not parse, bind or convert, or would not only
+        read; 4 where files keep vanishing."""
+
+    @abstractmethod
+    def _close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def rows(self, question: Question) -> list[dict[str, Any]]:
+        """One dictionary a row or group."""
+        return self.run(questions.select(question, self.boots, self.window)).dicts()
+
+    def integers(self, question: Question) -> dict[str, np.ndarray]:
+        """Columns of integers, int64, shape (n,), NULL_I64 for unknown."""
+        found = self._asked(questions.select(question, self.boots, self.window), lambda done: done.fetchnumpy())
+        return {name: np.ma.filled(np.ma.asarray(column).astype(np.int64), NULL_I64) for name, column in found.items()}
+
+    def spread(self, question: Question, *, exact: bool = False) -> Spread:
+        """How the table's measure is spread in each group (agent/store/group.py)."""
+        return group.spread(self, question, exact=exact)
+
+    def run(self, sql: str) -> Result:
+        """Raises as ``_asked``."""
+        return self._asked(sql, lambda done: Result([d[0] for d in done.description or ()], done.fetchall()))
+
+    def gaps(self) -> list[dict[str, Any]]:
+        """Loss rows whose interval overlaps the window, with the wall times of its ends."""
+        inside = " AND ".join(["(count IS NULL OR count > 0)", *self.window.overlaps("coalesce(from_ns, to_ns, t_ns)", "coalesce(to_ns, t_ns)")])
+        found = self.rows(Question("loss", where=(Condition(inside),), within=False))
+        for gap in found:
+            begin, end = gap_bounds(gap)
+            walls = self.wall(gap["boot_id"], np.array([begin, end], np.int64)).tolist()
+            gap["from_wall_ns"], gap["to_wall_ns"] = (None if wall == NULL_I64 else wall for wall in walls)
+        return found
+
+    def history(self, boot_id: str) -> History:
+        """The offset history of a boot; empty where there is none."""
+        with self._lock:
+            if boot_id not in self._histories:
+                rows, watched_ns = self._offsets(boot_id)
+                one = self._histories[boot_id] = History.from_rows(rows)
+                one.watched(watched_ns)
+            return self._histories[boot_id]
+
+    def wall(self, boot_id: str, t_ns: np.ndarray) -> np.ndarray:
+        """Wall times (Unix ns) of CLOCK_BOOTTIME ns of that boot, shape (n,); NULL_I64 where not known."""
+        return to_wall(self.history(boot_id), t_ns).ns
+
+    def _wall(self, boots: Any, times: Any) -> Any:
+        """Arrow arrays (boot_id, t_ns) of one chunk to a struct array of the wall columns."""
+        import pyarrow as pa
+
+        from agent.store.arrow import WALL_COLUMNS, wall_arrays
+
+        boot = np.asarray(boots.to_numpy(zero_copy_only=False), object)
+        t_ns = np.asarray(times.fill_null(NULL_I64).to_numpy(zero_copy_only=False), np.int64)
+        wall, err, alt = (np.full(len(t_ns), NULL_I64) for _ in range(3))
+        state = np.full(len(t_ns), -1, np.int8)
+        for name in set(boot):
+            at = np.flatnonzero((boot == name) & (t_ns != NULL_I64))
+            if name is not None and len(at):
+                wall[at], err[at], state[at], alt[at] = to_wall(self.history(name), t_ns[at])
+        return pa.StructArray.from_arrays(wall_arrays(Converted(wall, err, state, alt)), list(WALL_COLUMNS))
+
+
+def executed(db: Any, sql: str) -> Any:
+    """The query's result, not fetched yet. Raises duckdb.Error, and AgentError (exit 2) where it would write or says nothing."""
+    duck.refuse_writes(db, sql)
+    done = db.execute(sql)
+    if done is None:  # Nothing but blanks, semicolons and comments.
+        raise duck.usage("there is no statement in it", ())
+    return done
+
+
+def to_wall(history: History, t_ns: np.ndarray) -> Converted:
+    """Wall times, shape (n,); all unknown where the history is empty."""
+    if len(history):
+        return history.to_wall(t_ns)
+    null = np.full(len(t_ns), NULL_I64)
+    return Converted(null, null, np.full(len(t_ns), -1, np.int8), null)

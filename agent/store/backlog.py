@@ -1,0 +1,68 @@
+"""Rows that wait to be stored, in the order in which they came: bounded, the oldest are dropped, counted, and told."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+
+from agent.batch import Batch
+from agent.store.outage import Lost
+
+#: A batch, or a watermark (CLOCK_BOOTTIME ns): that to which the correlator was moved after the batches before it.
+Entry = Batch | int
+#: What an entry takes beside its rows.
+_EACH_BYTES = 256
+
+
+def size(entry: Entry) -> int:
+    """Bytes of memory, about."""
+    return _EACH_BYTES + (entry.rows.nbytes if isinstance(entry, Batch) else 0)
+
+
+class Backlog:
+    """dropped: rows by table since the start. lost: those of them that no ``loss`` row tells of yet."""
+
+    def __init__(self) -> None:
+        self.entries: deque[Entry] = deque()
+        self.dropped: Counter[str] = Counter()
+        self.lost: dict[str, Lost] = {}
+        self._bytes = 0
+
+    @property
+    def batches(self) -> list[Batch]:
+        return [entry for entry in self.entries if isinstance(entry, Batch)]
+
+    @property
+    def rows(self) -> int:
+        return sum(len(batch.rows) for batch in self.batches)
+
+    def hold(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            self.entries.append(entry)
+            self._bytes += size(entry)
+
+    def trim(self, most_bytes: int) -> None:
+        """Drop the oldest until the rest takes no more than that."""
+        while self._bytes > most_bytes:
+            oldest = self.entries.popleft()
+            self._bytes -= size(oldest)
+            if isinstance(oldest, Batch):
+                self.drop(oldest)
+
+    def drop(self, batch: Batch) -> None:
+        """Count rows that are lost."""
+        times = batch.rows["t_ns"]
+        self.miss({batch.table: (len(batch.rows), int(times.min()), int(times.max()))})
+
+    def miss(self, lost: Mapping[str, Lost]) -> None:
+        """Count rows that were lost elsewhere."""
+        for table, (count, start, end) in lost.items():
+            before, first, last = self.lost.get(table, (0, start, end))
+            self.lost[table] = before + count, min(first, start), max(last, end)
+            self.dropped[table] += count
+
+    def take(self) -> list[Entry]:
+        """All that waits, which then no longer waits here."""
+        taken, self._bytes = list(self.entries), 0
+        self.entries.clear()
+        return taken

@@ -1,0 +1,109 @@
+"""DuckDB in memory, that reads and may open no file but what it was given: the views of tables, what may be asked, and its errors in our words. CLI process only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from agent.errors import USAGE, AgentError
+from agent.store.names import columns, quote, unknown
+from agent.store.window import WALL, Window
+from agent.tables import TABLES
+
+if TYPE_CHECKING:
+    import duckdb
+    import pyarrow as pa
+
+    from agent.store.reader import HotRows
+
+_WALL_TYPE = "STRUCT(wall_ns BIGINT, wall_err_ns BIGINT, wall_state VARCHAR, wall_alt_ns BIGINT)"
+#: Statements that only read. DuckDB has PIVOT as several: the type of its columns, then the query.
+_READING = ("SELECT", "MULTI")
+_COMMENT = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
+_EXPLAIN = re.compile(rf"^explain\b(\s|{_COMMENT.pattern}|analyze\b|\(\s*(analyze|format)\b[^)]*\))*", re.IGNORECASE | re.DOTALL)
+
+
+def connected(wall: Callable[[Any, Any], Any]) -> duckdb.DuckDBPyConnection:
+    """A database without tables. wall: Arrow arrays (boot_id, t_ns) of one chunk to a struct array of the wall columns."""
+    import duckdb
+
+    db = duckdb.connect()
+    register: Any = db.create_function  # Its stub lacks the names that stand for types.
+    register(WALL, wall, ["VARCHAR", "BIGINT"], _WALL_TYPE, type="arrow", null_handling="special")
+    return db
+
+
+def confine(db: duckdb.DuckDBPyConnection, directories: Iterable[str] = ()) -> None:
+    """From now on it opens files below these directories only."""
+    db.execute(f"SET allowed_directories = [{', '.join(map(text, directories))}]")
+    db.execute("SET enable_external_access = false")
+    db.execute("SET lock_configuration = true")
+
+
+def closed(db: duckdb.DuckDBPyConnection) -> None:
+    db.remove_function(WALL)
+    db.close()
+
+
+def make_view(db: duckdb.DuckDBPyConnection, table: str, parts: Iterable[HotRows], files: Sequence[str], window: Window, *, bounded: bool) -> None:
+    """A view of a table over rows in memory and Parquet files. bounded: it has the window's rows only."""
+    hold(db, table, parts)
+    db.execute(f"CREATE OR REPLACE VIEW {table} AS {rows_of(table, files)}{_latest(table, window, bounded=bounded)}")
+
+
+def hold(db: duckdb.DuckDBPyConnection, table: str, parts: Iterable[HotRows]) -> None:
+    """Has rows in memory ready for ``rows_of``."""
+    import pyarrow as pa
+
+    from agent.store.arrow import schema, to_arrow
+
+    held: pa.Table = pa.concat_tables([schema(table).empty_table(), *(to_arrow(table, p.rows, p.boot_id, p.host) for p in parts)])
+    db.register(f"_hot_{table}", held)
+
+
+def rows_of(table: str, files: Sequence[str]) -> str:
+    """A query of a table's rows in memory (``hold``) and in these Parquet files, with the derived columns."""
+    from agent.store.arrow import WALL_COLUMNS
+
+    source = f"SELECT * FROM _hot_{table}"
+    if files:
+        source += f" UNION ALL BY NAME SELECT * FROM read_parquet([{', '.join(map(text, files))}], union_by_name = true)"
+    names = ", ".join(f"w.{c} AS {c}" if c in WALL_COLUMNS else quote(c) for c in columns(table))
+    return f"SELECT {names} FROM (SELECT *, {WALL}(boot_id, t_ns) AS w FROM ({source}))"
+
+
+def _latest(table: str, window: Window, *, bounded: bool) -> str:
+    """What leaves a thing's latest state in the window, in a table whose rows are states; and only the window's rows, where that was asked."""
+    within = " AND ".join(window.rows()) or "true"
+    if not (by := TABLES[table].latest_by):
+        return f" WHERE {within}" if bounded and table != "loss" else ""  # of losses, the intervals count: see Answers.gaps
+    return f" WHERE {within} QUALIFY row_number() OVER (PARTITION BY boot_id, {by} ORDER BY t_ns DESC) = 1"
+
+
+def refuse_writes(db: duckdb.DuckDBPyConnection, sql: str) -> None:
+    """Raises AgentError (exit 2) where a statement is none that reads: it would change this process's memory only, and say nothing."""
+    for statement in db.extract_statements(sql):
+        kind = str(statement.type.name)
+        explained = _EXPLAIN.sub("", statement.query) if kind == "EXPLAIN" else statement.query
+        if explained != statement.query:
+            refuse_writes(db, explained)
+        elif kind not in _READING:
+            word = (re.search(r"[A-Za-z]+", _COMMENT.sub(" ", statement.query)) or ["this"])[0].upper()
+            raise AgentError(f"{word} is refused: SQL is read-only here", why="what reads is taken: SELECT, FROM, WITH, DESCRIBE, SUMMARIZE, PIVOT, EXPLAIN",
+                             remedy="tickscope sql 'DESCRIBE finding'", exit_code=USAGE)
+
+
+def usage(message: str, tables: Iterable[str]) -> AgentError:
+    """A message of DuckDB as a usage error, with the nearest names where it misses a column or table."""
+    first = message.partition("\n")[0]
+    if match := re.search(r'(?:column|Column with name) "?([\w.]+)"? (?:not found|does not exist)', first):
+        return unknown(match[1], sorted({c for t in tables for c in columns(t)}), "column")
+    if match := re.search(r"Table with name (\w+) does not exist", first):
+        return unknown(match[1], list(TABLES), "table")
+    return AgentError(f"bad SQL: {first}", remedy="tickscope tables TABLE lists columns; text goes in 'single quotes'", exit_code=USAGE)
+
+
+def text(value: str) -> str:
+    """Text as SQL."""
+    return "'" + value.replace("'", "''") + "'"

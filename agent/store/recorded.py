@@ -1,0 +1,78 @@
+"""A recording answers like a store: its rows of the asked tables, in memory. CLI process only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from agent.columns import NULL_I64
+from agent.errors import UNREACHABLE, AgentError
+from agent.store import duck
+from agent.store.answers import Answers, executed
+from agent.store.frames import Kind
+from agent.store.reader import HotRows
+from agent.store.recording import Recording
+from agent.store.window import Bound, Window, parse
+from agent.tables import TABLES
+
+T = TypeVar("T")
+
+
+class Recorded(Answers):
+    """A recording, a source of rows (agent/ask/source.py). Arguments as ``Session``'s, but that relative times count back from its end.
+
+    Raises AgentError: exit 4 for a file that is none or is damaged, 2 for a bad time.
+    """
+
+    written_since_ns = None
+    written_by = "the recording"
+
+    def __init__(self, path: str | Path, tables: Iterable[str], since: str | None = None, until: str | None = None, *, bounded: bool = False) -> None:
+        super().__init__()
+        self._tables = dict.fromkeys(tables)
+        rows: dict[str, list[np.ndarray]] = {}
+        try:
+            recording = Recording(path, frozenset([*self._tables, "clock_offset"]))
+            self._boot, self._end_ns = recording.head.boot_id, recording.head.created_ns
+            for frame in recording:
+                if frame.kind == Kind.ROWS:
+                    rows.setdefault(frame.table, []).append(frame.rows)
+                    self._end_ns = max(self._end_ns, int(frame.rows["t_ns"].max()))
+                elif frame.kind == Kind.TICK:
+                    self._end_ns = max(self._end_ns, frame.t_ns)
+        except AgentError as error:  # here it stands for a store
+            error.exit_code = UNREACHABLE
+            raise
+        self.notes = [f"{path} is cut off: {recording.cut}"] if recording.cut else []
+        self._clock = np.concatenate([TABLES["clock_offset"].empty(0), *rows.get("clock_offset", [])])
+        self.window = Window(*(self.bound(t) if t else None for t in (since, until)))
+        self._db = duck.connected(self._wall)
+        for table in self._tables:
+            parts = [HotRows(self._boot, recording.head.host, np.concatenate(rows[table]))] if table in rows else []
+            duck.make_view(self._db, table, parts, (), self.window, bounded=bounded)
+        duck.confine(self._db)
+
+    @property
+    def boots(self) -> list[str]:
+        """The one that was recorded."""
+        return [self._boot]
+
+    def bound(self, text: str) -> Bound:
+        return parse(text, self.boots, (self._boot, self._end_ns))
+
+    def _offsets(self, boot_id: str) -> tuple[np.ndarray, int]:
+        return (self._clock, self._end_ns) if boot_id == self._boot else (self._clock[:0], NULL_I64)
+
+    def _asked(self, sql: str, fetch: Callable[[Any], T]) -> T:
+        import duckdb
+
+        try:
+            return fetch(executed(self._db, sql))
+        except duckdb.Error as error:
+            raise duck.usage(str(error), self._tables) from None
+
+    def _close(self) -> None:
+        duck.closed(self._db)

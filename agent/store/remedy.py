@@ -1,0 +1,33 @@
+"""What to do about a store that cannot be written or sealed, for people."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+#: Of a file system that does not answer.
+UNANSWERED = "thaw it where it is frozen (fsfreeze --unfreeze MOUNTPOINT), else look at the kernel log (dmesg) for this disk"
+
+
+def of_write(error: OSError) -> str:
+    """For a write that failed."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "free space on the store's file system, or lower the store's max_bytes"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "chown -R tickscope:tickscope the store's directory"
+    if error.errno == errno.ENOENT:
+        return "the store's directory was removed: restart tickscope"
+    if error.errno == errno.EROFS:
+        return "mount the store's file system read-write"
+    return "look at the kernel log (dmesg) for this disk, or name another place: --store DIR"
+
+
+def of_seal(reason: str) -> str:
+    """For a sealer that failed, by its last line."""
+    if "No module named" in reason:
+        return "python3 -m pip install pyarrow (in the agent's environment)"
+    if os.strerror(errno.ENOSPC) in reason or os.strerror(errno.EDQUOT) in reason:
+        return "free space on the store's file system, or lower the store's max_bytes; it is tried again every 30 s"
+    if ".tsl: " in reason:
+        return "move the damaged segment away; the others are sealed"
+    return "it is tried again every 30 s; nothing is lost meanwhile"

@@ -1,0 +1,176 @@
+"""Rows into series, vectorised: grouping by labels, and what each instrument makes of the rows of one series."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from agent.columns import HIST_BUCKETS, NULL_I64
+from agent.tables import TABLES
+from exporters.metric import OTHER, Metric
+from exporters.values import Value, column_values
+
+#: A drift is the slope over at least this time: the offsets' noise is some ns, so that 10 s resolve 1 ppb.
+DRIFT_SPAN_NS = 10 * 10**9
+
+Attributes = tuple[tuple[str, Value], ...]
+
+
+@dataclass
+class Series:
+    """One series since it was first seen. Times are CLOCK_BOOTTIME ns; value, min and max are in the metric's raw unit.
+
+    since_ns: when it began. One that had to make room and comes back is another series, which begins then, from nothing.
+    value: sum of a counter or histogram, or last value of a gauge.  buckets: 64 counts of a histogram, shape (64,) i64.
+    slope_from: (t_ns, value) where a drift's slope begins.  fixed: there from the start, never makes room.
+    ready: a drift has no value before its first slope, a gauge none while its newest row says that it is not known.
+    """
+
+    attributes: Attributes
+    since_ns: int
+    seen_ns: int
+    value: float = 0
+    count: int = 0
+    low: float | None = None
+    high: float | None = None
+    buckets: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    fixed: bool = False
+    slope_from: tuple[int, int] | None = None
+    ready: bool = True
+
+    def copy(self) -> Series:
+        return Series(self.attributes, self.since_ns, self.seen_ns, self.value, self.count, self.low, self.high, self.buckets.copy())
+
+
+def begin(metric: Metric, attributes: Attributes, t_ns: int) -> Series:
+    series = Series(attributes, t_ns, t_ns)
+    if metric.instrument == "histogram":
+        series.buckets = np.zeros(HIST_BUCKETS, np.int64)
+    return series
+
+
+def attributes(metric: Metric, key: np.ndarray) -> Attributes:
+    """The labels of one key (shape (1,)). Where all label sets are known, what is none of the names is OTHER."""
+    pairs = ((metric.attribute(c), column_values(metric.column(c), key[c])[0]) for c in metric.columns)
+    known = ((name, OTHER if value is None and metric.bounded else value) for name, value in pairs)
+    return (*metric.labels, *((name, value) for name, value in known if value is not None))
+
+
+def group(metric: Metric, rows: np.ndarray, more: tuple[str, ...] = ()) -> tuple[np.ndarray, np.ndarray]:
+    """(the distinct keys, each row's index among them): rows grouped by the columns that become attributes, and ``more``."""
+    if not metric.columns and not more:
+        return np.zeros(1, "V1"), np.zeros(len(rows), np.int64)
+    declared = TABLES[metric.table].by_name
+    columns = tuple(dict.fromkeys((*metric.columns, *more)))
+    key = np.zeros(len(rows), [(c, declared[c].dtype) for c in columns])
+    for c in columns:
+        key[c] = rows[c]
+    if metric.client_only in metric.columns:
+        key[metric.client_only][rows["role"] != declared["role"].code("client")] = np.void(bytes(16))
+    if metric.bounded:
+        for c in metric.columns:
+            names = range(len(declared[c].names)) if declared[c].kind == "enum" else [n.encode() for n in declared[c].names]
+            key[c][~np.isin(key[c], names)] = declared[c].null
+    flat = key.view(np.dtype((np.void, key.dtype.itemsize)))
+    unique, inverse = np.unique(flat, return_inverse=True)
+    return unique.view(key.dtype), inverse.reshape(-1)
+
+
+def starting_keys(metric: Metric) -> np.ndarray:
+    """The keys of the series that begin at 0, before their first row."""
+    sets = list(metric.starts())
+    rows = TABLES[metric.table].empty(len(sets))
+    for i, values in enumerate(sets):
+        for column, value in values.items():
+            rows[column][i] = value
+    return group(metric, rows)[0]
+
+
+def numbers(rows: np.ndarray, column: str) -> np.ndarray:
+    """A column as f64, unknown as NaN."""
+    values = rows[column].astype(np.float64)
+    if rows[column].dtype.kind == "i":
+        values[rows[column] == NULL_I64] = np.nan
+    return values
+
+
+def add_histograms(metric: Metric, rows: np.ndarray, inverse: np.ndarray, series: list[Series]) -> None:
+    n = len(series)
+    buckets = np.zeros((n, HIST_BUCKETS), np.int64)
+    if metric.hist:
+        np.add.at(buckets, inverse, rows["hist"])
+        total, low, high = (numbers(rows, c) if c else np.full(len(rows), np.nan) for c in metric.hist)
+    else:
+        values = metric.values(rows) if metric.values else numbers(rows, metric.value)
+        total = low = high = np.abs(values) if metric.magnitude else np.maximum(values, 0)
+        # frexp gives the exponent e of [2^(e-1), 2^e) exactly, where log2 may round up to the next power.
+        exponent = np.frexp(np.maximum(total, 1))[1] - 1
+        np.add.at(buckets, (inverse, np.minimum(exponent, HIST_BUCKETS - 1)), 1)
+    sums = np.bincount(inverse, np.nan_to_num(total), n)
+    lows, highs = np.full(n, np.inf), np.full(n, -np.inf)
+    np.fmin.at(lows, inverse, low)
+    np.fmax.at(highs, inverse, high)
+    for i, s in enumerate(series):
+        s.buckets += buckets[i]
+        s.count += int(buckets[i].sum())
+        s.value += float(sums[i])
+        if np.isfinite(lows[i]):
+            s.low = float(lows[i]) if s.low is None else min(s.low, float(lows[i]))
+        if np.isfinite(highs[i]):
+            s.high = float(highs[i]) if s.high is None else max(s.high, float(highs[i]))
+
+
+def of(metric: Metric, rows: np.ndarray) -> np.ndarray:
+    """Its rows, whether its value is known or not."""
+    if not metric.where:
+        return rows
+    column, names = metric.where
+    return rows[np.isin(rows[column], [TABLES[metric.table].code(column, n) for n in names])]
+
+
+def is_null(metric: Metric, rows: np.ndarray) -> np.ndarray:
+    value = metric.values(rows) if metric.values else rows[metric.value]
+    return np.asarray(np.isnan(value) if value.dtype.kind == "f" else value == TABLES[metric.table].by_name[metric.value].null)
+
+
+def ends(rows: np.ndarray, inverse: np.ndarray, n: int) -> list[tuple[int, int]]:
+    """Indices of each key's oldest and newest row."""
+    order = np.lexsort((rows["t_ns"], inverse))
+    first, after = (np.searchsorted(inverse[order], np.arange(n), side=side) for side in ("left", "right"))
+    return list(zip(order[first].tolist(), order[after - 1].tolist(), strict=True))
+
+
+def set_gauges(metric: Metric, rows: np.ndarray, inverse: np.ndarray, series: list[Series]) -> None:
+    for s, (_, at) in zip(series, ends(rows, inverse, len(series)), strict=True):
+        t_ns, value = int(rows["t_ns"][at]), rows[metric.value][at].item()
+        if not metric.drift:
+            s.value, s.ready = value, True
+        elif s.slope_from is None:
+            s.slope_from, s.ready = (t_ns, value), False
+        elif t_ns - s.slope_from[0] >= DRIFT_SPAN_NS:
+            s.value = (value - s.slope_from[1]) * 1e9 / (t_ns - s.slope_from[0])
+            s.slope_from, s.ready = (t_ns, value), True
+
+
+class Totals:
+    """Increments out of running totals. Who is told apart is remembered, up to ``most``; then who was not seen for longest is forgotten."""
+
+    def __init__(self, most: int = 4096) -> None:
+        self._most = most
+        self._last: OrderedDict[bytes, int] = OrderedDict()
+
+    def increments(self, metric: Metric, rows: np.ndarray) -> tuple[np.ndarray, int]:
+        """(each row's part, shape (n,); how many had to be forgotten). A first total is only the base; one that went back was reset: all of it is new."""
+        keys, inverse = group(metric, rows, metric.identity)
+        out = np.zeros(len(rows))
+        for at, (first, newest) in enumerate(ends(rows, inverse, len(keys))):
+            raw, total = keys[at : at + 1].tobytes(), int(rows[metric.value][newest])
+            before = self._last.pop(raw, int(rows[metric.value][first]))
+            out[newest] = total - before if total >= before else total
+            self._last[raw] = total
+        forgotten = max(len(self._last) - self._most, 0)
+        for _ in range(forgotten):
+            self._last.popitem(last=False)
+        return out, forgotten

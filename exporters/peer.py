@@ -1,0 +1,38 @@
+"""Whose connection it is: the user of a client on this host, else its address. One question to the kernel (sock_diag), some 10 us.
+
+The look-up names one socket (both ends' addresses and ports), so its cost does not grow with the sockets of the host, as that of
+/proc/net/tcp does; no privilege is needed. Layouts: include/uapi/linux/inet_diag.h (inet_diag_req_v2, inet_diag_msg).
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _REQUEST, _ERROR = 4, 20, 1, 2
+_NO_COOKIE = b"\xff" * 8
+_UID_AT = 16 + 64  # behind nlmsghdr: 4 bytes, inet_diag_sockid (48), expires, rqueue, wqueue
+
+
+def owner(connection: socket.socket) -> str:
+    """``uid 1000`` where the other end is a socket of this host that the kernel shows us, else ``at ADDRESS``. Never raises."""
+    try:
+        peer, ours = connection.getpeername(), connection.getsockname()
+        uid = _uid(connection.family, peer, ours)
+    except OSError:
+        return "at unknown"
+    return f"at {peer[0]}" if uid is None else f"uid {uid}"
+
+
+def _uid(family: int, theirs: tuple[str, int], ours: tuple[str, int]) -> int | None:
+    def packed(address: str) -> bytes:
+        return socket.inet_pton(family, address.partition("%")[0]).ljust(16, b"\0")
+
+    where = struct.pack("!HH", theirs[1], ours[1]) + packed(theirs[0]) + packed(ours[0]) + bytes(4) + _NO_COOKIE
+    request = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF) + where
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as netlink:
+        netlink.settimeout(0.2)
+        netlink.send(struct.pack("=IHHII", 16 + len(request), _SOCK_DIAG_BY_FAMILY, _REQUEST, 1, 0) + request)
+        answer = netlink.recv(4096)
+    _, kind = struct.unpack_from("=IH", answer)
+    return None if kind == _ERROR or len(answer) < _UID_AT + 4 else int(struct.unpack_from("=I", answer, _UID_AT)[0])

@@ -1,0 +1,33 @@
+"""Findings that have just opened, as OTLP log records: their span is written when they close, with the ids that the record has already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from opentelemetry.proto.logs.v1.logs_pb2 import SEVERITY_NUMBER_INFO, SEVERITY_NUMBER_WARN, LogRecord
+
+from exporters.spans import SpanEncoder
+from exporters.values import Value
+from exporters.wire import any_value, key_values
+
+ToWall = Callable[[np.ndarray], np.ndarray]
+
+
+def records(rows: np.ndarray, spans: SpanEncoder, to_wall: ToWall) -> list[bytes]:
+    """One serialised record a row of ``finding``."""
+    if not len(rows):
+        return []
+    cells, walls = spans.cells("finding", rows), to_wall(rows["t_ns"]).tolist()
+    out = []
+    for i, wall in enumerate(walls):
+        values: dict[str, Value | None] = {name: column[i] for name, column in cells.items()}
+        alarm = values.get("severity") != "notice"
+        trace, span, _ = spans.finding_ids(bytes(rows["finding_id"][i]))
+        attributes = [(spans.attribute_name(name), value) for name, value in values.items() if value is not None and name != "sentence"]
+        out.append(LogRecord(
+            time_unix_nano=wall, observed_time_unix_nano=wall, severity_number=SEVERITY_NUMBER_WARN if alarm else SEVERITY_NUMBER_INFO,
+            severity_text="WARN" if alarm else "INFO", body=any_value(str(values.get("sentence") or "")), attributes=key_values(attributes),
+            event_name="tickscope.finding.opened", trace_id=trace, span_id=span,
+        ).SerializeToString())  # fmt: skip
+    return out

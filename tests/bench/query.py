@@ -1,0 +1,96 @@
+"""Grouped queries over a large store: ``python -m tests.bench.query [--rows N] [--by COLUMN]``.
+
+A store of ``tcp_connect`` rows, written and sealed by the agent's own code, is asked for each group's count, percentiles and largest value: by
+``tickscope query``, as it answers by itself and with ``--exact``, and by DuckDB alone on the same Parquet files, with exact percentiles and with none.
+Every side is a process of its own, from its start to its end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from agent.batch import make
+from agent.store.cells import ERROR
+from agent.store.hot import HotStore
+from agent.store.spawn import Limits
+from agent.store.window import this_boot
+from tests.bench.common import Figure, arguments, interleaved, ratio, report
+
+_AT_ONCE = 20_000
+_PEER = """
+import sys, duckdb
+db = duckdb.connect()
+print(len(db.execute(f"SELECT {sys.argv[1]}, count(*), {sys.argv[2]} max(duration_ns) FROM read_parquet('{sys.argv[3]}/*/tcp_connect.parquet') GROUP BY 1").fetchall()))
+"""
+_EXACT = "quantile_disc(duration_ns, 0.5), quantile_disc(duration_ns, 0.9), quantile_disc(duration_ns, 0.99),"
+_VERB = (sys.executable, "-c", "from agent.cli.main import main; main()")
+
+
+def fill(path: Path, rows: int) -> None:
+    """30 programs and 1,000 peers of unlike frequency, times of connects that spread over three powers of ten, some of them failed."""
+    random = np.random.default_rng(1)
+    comms = np.array([b"program-%d" % i for i in range(30)], "S16")
+    peers = np.array([b"\0" * 10 + b"\xff\xff" + bytes([10, 0, i >> 8, i & 255]) + (6379).to_bytes(2, "little") for i in range(1000)], "V18")
+    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    store = HotStore(path, this_boot(), "bench", limits=Limits(max_bytes=1 << 40), seal_command=())
+    store.append([make("clock_offset", 1, t_ns=1, real_mono_ns=time.time_ns() - now_ns, boot_mono_ns=0, err_ns=100)])
+    for first in range(0, rows, _AT_ONCE):
+        who = random.integers(0, len(comms), _AT_ONCE)
+        store.append([make("tcp_connect", _AT_ONCE, t_ns=np.arange(first, first + _AT_ONCE) * (now_ns // (rows + _AT_ONCE)), pid=1000 + who, tid=1000 + who,
+                           proc_start_ns=who * 10**9, comm=comms[who], cgroup_id=who, sock_id=np.arange(first, first + _AT_ONCE), netns=1, family=0,
+                           sport=random.integers(32768, 60000, _AT_ONCE), dport=6379, role=0, peer=peers[np.minimum(random.zipf(1.3, _AT_ONCE), 1000) - 1],
+                           duration_ns=random.lognormal(12, 1.5, _AT_ONCE).astype(np.int64), result=(random.random(_AT_ONCE) < 0.02).astype(np.int8))])  # fmt: skip
+    store.close()
+    seal = [sys.executable, "-m", "agent.store.seal", "--below", "99999999", "--max-bytes", str(1 << 40), "--max-age-s", "1e9"]
+    subprocess.run(seal, cwd=path, env={**os.environ, "PYTHONPATH": os.getcwd()}, check=True)
+
+
+def took_s(*argv: str) -> float:
+    start = time.perf_counter()
+    subprocess.run(argv, check=True, capture_output=True)
+    return time.perf_counter() - start
+
+
+def answer(*argv: str) -> dict[str, list[int]]:
+    """Percentiles by group. Ends the run where there is no answer."""
+    done = subprocess.run([*_VERB, *argv, "-o", "json"], check=True, capture_output=True, text=True)
+    return {row[argv[-1]]: [row["count"], row["max"], row["p50"], row["p90"], row["p99"]] for row in json.loads(done.stdout)["rows"]}
+
+
+def check(near: dict[str, list[int]], exact: dict[str, list[int]]) -> float:
+    """The largest relative error of a percentile. Ends the run where counts or largest values are not the same."""
+    if near.keys() != exact.keys() or any(near[k][:2] != exact[k][:2] for k in exact):
+        raise SystemExit("the answers differ: the figure does not count")
+    return max(abs(a - b) / b for k in exact for a, b in zip(near[k][2:], exact[k][2:], strict=True))
+
+
+def main() -> None:
+    given = arguments(__doc__, rows=(10_000_000, "rows of the store"), by=("comm", "column of the groups"))
+    with tempfile.TemporaryDirectory(prefix="tickscope-bench-") as directory:
+        fill(Path(directory), given.rows)
+        asked = ("query", "tcp_connect", "--store", directory)
+        worst = check(answer(*asked, "--group-by", given.by), answer(*asked, "--exact", "--group-by", given.by))
+        took = interleaved({
+            "query": lambda: took_s(*_VERB, *asked, "--group-by", given.by),
+            "query --exact": lambda: took_s(*_VERB, *asked, "--group-by", given.by, "--exact"),
+            "duckdb exact": lambda: took_s(sys.executable, "-c", _PEER, given.by, _EXACT, directory),
+            "duckdb count": lambda: took_s(sys.executable, "-c", _PEER, given.by, "", directory),
+        }, given.pairs)  # fmt: skip
+    what = f"{given.rows:,} rows by {given.by}"
+    report(f"{what}, `query --group-by`", f"{Figure(took['query']).text('.2f')} s, percentiles {worst:.2%} off at most ({ERROR:.1%} promised)",
+           f"DuckDB alone, exact percentiles: {ratio(took['duckdb exact'], took['query']).text('.2f')} x our time; "
+           f"none: {ratio(took['duckdb count'], took['query']).text('.2f')} x", "0.3 s")  # fmt: skip
+    report(f"{what}, `--exact`", f"{Figure(took['query --exact']).text('.2f')} s",
+           f"DuckDB alone, exact percentiles: {ratio(took['duckdb exact'], took['query --exact']).text('.2f')} x our time", "-")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

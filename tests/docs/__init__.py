@@ -1,0 +1,12 @@
+"""What the documents hold beside prose: what is made from the code (``python -m tests.docs``), and what a real run said (``python -m tests.docs.session``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def pages() -> list[Path]:
+    """All documents for readers, the landing page first."""
+    return [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "HACKING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]

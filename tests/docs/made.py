@@ -1,0 +1,201 @@
+"""What the documents say by itself from the code: one function a block, named as the block is. Markdown; pure."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+import click
+
+from tests.docs import ROOT, catalogue
+
+
+def _cell(text: object) -> str:
+    """Text in a cell of a Markdown table."""
+    return re.sub(r"([|<>*])", r"\\\1", str(text).replace("\n", " ").strip()) or "-"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Cells in backquotes stay as they are, but for what ends a cell."""
+
+    def shown(cell: object) -> str:
+        pieces = re.split(r"(`[^`]*`)", str(cell))
+        return "".join(p.replace("|", "\\|") if p.startswith("`") else _cell(p) if len(pieces) == 1 else re.sub(r"([|<>*])", r"\\\1", p) for p in pieces)
+
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    return "\n".join(lines + [f"| {' | '.join(map(shown, row))} |" for row in rows]) + "\n"
+
+
+def tables() -> str:
+    from agent.columns import Column
+    from agent.tables import DERIVED, PROC, SOCK, TABLES, Table
+
+    def rows(columns: Iterable[Column]) -> list[tuple[str, ...]]:
+        return [(f"`{c.name}`", _kind(c), c.unit or "-", c.meaning, f"`{c.attribute}`" if c.attribute else "-") for c in columns]
+
+    heads = ("column", "type", "unit", "meaning", "OTLP attribute")
+    shared = {"PROC": PROC, "SOCK": SOCK}
+
+    def one(table: Table) -> str:
+        names = {c.name for c in table.columns}
+        groups = [name for name, columns in shared.items() if {c.name for c in columns} <= names]
+        left_out = {c.name for g in groups for c in shared[g]}
+        own = [c for c in table.columns if c.name not in left_out and c.name != "t_ns"]
+        also = f" Has {' and '.join(f'[{g}](#columns-that-many-tables-share)' for g in groups)} too." if groups else ""
+        measure = f" `--group-by` and `--top` look at `{table.measure}`." if table.measure else ""
+        return f"### {table.name}\n\nA row is {table.meaning}.{also}{measure}\n\n{_table(heads, rows(own))}"
+
+    index = _table(("table", "a row is"), [(f"[`{t.name}`](#{t.name})", t.meaning) for t in TABLES.values()])
+    common = _table(heads, rows((next(iter(TABLES.values())).columns[0], *DERIVED)))
+    parts = ["## All tables\n", index, "## Columns that many tables share\n", "Every table has these (`t_ns` is stored, the others follow from it):\n", common]
+    for name, columns in shared.items():
+        parts += [f"{name}:\n", _table(heads, rows(columns))]
+    return "\n".join([*parts, "## Each table\n", *map(one, TABLES.values())])
+
+
+def _kind(column: object) -> str:
+    names, kind = getattr(column, "names", ()), getattr(column, "kind", "")
+    if kind == "enum":
+        return " ".join(f"`{n}`" for n in names)
+    return {"i64": "integer", "f64": "number", "bool": "boolean", "str": "text", "json": "JSON", "hist": "64 counts", "addr": "address", "peer": "ip:port"}[kind]
+
+
+def metrics() -> str:
+    from exporters.metrics import METRICS
+
+    def labels(names: Iterable[str]) -> str:
+        return " ".join(f"`{re.sub(r'[^a-zA-Z0-9_]', '_', n)}`" for n in names) or "-"
+
+    rows: dict[str, list[str]] = {}
+    for m in METRICS:
+        row = [f"`{m.prometheus}`", m.instrument, m.description, labels([*map(m.attribute, m.columns), *dict(m.labels)]), labels(map(m.attribute, m.detail)),
+               f"[`{m.table}`](tables.md#{m.table})" if m.table else "-"]  # fmt: skip
+        if m.prometheus in rows:  # one name may be made of several tables
+            row[5] = f"{rows[m.prometheus][5]} {row[5]}"
+        rows[m.prometheus] = row
+    return _table(("name", "kind", "what", "labels", "more with `detail: full`", "from"), rows.values())
+
+
+def alerts() -> str:
+    from dashboards.alerts import RULES
+
+    def summary(text: str) -> str:
+        return re.sub(r"\{\{ \$value[^}]*\}\}", "`N`", re.sub(r"\{\{ \$labels\.(\w+) \}\}", r"`\1`", text))
+
+    return _table(("alert", "severity", "it says", "then"), [(f"`{r.alert}`", r.severity, summary(r.summary), r.todo) for r in RULES])
+
+
+def settings() -> str:
+    """deploy/tickscope.yaml, whose values a test compares with the defaults; which count at once is the reloader's word."""
+    return "```yaml\n" + (ROOT / "deploy/tickscope.yaml").read_text() + "```\n\n" + f"At SIGHUP these count at once: {', '.join(f'`{n}`' for n in _reloaded())}. The others need a restart.\n"
+
+
+def _reloaded() -> list[str]:
+    """The names that agent/reload.py has something to do for; read, not run, since what it does needs an agent."""
+    tree = ast.parse((ROOT / "agent/reload.py").read_text())
+    (appliers,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "appliers"]
+    return sorted(str(key.value) for node in ast.walk(appliers) if isinstance(node, ast.Dict) for key in node.keys if isinstance(key, ast.Constant))
+
+
+def symptoms() -> str:
+    return _table(("symptom", "what is wrong", "said today"), [(f"`{s.name}`", s.meaning, "yes" if s.said else "-") for s in catalogue.symptoms()])
+
+
+def causes() -> str:
+    from agent.lab.kind import kinds
+
+    of = {c.name: [k.name for k in kinds().values() if any(r.cause == c.name for r in k.right)] for c in catalogue.causes()}
+    return _table(("cause", "what it means", "said today", "faults of the laboratory for which it is a right answer"),
+                  [(f"`{c.name}`", c.meaning, "yes" if c.said else "-", " ".join(f"`{k}`" for k in of[c.name]) or "-") for c in catalogue.causes()])  # fmt: skip
+
+
+def thresholds() -> str:
+    from agent.correlate.config import CorrelatorConfig
+    from agent.correlate.words import number, span
+
+    inuse, source = CorrelatorConfig(), (ROOT / "agent/correlate/config.py").read_text()
+    meanings = re.findall(r"^    (\w+): \w+ = .+?  #: (.+)$", source, re.MULTILINE)
+
+    def shown(name: str) -> str:
+        value = getattr(inuse, name)
+        return span(value) if name.endswith("_ns") else f"{value} s" if name.endswith("_s") else f"{value:.0%}" if isinstance(value, float) and value < 1 else number(value)
+
+    return _table(("what", "value", "meaning"), [(f"`{name}`", shown(name), meaning) for name, meaning in meanings])
+
+
+#: How the rows of the benchmarks' table begin that say what the agent costs others, and how soon it tells.
+_COSTS = ("redis-benchmark", "CPU of", "PSS", "start to", "agent on an idle", "event to visible", "jump notice")
+
+
+def costs() -> str:
+    """Rows of tests/bench/README.md. Raises ValueError where one of the figures is no longer there."""
+    lines = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \| .+? \|$", (ROOT / "tests/bench/README.md").read_text().partition("## Figures")[2], re.MULTILINE)
+    rows = [line for line in lines if line[0].startswith(_COSTS)]
+    for start in _COSTS:
+        if not any(row[0].startswith(start) for row in rows):
+            raise ValueError(f"tests/bench/README.md has no figure of {start!r}")
+    return _table(("what", "figure", "against"), rows)
+
+
+def limiters() -> str:
+    from agent.limiters.catalogue import CATALOGUE, Library
+
+    def versions(one: Library) -> str:
+        if one.versions != ".*":
+            return f"`{one.versions}`"
+        return "all others" if sum(e.library == one.library for e in CATALOGUE) > 1 else "all"
+
+    rows = [(f"`{one.library}`", one.language, versions(one), one.clock, one.back, one.forward, "yes" if one.probed else "-") for one in CATALOGUE]
+    return _table(("library", "language", "versions", "its clock", "wall clock set back by D", "set forward by D", "decisions seen"), rows)
+
+
+def probes() -> str:
+    from agent.probes import discover
+
+    rows = [(f"`{name}`", f"`{p.target}`" if p.target else "-", p.kind, p.loses or "-") for name, probe in discover().items() for p in probe.programs]
+    return _table(("family", "attached to", "kind", "not seen without it"), dict.fromkeys(rows))
+
+
+def verbs() -> str:
+    from agent.cli.main import SECTIONS, cli
+
+    out = []
+    for heading, names in SECTIONS.items():
+        out.append(f"## {heading}\n")
+        for name in names:
+            command = cli.get_command(click.Context(cli), name)
+            assert command is not None
+            out += [_verb(name, command, 3)]
+            out += [_verb(f"{name} {sub}", one, 4) for sub, one in getattr(command, "commands", {}).items()]
+    return "\n".join(out)
+
+
+def _verb(name: str, command: click.Command, level: int) -> str:
+    context = click.Context(command, info_name=f"tickscope {name}")
+    usage = " ".join(["tickscope", name, *command.collect_usage_pieces(context)])
+    text = re.sub(r"\b\x08\n", "", command.help or "").strip()
+    rows = [_option(option, context) for option in command.params if isinstance(option, click.Option) and not option.hidden]
+    options = "\n" + _table(("option", "meaning"), rows) if rows else ""
+    return f"{'#' * level} {name}\n\n```text\n{usage}\n```\n\n{_paragraphs(text)}\n{options}"
+
+
+def _option(option: click.Option, context: click.Context) -> tuple[str, str]:
+    """Not click's own help record, whose words change from one release to the next."""
+    names = ", ".join(option.opts) + ("" if option.is_flag else f" {option.make_metavar(context)}")
+    more = [f"default: {option.default}"] if option.show_default is True else []
+    return f"`{names}`", " ".join([option.help or "", *(f"[{word}]" for word in [*more, *([f"`{option.envvar}`"] if option.envvar else [])])])
+
+
+def _paragraphs(text: str) -> str:
+    """Help as Markdown: what click prints as it stands (after a \\b) is a block of code."""
+    out = []
+    for part in re.split(r"\n\s*\n", text):
+        if part.lstrip().startswith("\b"):
+            out.append("```text\n" + "\n".join(line.strip() for line in part.splitlines()[1:]) + "\n```")
+        else:
+            out.append(re.sub(r"([<>*])", r"\\\1", " ".join(part.split())))
+    return "\n\n".join(out)
+
+
+BLOCKS: dict[str, Callable[[], str]] = {f.__name__: f for f in (tables, metrics, alerts, settings, symptoms, causes, thresholds, costs, limiters, probes, verbs)}

@@ -1,0 +1,146 @@
+"""The clock watch stopped, killed and hung: told, waited for, replaced. Real steps (0.2 ms at most, undone) and real subscribers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.clock import process, restarts
+from agent.clock.notices import NoticeSource
+from agent.clock.untold import SOURCE
+from agent.clock.watch import SLEEPERS
+from tests.kernel.clock_rig import Rig
+from tests.patience import PATIENCE
+
+pytestmark = pytest.mark.usefixtures("own_clock")
+STEP_NS = 200_000
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    one = Rig(tmp_path)
+    one.sources.insert(0, NoticeSource(one.watch))
+    yield one
+    if one.watch.alive:
+        os.kill(one.watch.pid, signal.SIGCONT)
+    one.close()
+
+
+def until(rig: Rig, what: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20 * PATIENCE
+    while not what():
+        assert time.monotonic() < end, rig.watch.state()
+        rig.settle(0.02)
+
+
+def step(rig: Rig, by_ns: int) -> int:
+    return rig.python(f"assert step('raw_clock_adjtime', {by_ns}) >= 0")[0]
+
+
+def kill(rig: Rig) -> int:
+    pid = rig.watch.pid
+    os.kill(pid, signal.SIGKILL)
+    until(rig, lambda: not rig.watch.alive)
+    return pid
+
+
+def subscribe_again(rig: Rig) -> None:
+    assert rig.subscriber.recv(1) == b""  # it was disconnected
+    rig.subscriber.close()
+    rig.subscriber = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    rig.subscriber.connect(str(rig.path))
+    rig.subscriber.setblocking(False)
+
+
+def running(rig: Rig) -> bool:
+    return rig.watch.alive and not rig.watch.silent and bool(not rig.watch.outages or rig.watch.outages[-1].to_ns)
+
+
+def lost(rig: Rig) -> int:
+    rows = rig.rows("loss")
+    return int(rows["count"][rows["source"] == SOURCE.encode()].sum())
+
+
+def test_a_stopped_watch_is_told_and_tells_of_the_step_when_it_goes_on(rig: Rig) -> None:
+    os.kill(rig.watch.pid, signal.SIGSTOP)
+    until(rig, lambda: rig.watch.silent)
+    assert str(rig.watch.state()["watch"]).startswith("silent for 2 s: gives no sign of life: notices wait")
+    rig.settle(0.3)
+    assert rig.rows("notice_status")["reason"][-1].startswith(b"gives no sign of life")
+    pid = step(rig, STEP_NS)
+    assert not rig.notices()
+    assert len(rig.of(pid)) == 1
+    os.kill(rig.watch.pid, signal.SIGCONT)
+    until(rig, lambda: not rig.watch.silent)
+    rig.settle()
+    assert rig.watch.state()["watch"] == "running"
+    (told,) = rig.notices()
+    assert abs(int(told["size_ns"]) - STEP_NS) <= 2_000  # type: ignore[call-overload]
+    assert rig.rows("notice_status")["reason"][-1] == b""
+    assert lost(rig) == 0
+    step(rig, -STEP_NS)
+
+
+def test_a_killed_watch_is_started_again_and_steps_meanwhile_are_notices_lost(rig: Rig) -> None:
+    step(rig, STEP_NS)
+    assert len(rig.notices()) == 1
+    former = kill(rig)
+    assert "ended (SIGKILL), and is started again" in str(rig.watch.state()["watch"])
+    assert not os.path.exists(f"/proc/{former}")  # it was waited for
+    subscribe_again(rig)
+    pid = step(rig, -STEP_NS)
+    until(rig, lambda: running(rig))
+    rig.settle()
+    assert len(rig.of(pid)) == 1
+    assert lost(rig) == 1
+    assert not rig.notices()
+    pid = step(rig, STEP_NS)
+    (told,) = rig.notices()
+    assert told["actor"]["pid"] == pid  # type: ignore[index]
+    assert told["id"] == 2  # it goes on counting
+    assert lost(rig) == 1
+    status = Path(f"/proc/{rig.watch.pid}/status").read_text()
+    assert "CapEff:\t0000000000000000" in status
+    assert "NoNewPrivs:\t1" in status
+    tasks = os.listdir(f"/proc/{rig.watch.pid}/task")
+    assert sorted(os.sched_getscheduler(int(tid)) for tid in tasks) == [os.SCHED_OTHER] * 2 + [os.SCHED_RR] * SLEEPERS
+    assert str(rig.watch.state()["watch"]).startswith("running; restarted 1 times, last ")
+    assert rig.watch.state()["watch_restarts"] == 1
+    step(rig, -STEP_NS)
+
+
+def test_a_watch_that_hangs_is_replaced(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "MOST_SILENT_S", 2.5)
+    former = rig.watch.pid
+    os.kill(former, signal.SIGSTOP)
+    until(rig, lambda: rig.watch.pid != former and running(rig))
+    assert "(it gave no sign of life)" in str(rig.watch.state()["watch"])
+    assert not os.path.exists(f"/proc/{former}")
+    subscribe_again(rig)
+    pid = step(rig, STEP_NS)
+    assert [n["actor"]["pid"] for n in rig.notices()] == [pid]  # type: ignore[index]
+    step(rig, -STEP_NS)
+
+
+def test_one_that_ends_again_and_again_is_given_up_and_whoever_connects_is_told_so(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "IN_A_ROW", 1)
+    for _ in range(2):
+        until(rig, lambda: running(rig))
+        kill(rig)
+    assert "restart tickscope" in str(rig.watch.state()["watch"])
+    rig.settle(1.5)
+    assert not rig.watch.alive
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as late, pytest.raises(ConnectionRefusedError):
+        late.connect(str(rig.path))
+    pid = step(rig, STEP_NS)
+    assert len(rig.of(pid)) == 1  # found by comparing
+    assert lost(rig) == 1
+    step(rig, -STEP_NS)
+    assert lost(rig) == 2
+    assert rig.rows("notice_status")["reason"][-1].startswith(b"gone, ")

@@ -1,0 +1,53 @@
+"""Writes docs/lab-score.md from a bench: ``python -m tests.lab.page DIR``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent.lab.plan import HELD_BACK
+from agent.lab.replay import score, sittings
+from agent.lab.report import figures, notes
+from agent.lab.truth import Truth
+
+PAGE = Path(__file__).parents[2] / "docs" / "lab-score.md"
+COLUMNS = {"what": "", "faults": "felt", "unfelt": "not felt", "detected": "detected", "top1_cause": "cause right", "top1": "right in full",
+           "top3_cause": "cause among three", "median_s": "median s", "p95_s": "p95 s"}  # fmt: skip
+
+
+def table(rows: Sequence[dict[str, Any]], columns: dict[str, str]) -> Iterator[str]:
+    yield f"| {' | '.join(columns.values())} |"
+    yield "|" + "---|" * len(columns)
+    yield from (f"| {' | '.join(_cell(row.get(c)) for c in columns)} |" for row in rows)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.0%}" if isinstance(value, float) and value <= 1 else str(value)
+
+
+def page(directory: Path) -> Iterator[str]:
+    whole = score(directory).to_json()
+    truths = [Truth.read(place) for place in sittings(directory)]
+    rows = figures(whole)
+    for row in rows:  # seconds are no shares
+        row.update({c: None if row.get(c) is None else f"{row[c]:.1f}" for c in ("median_s", "p95_s")})
+    yield "# The score of the diagnosis\n"
+    yield (f"`tickscope lab bench`, {sum(len(t.faults) for t in truths)} faults in {len(truths)} sittings, seeds {min(t.seed for t in truths)} to "
+           f"{max(t.seed for t in truths)}, kernel {os.uname().release.partition('-')[0]}, {os.cpu_count()} processors. What the figures mean: [lab.md](lab.md). "
+           + ("These seeds are held back: nothing was tuned by them. " if all(t.seed >= HELD_BACK for t in truths) else "")
+           + "Written by `python -m tests.lab.page`.\n")  # fmt: skip
+    yield from table(rows, COLUMNS)
+    yield ""
+    yield from (f"- {text[0].upper()}{text[1:]}." for text in notes(whole))
+    yield "\n## What was said instead\n"
+    yield from table([{"kind": kind, "said": ", ".join(f"{cause} {n}" for cause, n in said.items())} for kind, said in whole["confusion"].items()],
+                     {"kind": "fault", "said": "first cause of the surest finding"})  # fmt: skip
+
+
+if __name__ == "__main__":
+    PAGE.write_text("\n".join(page(Path(sys.argv[1]))) + "\n")

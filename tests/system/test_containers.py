@@ -1,0 +1,57 @@
+"""Two network namespaces, as of two containers, each with its Redis at the same address: a stall is blamed on the one that stalls."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.patience import PATIENCE
+from tests.system.agent import Agent
+
+PROGRAM = Path(__file__).parent / "programs" / "limited.py"
+REDIS = "ip link set lo up && exec redis-server --port 6379 --bind 127.0.0.1 --save ''"
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> list[subprocess.Popen[bytes]]:
+    found = [subprocess.Popen(["unshare", "-n", "sh", "-c", REDIS], cwd=tmp_path, stdout=subprocess.DEVNULL) for _ in range(2)]
+    for one in found:
+        end = time.monotonic() + 10 * PATIENCE
+        while Path(f"/proc/{one.pid}/comm").read_text() != "redis-server\n":
+            assert time.monotonic() < end
+            time.sleep(0.02)
+    return found
+
+
+def test_each_container_s_stall_names_its_own_server(start: Callable[..., Agent], servers: list[subprocess.Popen[bytes]]) -> None:
+    agent = start(config="prometheus: ''\nwithout: [tls]\n").ready()
+    intake = str(agent.run_dir / "intake.sock")
+    clients = [subprocess.Popen(["nsenter", "-t", str(one.pid), "-n", sys.executable, str(PROGRAM), "6379", name, intake])
+               for one, name in zip(servers, ("first", "second"), strict=True)]  # fmt: skip
+    try:
+        time.sleep(7 * PATIENCE)
+        for one in servers:
+            os.kill(one.pid, signal.SIGSTOP)
+        time.sleep(1.2)
+        for one in servers:
+            os.kill(one.pid, signal.SIGCONT)
+        end, told = time.monotonic() + 15 * PATIENCE, {}
+        while len(told) < 2 and time.monotonic() < end:
+            time.sleep(0.5)
+            rows = agent.json("findings")["rows"]
+            told = {name: r for r in rows for name in ("first", "second") if r["symptom"] == "decision_latency" and f"limiter {name} " in r["subject"]}
+        assert [told[name]["cause"] for name in ("first", "second")] == ["broker_slow"] * 2
+        for one, name in zip(servers, ("first", "second"), strict=True):
+            assert f"redis-server (pid {one.pid}) at 127.0.0.1:6379" in told[name]["sentence"]
+        assert told["first"]["finding_id"] != told["second"]["finding_id"]
+    finally:
+        for process in (*clients, *servers):
+            process.kill()
+            process.wait()

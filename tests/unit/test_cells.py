@@ -1,0 +1,144 @@
+"""What is counted when rows are sealed: it answers as the rows would, within its error, and only where it may."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from agent.ask.places import opened
+from agent.ask.question import Condition, Question
+from agent.batch import Batch, make
+from agent.cli.main import cli
+from agent.columns import NULL_I64
+from agent.store import cells
+from agent.store.lived import Lived
+from agent.store.seal import Retention, retain, seal_all
+from tests.unit.test_query import write
+
+ROWS = 12_000
+EDGES = 2 ** np.arange(62)
+VALUES = np.unique(np.concatenate([np.arange(-300, 300), EDGES, EDGES - 1, -EDGES, np.random.default_rng(1).integers(-(2**62), 2**62, 10_000)]))
+
+
+def test_a_bucket_lies_around_its_values() -> None:
+    bucket = cells.buckets(VALUES)
+    assert (np.diff(bucket) >= 0).all()
+    middle = np.array([cells.middle(int(b)) for b in bucket])
+    assert (np.abs(middle - VALUES) <= np.abs(VALUES) * cells.ERROR).all()
+    assert (middle == VALUES)[np.abs(VALUES) < 64].all()
+
+
+def test_sql_finds_the_same_bucket() -> None:
+    with duckdb.connect() as db:
+        db.register("given", pa.table({"it": VALUES}))
+        found = db.execute(f"SELECT {cells.bucket_sql('it')} AS bucket FROM given").fetchnumpy()["bucket"]
+    assert (found == cells.buckets(VALUES)).all()
+
+
+def connects(part: int) -> Batch:
+    random = np.random.default_rng(part)
+    took = np.where(random.random(ROWS) < 0.1, NULL_I64, random.lognormal(9, 0.3, ROWS).astype(np.int64))
+    who = random.integers(0, 4, ROWS)
+    took[who == 3] = NULL_I64
+    return make("tcp_connect", ROWS, t_ns=np.arange(ROWS) + part * ROWS, pid=who, comm=np.array([b"a", b"b", b"", b"never"])[who], sock_id=np.arange(ROWS),
+                result=random.integers(-1, 2, ROWS), duration_ns=took)  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three sealed segments and a hot one, each with rows of every group."""
+    monkeypatch.setattr(cells, "MANY", 1)
+    for part in range(3):
+        write(tmp_path, connects(part), seal=True)
+    write(tmp_path, connects(3))
+    return tmp_path
+
+
+def both(store: Path, *by: str, where: str = "", **window: str) -> tuple[Any, Any]:
+    """(as it is answered, exactly)."""
+    with opened(store, ["tcp_connect"], **window) as source:
+        question = Question("tcp_connect", group=by, where=(Condition(where),) if where else ())
+        return source.spread(question), source.spread(question, exact=True)
+
+
+@pytest.mark.parametrize("window", [{}, {"since": "boot+0.000005"}, {"since": "boot+0.00002", "until": "boot+0.00003"}], ids=str)
+@pytest.mark.parametrize("by", [("comm",), ("result", "comm"), ("boot_id", "pid"), ("container_id",)])
+def test_cells_answer_like_rows_within_their_error(store: Path, by: tuple[str, ...], window: dict[str, str]) -> None:
+    found, exact = both(store, *by, **window)
+    assert (found.error, exact.error) == (cells.ERROR, 0.0) or window.get("until")  # within that, no segment lies whole
+    assert len(found.rows) == len(exact.rows) >= 1
+    for ours, theirs in zip(found.rows, exact.rows, strict=True):
+        assert {k: v for k, v in ours.items() if k[0] != "p" or k == "pid"} == {k: v for k, v in theirs.items() if k[0] != "p" or k == "pid"}
+        for p in ("p50", "p90", "p99"):
+            assert (ours[p] is None) == (theirs[p] is None) == (theirs["max"] is None)
+            assert ours[p] is None or abs(ours[p] - theirs[p]) <= theirs[p] * cells.ERROR
+
+
+def test_where_cells_cannot_tell_rows_are_asked(store: Path) -> None:
+    for more in ({"where": "pid = 1"}, {"since": "@5"}):
+        found, exact = both(store, "comm", **more)
+        assert found == exact
+    found, exact = both(store, "sock_id")
+    assert found == exact
+    (store / "sealed-00000002" / "tcp_connect.cells").unlink()
+    found, exact = both(store, "comm")
+    assert found == exact
+    (store / "sealed-00000001" / "tcp_connect.cells").write_bytes(b"damaged")
+    found, exact = both(store, "comm")
+    assert found == exact
+
+
+def test_few_rows_are_asked_themselves(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cells, "MANY", 3 * ROWS + 1)
+    found, exact = both(store, "comm")
+    assert found == exact
+
+
+def test_cells_go_with_their_rows(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(store)
+    assert len(list(store.glob("*/tcp_connect.cells"))) == 3
+    retain(Retention(max_bytes=0, max_age_s=1e9), Lived())
+    assert not list(store.glob("*/tcp_connect.cells"))
+
+
+def test_an_answer_says_how_near_it_is(store: Path) -> None:
+    def ask(*more: str) -> tuple[dict[str, Any], str]:
+        done = CliRunner().invoke(cli, ["query", "tcp_connect", "--group-by", "comm", "--store", str(store), "-o", "json", *more])
+        return json.loads(done.stdout)["measure"], done.stderr
+
+    measure, said = ask()
+    assert (measure["error"], "--exact asks the rows" in said) == (cells.ERROR, True)
+    assert "1.6%" in measure["percentiles"]
+    measure, said = ask("--exact")
+    assert (measure["error"], "--exact" in said) == (0.0, False)
+
+
+def test_sealing_goes_on_where_cells_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fails(folder: str, table: str) -> list[str]:
+        (Path(folder) / cells.name(table)).write_bytes(b"half")
+        raise pa.ArrowCapacityError("too much")
+
+    write(tmp_path, connects(0))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cells, "write", fails)
+    assert seal_all(99, Retention(max_bytes=1 << 30, max_age_s=1e9)) == []
+    assert [file.suffix for file in tmp_path.glob("sealed-*/tcp_connect.*")] == [".parquet"]
+    assert "no cells of tcp_connect" in capsys.readouterr().err
+
+
+def test_cells_with_another_count_are_not_believed(store: Path) -> None:
+    """As a disk may change them: still Parquet."""
+    for file in store.glob("*/tcp_connect.cells"):
+        known = pq.read_table(file)
+        more = pa.array(known["_rows"].to_numpy() + 1)
+        pq.write_table(known.set_column(known.column_names.index("_rows"), "_rows", more), file)
+    found, exact = both(store, "comm")
+    assert found == exact

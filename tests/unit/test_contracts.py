@@ -1,0 +1,51 @@
+"""Sources and sinks say what they have beside what all must have: by deriving, so that it is found by its type."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent import contracts
+from agent.contracts import Due, Failing, Finishing, Owning, Stating
+
+ROOT = Path(contracts.__file__).parents[1]
+OPTIONAL = {"finish": Finishing, "due_ns": Due, "state": Stating, "failures": Failing, "processes": Owning}
+#: They are no sinks of the loop, which calls the store by itself.
+STORE = {"agent/store/hot.py:HotStore", "agent/store/writer.py:Writer"}
+
+
+def parts() -> Iterator[tuple[str, set[str], set[str]]]:
+    """Classes that can be sources or sinks: name, methods, names of their bases."""
+    for path in [*ROOT.glob("agent/**/*.py"), *ROOT.glob("exporters/*.py")]:
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.ClassDef):
+                methods = {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
+                bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
+                if {"drain", "close"} <= methods or {"offer", "losses"} <= methods:
+                    yield f"{path.relative_to(ROOT)}:{node.name}", methods, bases
+
+
+@pytest.mark.parametrize(("method", "contract"), OPTIONAL.items())
+def test_who_has_an_optional_part_derives_from_its_contract(method: str, contract: type) -> None:
+    having = {name: bases for name, methods, bases in parts() if method in methods and name not in STORE}
+    assert having
+    assert [name for name, bases in having.items() if contract.__name__ not in bases] == []
+
+
+def test_a_method_of_the_same_name_alone_makes_no_contract() -> None:
+    class Other:
+        def failures(self) -> int:
+            return 3
+
+    assert not isinstance(Other(), Failing)
+    with pytest.raises(TypeError, match="abstract"):
+        type("Empty", (Finishing,), {})()
+
+
+def test_nothing_of_the_agent_is_found_by_hasattr() -> None:
+    files = [path for path in ROOT.glob("agent/**/*.py") if "lab" not in path.parts] + [*ROOT.glob("exporters/*.py")]
+    calls = [(path, node.func) for path in files for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Call)]
+    assert [path for path, called in calls if isinstance(called, ast.Name) and called.id == "hasattr"] == []

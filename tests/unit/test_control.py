@@ -1,0 +1,163 @@
+"""The control socket with clients that say nothing, say too much, or do not read; some of another user's. Real sockets; the loop is the test's."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent import control
+from agent.bounds import Bounds
+from agent.control import CLIENTS, Control, ask
+from tests.lab import sockets
+
+#: More than a socket's buffers hold.
+LONG = "x" * (8 << 20)
+
+
+class Server:
+    """A control socket that is served, turn by turn, in a thread; ``longest_s``: the longest turn."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = str(directory)
+        sock = sockets.directory(directory / "control.sock").listen("control.sock", 0o666, socket.SOCK_STREAM, 300)
+        self.control = Control(sock, {"status": lambda: {"ok": 1}, "long": lambda: {"long": LONG}, "broken": lambda: {"x": 1 // 0}})
+        self.longest_s, self._stop = 0.0, False
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while not self._stop:
+            start = time.thread_time()
+            self.control.serve()
+            self.longest_s = max(self.longest_s, time.thread_time() - start)
+            time.sleep(0.002)
+
+    def client(self, said: bytes = b"") -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(20)
+        sock.connect(f"{self.directory}/control.sock")
+        sock.sendall(said)
+        return sock
+
+    def until(self, reason: str, least: int = 1) -> int:
+        end = time.monotonic() + 20
+        while self.control.counts()[reason] < least:
+            assert time.monotonic() < end, self.control.counts()
+            time.sleep(0.01)
+        return self.control.counts()[reason]
+
+    def close(self) -> None:
+        self._stop = True
+        self._thread.join()
+        self.control.close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with tempfile.TemporaryDirectory() as directory:
+        made = Server(Path(directory))
+        Path(directory).chmod(0o755)
+        yield made
+        made.close()
+
+
+def test_clients_that_say_nothing_cost_nobody_else_an_answer_and_are_closed(server: Server) -> None:
+    silent = [server.client(b"sta" if i % 2 else b"") for i in range(CLIENTS - 1)]
+    for _ in range(5):
+        assert ask(server.directory, "status") == {"ok": 1}
+    assert server.control.counts()["late"] == 0
+    assert server.until("late", len(silent)) == len(silent)
+    assert [one.recv(1) for one in silent] == [b""] * len(silent)
+    for one in silent:
+        one.close()
+
+
+def test_one_that_does_not_take_its_answer_is_closed(server: Server) -> None:
+    lazy = server.client(b"long\n")
+    assert ask(server.directory, "status") == {"ok": 1}
+    server.until("late")
+    lazy.close()
+
+
+def test_a_long_answer_arrives_whole(server: Server) -> None:
+    assert ask(server.directory, "long", timeout_s=20) == {"long": LONG}
+
+
+def test_requests_in_pieces_without_end_and_without_sense(server: Server) -> None:
+    slow = server.client(b"sta")
+    time.sleep(0.05)
+    slow.sendall(b"tus\n")
+    assert json.loads(slow.makefile().read()) == {"ok": 1}
+    for said in (b"status", b"status\r\n", b"status\nstatus\n"):
+        with server.client(said) as one:
+            assert json.loads(one.makefile().read()) == {"ok": 1}
+    for said in (b"\n", b"\xff\n", b"x" * 300):
+        with server.client(said) as one:
+            assert "no request" in json.loads(one.makefile().read())["error"]
+    with server.client(b"broken\n") as one:
+        assert "ZeroDivisionError" in json.loads(one.makefile().read())["error"]
+    with server.client() as one:
+        one.shutdown(socket.SHUT_WR)
+        assert one.recv(1) == b""
+    for _ in range(50):
+        server.client(b"status\n").close()
+    assert ask(server.directory, "status") == {"ok": 1}
+
+
+def test_another_user_cannot_take_all_places_and_it_is_told(server: Server) -> None:
+    code = """
+import os, socket, sys
+os.setgid(65534); os.setuid(65534)
+held = []
+for _ in range(200):
+    held.append(socket.socket(socket.AF_UNIX))
+    held[-1].connect(sys.argv[1])
+print("held", flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", code, f"{server.directory}/control.sock"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as nobody:
+        assert nobody.stdout is not None
+        assert nobody.stdout.readline() == "held\n"
+        ours = [server.client() for _ in range(CLIENTS - CLIENTS // 4)]
+        ours[-1].sendall(b"status\n")
+        assert json.loads(ours[-1].makefile().read()) == {"ok": 1}
+        assert server.until("refused", 200 - CLIENTS // 4) == 200 - CLIENTS // 4
+        told = Bounds("control", server.control.counts, control.REASONS)
+        (row,) = list(told.drain(10**12))
+        assert f"{200 - CLIENTS // 4} connections refused" in row.rows["reason"][0].decode()
+        assert told.hit()[control.REASONS["refused"]] == 200 - CLIENTS // 4
+        for one in ours:
+            one.close()
+        nobody.communicate()
+
+
+def test_a_listener_without_descriptors_is_deaf_for_a_turn_and_hears_again(tmp_path: Path) -> None:
+    import resource
+
+    sock = sockets.directory(tmp_path / "control.sock").listen("control.sock", 0o666, socket.SOCK_STREAM, 300)
+    served = Control(sock, {"status": lambda: {"ok": 1}})
+    client = socket.socket(socket.AF_UNIX)
+    client.connect(str(tmp_path / "control.sock"))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        served.serve()
+        served.serve()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert served.counts()["no_descriptor"] == 2
+    client.sendall(b"status\n")
+    for _ in range(3):
+        served.serve()
+    assert json.loads(client.makefile().read()) == {"ok": 1}
+    client.close()
+    served.close()

@@ -1,0 +1,165 @@
+"""The documents: what is made from the code is current, links lead somewhere, and command lines are ones that the code takes."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from agent.batch import make
+from agent.cli.main import cli
+from agent.config import Config, read_file
+from agent.limiters import decision
+from agent.store.hot import HotStore
+from agent.store.window import this_boot
+from agent.tables import CAUSES, SYMPTOMS, TABLES
+from tests.docs import ROOT, catalogue, made, pages
+from tests.docs.__main__ import BLOCK, current
+from tests.docs.lines import arguments, programs, written
+from tests.docs.session import BLOCK as RAN
+from tests.docs.session import CLOCK, LIVE
+from tests.unit.correlate_scenarios import broker_slow, run
+
+PAGES = {str(page.relative_to(ROOT)): page.read_text() for page in [*pages(), *ROOT.glob("tests/*/README.md")]}
+LINES = sorted({(name, line) for name, text in PAGES.items() for line in written(text)})
+#: Verbs that only read the store: they are run.
+READING = ("clock history", "clock convert", "explain", "findings", "limiters", "query", "queues", "sql", "tables")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_is_made_from_the_code_is_current(page: str) -> None:
+    assert PAGES[page] == current(PAGES[page]), "run: python -m tests.docs"
+
+
+def test_everything_that_can_be_made_is_somewhere() -> None:
+    assert sorted(found[2] for text in PAGES.values() for found in BLOCK.finditer(text)) == sorted(made.BLOCKS)
+
+
+def test_each_symptom_and_cause_has_its_words() -> None:
+    assert [e.name for e in catalogue.symptoms()] == SYMPTOMS.split()
+    assert [e.name for e in catalogue.causes()] == CAUSES.split()
+    assert all(e.meaning for e in (*catalogue.symptoms(), *catalogue.causes()))
+
+
+def test_the_landing_page_and_the_architecture_are_short() -> None:
+    assert len(PAGES["README.md"].split()) <= 900
+    assert len(PAGES["ARCHITECTURE.md"].split()) <= 1400
+    assert len(PAGES["CHANGELOG.md"].splitlines()) <= 70
+
+
+def headings(text: str) -> set[str]:
+    """Anchors, as GitHub makes them of headings."""
+    outside = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.+)$", outside, re.MULTILINE)}
+
+
+def links() -> Iterator[tuple[str, str]]:
+    for name, text in PAGES.items():
+        outside = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+        yield from ((name, target) for target in re.findall(r"\]\(([^)\s]+)\)", outside) if "://" not in target)
+
+
+@pytest.mark.parametrize(("page", "target"), sorted(set(links())))
+def test_links_lead_somewhere(page: str, target: str) -> None:
+    path, _, anchor = target.partition("#")
+    file = (ROOT / page).parent / path if path else ROOT / page
+    assert file.exists()
+    if anchor:
+        assert anchor in headings(file.read_text())
+
+
+def test_every_page_is_reached_from_the_landing_page() -> None:
+    reached, todo = {"README.md"}, ["README.md"]
+    every = list(links())
+    while todo:
+        page = todo.pop()
+        for target in {str(((ROOT / page).parent / t.partition("#")[0]).resolve().relative_to(ROOT)) for p, t in every if p == page} - reached:
+            reached.add(target)
+            todo += [target] if target in PAGES else []
+    assert {name for name in PAGES if not name.startswith("tests/")} <= reached
+
+
+@pytest.mark.parametrize(("page", "line"), LINES)
+def test_command_lines_are_ones_that_it_takes(page: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verbs, options, their values and the number of arguments; nothing is done."""
+    monkeypatch.setattr(click.Path, "convert", lambda _self, value, *_: value)  # files that a reader would have
+    for words in programs(line):
+        if words[0] == "python" and words[1] == "-m":
+            assert find_spec(words[2]) is not None
+    for given in arguments(line):
+        parse(given)
+
+
+def parse(given: list[str]) -> bool:
+    """Whether it is whole: a verb that is only named, or one with a word that stands for something, is not. Raises click.UsageError."""
+    command, context = cli, click.Context(cli, info_name="tickscope")
+    while isinstance(command, click.Group):
+        if not given or given[0].startswith("-") or given == ["VERB"]:
+            return False
+        name, found, given = command.resolve_command(context, given)
+        assert found is not None
+        command, context = found, click.Context(found, parent=context, info_name=name)
+    if any(word.isupper() and word.isalpha() for word in given):
+        return False
+    try:
+        command.make_context(command.name, [*given], parent=context.parent)
+    except click.MissingParameter:
+        return bool(given) and not {*given} <= {"--help", "-h"}
+    except click.exceptions.Exit:  # --help
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A boot, and a later one with a finding and a row of each other table, all unknown but its time."""
+    path = tmp_path_factory.mktemp("docs") / "store"
+    before = HotStore(path, "00000000-0000-4000-8000-000000000000", "host", seal_command=())
+    before.append([make("clock_offset", 1, t_ns=1, real_mono_ns=10**18, boot_mono_ns=0, err_ns=50)])
+    before.close()
+    hot = HotStore(path, this_boot(), "host", seal_command=())
+    hot.append([*run(broker_slow(), 60), *(make(name, 1, t_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME)) for name in TABLES if name != "finding")])
+    hot.close()
+    return path
+
+
+def reading() -> list[str]:
+    found = {line: given for _, line in LINES for given in arguments(line) if " ".join(given).startswith(READING)}
+    return sorted(line for line, given in found.items() if parse(given) and "--pid" not in given)  # a process of the reader's
+
+
+@pytest.mark.parametrize("line", reading())
+def test_what_reads_is_run(line: str, store: Path) -> None:
+    """Its tables and columns exist. There is little to see: 3 is no rows, and AgentError's 3 a time that this store does not have."""
+    for given in arguments(line):
+        done = CliRunner().invoke(cli, [*given, "--store", str(store)], prog_name="tickscope", standalone_mode=False)
+        assert getattr(done.exception, "exit_code", done.exit_code) in (0, 3), f"{done.output}{done.exception!r}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_settings_are_ones_that_it_takes(page: str, tmp_path: Path) -> None:
+    for block in re.findall(r"```yaml\n(.*?)```", PAGES[page], re.DOTALL):
+        file = tmp_path / "tickscope.yaml"
+        file.write_text(block)
+        Config(**read_file(file, required=True))
+
+
+def test_every_member_of_a_reported_decision_is_told() -> None:
+    told = {name for row in re.findall(r"^\| (.+?) \|", PAGES["docs/limiters.md"], re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    assert {"limiter", "result", "key", "unlimited", "t_ns", "dropped", *decision.FLOATS, *decision.INTEGERS, *decision.IDS} <= told
+
+
+def test_what_a_real_run_said_is_there() -> None:
+    blocks = [found[3] for text in PAGES.values() for found in RAN.finditer(text)]
+    assert blocks
+    for block in blocks:
+        said = [line for line in block.splitlines() if line]
+        assert len(said) > sum(line.startswith("$ ") for line in said), block
+    for picture in (LIVE, CLOCK):
+        assert picture.read_text().startswith(("<svg", "<?xml"))

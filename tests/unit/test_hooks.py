@@ -1,0 +1,85 @@
+"""A hook and the connections that it gets its notices by: real processes and sockets, no clock is stepped."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.clock import hooks
+from agent.clock.hook_config import HookConfig
+from tests.lab import sockets
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that others can enter, which pytest's own is not."""
+    with tempfile.TemporaryDirectory(prefix="tickscope-hooks-") as made:
+        Path(made).chmod(0o777)
+        yield Path(made) / "run"
+
+
+def listening(place: Path) -> socket.socket:
+    place.mkdir(mode=0o755)
+    listener = sockets.notices(place / "notices.sock")
+    listener.settimeout(20)
+    return listener
+
+
+@contextlib.contextmanager
+def started(place: Path) -> Iterator[hooks.HookProcess]:
+    run_fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+    (hook,) = hooks.start(HookConfig(exec=("/bin/true",)), run_fd, NOBODY, NOBODY)
+    os.close(run_fd)
+    hook.reports.settimeout(20)
+    yield hook
+    hook.close()
+
+
+def tell(listener: socket.socket, *ids: int) -> None:
+    """A connection that brings these notices and ends, in the middle of one more."""
+    with listener.accept()[0] as connection:
+        connection.sendall(b"".join(b'{"v":1,"id":%d}\n' % number for number in ids) + b'{"v":1,"i')
+
+
+def counts(hook: hooks.HookProcess, delivered: int) -> dict[str, object]:
+    while True:
+        said: dict[str, object] = json.loads(hook.reports.recv(1 << 16))
+        if said["delivered"] == delivered:
+            return said
+
+
+def test_a_hook_goes_on_with_the_next_watch_and_counts_what_it_missed(place: Path) -> None:
+    with listening(place) as listener, started(place) as hook:
+        tell(listener, 1)
+        tell(listener, 2)  # nothing is missing: it was only started again
+        assert counts(hook, 2)["dropped"] == 0
+        tell(listener, 6)
+        assert counts(hook, 3)["dropped"] == 3
+
+
+def test_a_hook_that_is_refused_again_and_again_outlives_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "_AGAIN_S", 0.0)
+    with listening(place) as listener, started(place) as hook:
+        for _ in range(1500):
+            listener.accept()[0].close()
+        tell(listener, 1)
+        assert counts(hook, 1)["dropped"] == 0
+
+
+def test_a_hook_finds_the_run_directory_that_was_made_again(place: Path) -> None:
+    with listening(place) as listener, started(place) as hook:
+        tell(listener, 1)
+        shutil.rmtree(place)
+        with listening(place) as again:
+            tell(again, 2)
+            assert counts(hook, 2)["dropped"] == 0

@@ -1,0 +1,176 @@
+"""Redis servers that answer to do harm: no answer costs more memory than its bound, or more time than its deadline."""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from collections.abc import Iterator
+
+import hiredis
+import numpy as np
+import pytest
+
+from agent.common.framing import MAX_BYTES, MAX_LINES, ReplyBounds, TooMuch
+from agent.common.resp import RedisDown, RedisUrl, RespClient
+from agent.queues.redis_streams import MAX_STREAMS, RedisStreams
+from agent.tables import TABLES
+from tests.hostile import Answers, endless, peak, reset_peak, serving
+
+#: Twice the largest answer for its bytes (the parser's buffer and the reply), 80 bytes an element for its objects, and some room.
+MOST_BYTES = 2 * MAX_BYTES + 80 * MAX_LINES + (8 << 20)
+
+
+def ask(answers: Answers, timeout_s: float = 20.0) -> str:
+    """Why a client gave up."""
+    with serving(answers) as port:
+        client = RespClient(RedisUrl.parse(f"redis://127.0.0.1:{port}"), timeout_s)
+        before = reset_peak()
+        with pytest.raises(RedisDown) as refused:
+            client.pipeline([("PING",)])
+        assert peak() - before < MOST_BYTES
+        client.close()
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("start", "again", "said"),
+    [
+        (b"*249999\r\n" * 2, b"*0\r\n" * 10_000, "refused an answer of more than 250,000 elements"),
+        (b"*240000\r\n", b"$30000\r\n" + b"x" * 30_000 + b"\r\n", "refused an answer of more than 8 MiB"),
+        (b"$8000000\r\n", b"x" * 65_536, "refused an answer that is not Redis's|protocol|Protocol"),
+        (b"*250000\r\n" * 8, b"*250000\r\n" * 500, "refused an answer of more than 250,000 elements"),
+        (b"*1000\r\n" * 8, b"*1000\r\n" * 500, "refused an answer of more than 250,000 elements|nested"),
+        (b"*2\r\n%1\r\n%0\r\n+a\r\n", b"+a\r\n", "refused an answer that is not Redis's"),
+        (b"*1000000000\r\n", b":1\r\n" * 10_000, "refused an array of 1,000,000,000 elements"),
+        (b"*4294967295\r\n", b":1\r\n" * 10_000, "refused an array of 4,294,967,295 elements"),
+        (b"$536870911\r\n", b"x" * 65_536, "refused a text of 536,870,911 bytes"),
+        (b"+", b"x" * 65_536, "refused a line of more than 64 KiB"),
+        (b"*1\r\n" * 5, b"*1\r\n" * 10_000, "No support for nested|depth|more than 250,000"),
+        (b"$" + b"9" * 5000 + b"\r\n", b"x", "refused a text of 99,999"),
+        (b"%900000\r\n", b"+a\r\n", "refused an answer that is not Redis's"),
+        (b"*x\r\n", b"+a\r\n", "refused an answer that is not Redis's"),
+    ],
+)  # fmt: skip
+def test_an_endless_answer_ends(start: bytes, again: bytes, said: str) -> None:
+    why = ask(endless(start, again))
+    assert any(part in why for part in said.split("|")), why
+
+
+def test_an_answer_that_trickles_ends_with_the_deadline_of_the_whole() -> None:
+    def answers(connection: socket.socket) -> None:
+        connection.sendall(b"*1000\r\n")
+        while True:
+            connection.sendall(b":1\r\n")
+            time.sleep(0.05)
+
+    assert ask(answers, timeout_s=0.5) == "no answer within 0.5 s"
+
+
+def values(rng: random.Random, depth: int = 0) -> Iterator[bytes]:
+    """Random replies, with texts that look like headers."""
+    kind = rng.choice("+-:$$$**_" if depth < 5 else "+-:$$_")
+    if kind == "*":
+        n = rng.choice([-1, 0, 1, 2, 5])
+        yield b"*%d\r\n" % n
+        for _ in range(max(n, 0)):
+            yield from values(rng, depth + 1)
+    elif kind == "$":
+        text = rng.choice([b"", b"\r\n", b"*1000000000\r\n", b"$536870911\r\n", b"x" * rng.randrange(300), b"\r", b"\n$-1\r"])
+        yield b"$%d\r\n%s\r\n" % (len(text), text)
+    else:
+        yield {"+": b"+OK\r\n", "-": b"-ERR no\r\n", ":": b":%d\r\n" % rng.randrange(10**6), "_": b"$-1\r\n"}[kind]
+
+
+def test_framing_agrees_with_the_parser_wherever_answers_are_cut() -> None:
+    rng = random.Random(7)
+    for _ in range(300):
+        data = b"".join(piece for _ in range(10) for piece in values(rng))
+        bounds, reader, at = ReplyBounds(), hiredis.Reader(), 0
+        while at < len(data):
+            piece = data[at : at + rng.choice([1, 2, 7, 100])]
+            bounds.take(piece)
+            reader.feed(piece)
+            at += len(piece)
+        found = 0
+        while reader.gets() is not False:
+            found += 1
+        assert found == 10
+        assert not bounds._line and not bounds._text_left
+        with pytest.raises(TooMuch, match="1,000,000,000"):
+            bounds.take(b"*1000000000\r\n")
+
+
+def test_each_pipeline_has_a_share_of_its_own() -> None:
+    """Answers as large as may be, one after the other."""
+    text = b"x" * (MAX_BYTES - 100)
+
+    def answers(connection: socket.socket) -> None:
+        while connection.recv(100):
+            connection.sendall(b"$%d\r\n%s\r\n" % (len(text), text))
+
+    with serving(answers) as port:
+        client = RespClient(RedisUrl.parse(f"redis://127.0.0.1:{port}"), 20)
+        for _ in range(3):
+            assert client.pipeline([("PING",)]) == [text]
+        client.close()
+
+
+class Liar:
+    """Answers SCAN with ever new names, and all else with ``rest``."""
+
+    def __init__(self, rest: bytes, name_bytes: int = 20) -> None:
+        self.rest, self.name_bytes, self.next = rest, name_bytes, 0
+
+    def __call__(self, connection: socket.socket) -> None:
+        while data := connection.recv(1 << 20):
+            for _ in range(data.count(b"\r\nSCAN\r\n")):
+                self.next += 1
+                names = b"".join(
+                    b"$%d\r\n%s\r\n" % (self.name_bytes, (b"%d-%d" % (self.next, i)).rjust(self.name_bytes, b"s")) for i in range(2000))
+                connection.sendall(b"*2\r\n$1\r\n7\r\n*2000\r\n" + names)
+            for _ in range(data.count(b"SETNAME")):
+                connection.sendall(b"+OK\r\n")
+            for _ in range(data.count(b"XINFO") + data.count(b"\r\nTIME\r\n") + data.count(b"XPENDING") + data.count(b"XRANGE")):
+                connection.sendall(self.rest)
+
+
+@pytest.mark.parametrize("name_bytes", [20, 1024, 3000])
+def test_a_scan_without_end_keeps_a_bounded_number_of_bounded_names(name_bytes: int) -> None:
+    with serving(Liar(b"-ERR no such key\r\n", name_bytes)) as port:
+        queue = RedisStreams(RedisUrl.parse(f"redis://127.0.0.1:{port}"), 20)
+        for _ in range(4):
+            (batch,) = queue.poll()
+            assert any(b"not watched" in reason for reason in batch.rows["reason"])
+        assert queue._scan is not None
+        assert len(queue._scan._found) <= MAX_STREAMS
+        assert all(len(name) <= 1024 for name in queue._scan._found)
+        queue.close()
+
+
+ODD = [b":1\r\n", b"*0\r\n", b"*1\r\n:1\r\n", b"$-1\r\n", b"*2\r\n*0\r\n*0\r\n", b"*-1\r\n", b"+OK\r\n",
+       b"*2\r\n$4\r\nname\r\n:1\r\n", b"*4\r\n$4\r\nname\r\n:1\r\n$6\r\nlength\r\n$5\r\nseven\r\n",
+       b"*1\r\n*8\r\n$4\r\nname\r\n$1\r\ng\r\n$7\r\npending\r\n*0\r\n$9\r\nconsumers\r\n:1\r\n$17\r\nlast-delivered-id\r\n$3\r\n0-0\r\n"]  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_answers_that_are_not_what_they_are_with_redis_are_a_row(odd: bytes) -> None:
+    with serving(Liar(odd)) as port:
+        queue = RedisStreams(RedisUrl.parse(f"redis://127.0.0.1:{port}/?streams=orders"), 5)
+        for _ in range(3):
+            (batch,) = queue.poll()
+            assert isinstance(batch.rows, np.ndarray) and len(batch.rows) >= 1
+            assert batch.rows["reason"][0] or batch.rows["status"][0]
+        queue.close()
+
+
+def test_the_kind_of_failure_is_told() -> None:
+    names = TABLES["queue_lag"].by_name["failure"].names
+    with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as gone:
+        port, closed = (s.getsockname()[1] for s in (silent, gone))
+        gone.close()
+        for where, want in ((port, "no_answer"), (closed, "refused")):
+            queue = RedisStreams(RedisUrl.parse(f"redis://127.0.0.1:{where}"), timeout_s=0.2)
+            (batch,) = queue.poll()
+            queue.close()
+            assert [(row["status"], names[row["failure"]]) for row in batch.rows] == [(b"down", want)]

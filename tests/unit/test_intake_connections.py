@@ -1,0 +1,190 @@
+"""The intake's connections: a queue a sender, drained fairly, bounded a user. Real sockets, floods by the user nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agent.bounds import Bounds
+from agent.limiters import intake as room
+from agent.limiters.intake import TABLE, Intake
+from agent.limiters.senders import CONNECTIONS
+from tests.lab import sockets
+
+FLOOD = """
+import os, socket, sys
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+socks, sent = [], 0
+for _ in range(int(sys.argv[2])):
+    sock = socket.socket(socket.AF_UNIX, getattr(socket, sys.argv[3]))
+    sock.setblocking(False)
+    sock.connect(sys.argv[1])
+    socks.append(sock)
+    try:
+        while True:
+            sock.send(b'{"limiter": "flood", "result": "allowed"}')
+            sent += 1
+    except OSError:
+        pass
+print(sent, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as directory:
+        yield Path(directory)
+
+
+@pytest.fixture
+def intake(place: Path) -> Iterator[Intake]:
+    source = Intake(*room.bind(sockets.directory(place / "intake.sock")))
+    yield source
+    source.close()
+
+
+def connect(place: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.setblocking(False)
+    sock.connect(str(place / "intake.seq.sock"))
+    return sock
+
+
+def decision(limiter: str, **more: object) -> bytes:
+    return json.dumps({"limiter": limiter, "result": "allowed", **more}).encode()
+
+
+def drained(source: Intake, turns: int = 1) -> dict[str, int]:
+    """Decisions by limiter, of so many turns; and ``lost: SOURCE``."""
+    found: dict[str, int] = {}
+    for turn in range(turns):
+        for batch in source.drain(time.clock_gettime_ns(time.CLOCK_BOOTTIME) + turn * 2_000_000_000):
+            names = batch.rows["limiter_id"] if batch.table == TABLE.name else np.array([b"lost: " + s for s in batch.rows["source"]])
+            counts = np.ones(len(names), np.int64) if batch.table == TABLE.name else batch.rows["count"]
+            for name, count in zip(names.tolist(), counts.tolist(), strict=True):
+                found[name.decode()] = found.get(name.decode(), 0) + count
+    return found
+
+
+@contextlib.contextmanager
+def flood(path: Path, count: int, kind: str = "SOCK_SEQPACKET") -> Iterator[int]:
+    """The user nobody connects so often, and fills each queue; how many messages it sent."""
+    with subprocess.Popen([sys.executable, "-c", FLOOD, str(path), str(count), kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as nobody:
+        assert nobody.stdout is not None
+        yield int(nobody.stdout.readline())
+        nobody.communicate()
+
+
+def test_a_decision_has_its_sender_and_its_time_whatever_came_before_it_was_accepted(place: Path, intake: Intake) -> None:
+    with connect(place) as sock:
+        early = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        sock.send(decision("early"))
+        (batch,) = intake.drain(0)
+        assert early < batch.rows["t_ns"][0] < time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        sent = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        sock.send(decision("late", duration_ns=7))
+        after = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        time.sleep(0.05)
+        (batch,) = intake.drain(0)
+    (row,) = batch.rows
+    assert sent < row["t_ns"] < after
+    assert (row["pid"], row["duration_ns"]) == (os.getpid(), 7)
+
+
+def test_a_turn_has_something_for_each_user_whatever_others_have_waiting(place: Path, intake: Intake) -> None:
+    """64 full queues of one user, and 100 datagrams and 100 messages of another: these are all in the next turn."""
+    with flood(place / "intake.seq.sock", CONNECTIONS // 4) as sent, connect(place) as sock, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
+        assert sent > 4000
+        drained(intake, 6)  # the turns in which they are accepted
+        with flood(place / "intake.seq.sock", 1):
+            for _ in range(100):
+                sock.send(decision("ours"))
+                datagrams.sendto(decision("datagram"), str(place / "intake.sock"))
+            found = drained(intake)
+        assert (found["ours"], found["datagram"]) == (100, 100)
+        assert found["flood"] > 100
+
+
+def test_connections_are_bounded_a_user_and_what_went_with_them_is_a_loss(place: Path, intake: Intake) -> None:
+    """A bound that is hit is told in probe_status and status."""
+    share = CONNECTIONS // 4
+    with flood(place / "intake.seq.sock", share + 7) as sent, connect(place) as sock:
+        found = drained(intake, 200)
+        assert intake.state()["connections"] == share + 1
+        assert intake.state()["refused"] == 7
+        assert found["lost: intake connections"] > 7
+        assert found["flood"] + found["lost: intake connections"] == sent
+        sock.send(decision("ours"))
+        assert drained(intake) == {"ours": 1}
+        told = Bounds("intake", intake.state, room.REASONS)
+        (row,) = list(told.drain(10**12))
+        assert row.rows["reason"].tolist() == [f"7 {room.REASONS['refused']}".encode()]
+    drained(intake, 2)
+    assert intake.state()["connections"] == 0
+
+
+def test_what_a_sender_dropped_is_a_loss(place: Path, intake: Intake) -> None:
+    with connect(place) as sock:
+        for dropped in (0, 17, None, 2):
+            sock.send(decision("ours", dropped=dropped))
+        for wrong in (-1, 1 << 31, "7", True):
+            sock.send(decision("wrong", dropped=wrong))
+        assert drained(intake, 2) == {"ours": 4, "lost: intake senders": 19, "lost: intake": 4}
+    assert intake.losses() == {"malformed": 4, "dropped": 19}
+
+
+def test_malformed_messages_cost_nothing_but_their_count(place: Path, intake: Intake) -> None:
+    with connect(place) as sock:
+        for said in (b"", b"{", b"x" * 9000, decision("ours")):
+            sock.send(said)
+        assert drained(intake, 2) == {"ours": 1, "lost: intake": 3}
+
+
+def test_the_end_takes_all_that_waits_of_those_who_are_not_accepted_yet_too(place: Path, intake: Intake) -> None:
+    known = connect(place)
+    drained(intake)
+    late = [connect(place) for _ in range(40)]
+    for sock in (known, *late):
+        for _ in range(3):
+            sock.send(decision("last"))
+    batches = list(intake.finish(time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.sleep))
+    assert sum(len(b.rows) for b in batches if b.table == TABLE.name) == 41 * 3
+    with pytest.raises(BrokenPipeError):
+        known.send(decision("after"))
+    with pytest.raises(ConnectionRefusedError):
+        connect(place)
+    for sock in (known, *late):
+        sock.close()
+
+
+def test_who_was_connected_to_a_socket_whose_name_is_gone_still_reports(place: Path, intake: Intake) -> None:
+    old = connect(place)
+    drained(intake)
+    waiting = connect(place)
+    datagrams = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    datagrams.connect(str(place / "intake.sock"))
+    directory = sockets.directory(place / "intake.sock")
+    for name in ("intake.sock", "intake.seq.sock"):
+        (place / name).unlink()
+    new_datagrams, new_listener = room.bind(directory)
+    intake.senders.hear(new_datagrams)
+    intake.senders.listen(new_listener)
+    with connect(place) as new:
+        for sock in (old, waiting, datagrams, new):
+            sock.send(decision("ours"))
+        datagrams.sendto(decision("ours"), str(place / "intake.sock"))
+        assert drained(intake, 2) == {"ours": 5}
+    for sock in (old, waiting, datagrams):
+        sock.close()

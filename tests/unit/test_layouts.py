@@ -1,0 +1,128 @@
+"""Which OpenSSL a function's code belongs to, in real maps: nobody's copies change what is known of root's, or take all the room."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from agent.kernel import bpf, syscall
+from agent.kernel.layouts import Layouts, OtherCodeError, TooManyLayoutsError
+from agent.kernel.limits import LAYOUTS, LAYOUTS_A_USER, LAYOUTS_OTHERS, SITES_A_USER, SITES_OTHERS
+from agent.kernel.shares import OverShareError, Owner
+
+HOST, ROOT, USER, OTHER = Owner(0, 0), Owner(10, 0), Owner(20, 1000), Owner(30, 1001)
+CODE, SITES = 64, 1024
+
+
+def key(number: int) -> str:
+    return number.to_bytes(CODE, "little").hex()
+
+
+def file(code: int = 1, at: int = 72, version: str = "3.0.17") -> dict[str, Any]:
+    """What is found in a file: of whose functions, and where its fields are."""
+    return {"keys": [key(2 * code), key(2 * code + 1)], "layout": [at] * 8, "version": version, "soname": "libssl.so.3"}
+
+
+class Maps:
+    """The two maps as bpf/tls_ssl.h has them."""
+
+    def __init__(self) -> None:
+        self.fds = [syscall.bpf(0, syscall.attributes(struct.pack("<IIII", *sizes))) for sizes in ((2, 4, 80, LAYOUTS), (1, CODE, 4, SITES))]
+        assert min(self.fds) >= 0
+        self.layouts = Layouts(*self.fds)
+
+    def told(self, code: int = 1) -> tuple[int, str] | None:
+        """(where a field is, version) that the kernel side knows of a function; None for a function that it does not know."""
+        raw = bpf.lookup(self.fds[1], bytes.fromhex(key(2 * code)), 4)
+        if raw is None:
+            return None
+        layout = bpf.lookup(self.fds[0], raw, 80)
+        assert layout is not None
+        return struct.unpack_from("<i", layout)[0], layout[48:].rstrip(b"\0").decode()
+
+
+@pytest.fixture
+def maps() -> Iterator[Maps]:
+    one = Maps()
+    yield one
+    for fd in one.fds:
+        os.close(fd)
+
+
+def refused(add: Callable[[], object]) -> bool:
+    with suppress(OverShareError):
+        add()
+        return False
+    return True
+
+
+@pytest.mark.parametrize("owner", [HOST, ROOT])
+def test_a_user_cannot_change_what_is_known_of_roots_openssl(maps: Maps, owner: Owner) -> None:
+    """Whoever comes first, and also when he is gone again."""
+    mine = maps.layouts.add(file(), owner)
+    with pytest.raises(OtherCodeError):
+        maps.layouts.add(file(at=8), USER)
+    assert maps.told() == (72, "3.0.17")
+    maps.layouts.drop(mine)
+    assert maps.told() is None
+    his = maps.layouts.add(file(at=8), USER)
+    mine = maps.layouts.add(file(), owner)
+    assert maps.told() == (72, "3.0.17")
+    maps.layouts.drop(his)
+    assert maps.told() == (72, "3.0.17")
+    maps.layouts.drop(mine)
+    assert maps.told() is None
+
+
+def test_a_copy_of_another_version_goes_and_leaves_the_others(maps: Maps) -> None:
+    """The number that it had is used again for something else."""
+    first, second = maps.layouts.add(file(), USER), maps.layouts.add(file(version="3.0.18"), OTHER)
+    assert maps.told() == (72, "3.0.17")
+    maps.layouts.drop(first)
+    maps.layouts.add(file(5, at=16), USER)
+    assert maps.told() == (72, "3.0.18")
+    assert maps.told(5) == (16, "3.0.17")
+    maps.layouts.drop(second)
+    assert maps.told() is None
+
+
+def test_a_copy_without_its_libcrypto_is_known_like_the_whole(maps: Maps) -> None:
+    whole = maps.layouts.add(file(), ROOT)
+    copy = maps.layouts.add(file(version=""), USER)
+    maps.layouts.drop(whole)
+    maps.layouts.add(file(5, at=16), ROOT)
+    assert maps.told() == (72, "3.0.17")
+    maps.layouts.drop(copy)
+    assert maps.told() is None
+    maps.layouts.add(file(version=""), USER)
+    assert maps.told() == (72, "3")
+
+
+def test_nobody_takes_all_functions(maps: Maps) -> None:
+    """One user's many copies with one layout, then other users', then root's."""
+    for number in range(SITES_A_USER // 2):
+        maps.layouts.add(file(number), USER)
+    with pytest.raises(TooManyLayoutsError, match="this user"):
+        maps.layouts.add(file(9999), USER)
+    maps.layouts.add(file(0), USER)  # another file with the same code
+    taken = sum(not refused(lambda n=number: maps.layouts.add(file(n), Owner(1, 1000 + n % 100))) for number in range(1000, 2000))
+    assert 2 * taken + SITES_A_USER == SITES_OTHERS
+    for number in range(3000, 3000 + (SITES - SITES_OTHERS) // 2):
+        maps.layouts.add(file(number), ROOT)
+        assert maps.told(number) == (72, "3.0.17")
+
+
+def test_nobody_takes_all_kinds(maps: Maps) -> None:
+    kinds = iter(range(10_000))
+
+    def filled(owner: Owner) -> int:
+        return next(n for n in range(LAYOUTS + 1) if refused(lambda: maps.layouts.add(file(0, at=72, version=f"1.{next(kinds)}"), owner)))
+
+    assert filled(USER) == LAYOUTS_A_USER
+    assert sum(filled(Owner(1, uid)) for uid in range(2000, 2010)) == LAYOUTS_OTHERS - LAYOUTS_A_USER
+    assert filled(ROOT) == LAYOUTS - LAYOUTS_OTHERS

@@ -1,0 +1,97 @@
+"""The agent's lines on stderr: their two formats, the journal, readers that do not read, and what is told of findings."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agent import finding_log
+from agent.batch import Batch, make
+from agent.finding_log import FindingLog
+from agent.log import INFO, WARNING, Log, journal
+from agent.tables import TABLES
+
+
+def test_text_and_json_and_priorities_for_the_journal_only(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w+b") as file:
+        where = os.fstat(file.fileno())
+        ours = {"JOURNAL_STREAM": f"{where.st_dev}:{where.st_ino}"}
+        assert journal(ours, file.fileno())
+        assert not any(journal(other, file.fileno()) for other in ({}, {"JOURNAL_STREAM": f"{where.st_dev}:{where.st_ino + 1}"}, {"JOURNAL_STREAM": ""}))
+        Log("text", ours, file.fileno()).say("tickscope: cannot x\n  why: y", WARNING, event="e")
+        Log("text", {}, file.fileno()).say("ready attached=1", INFO, attached=1)
+        Log("json", ours, file.fileno()).say("tickscope: two\nlines", INFO, event="e", n=3)
+        file.seek(0)
+        *text, last = file.read().decode().splitlines()
+    assert text == ["<4>tickscope: cannot x", "<4>  why: y", "ready attached=1"]
+    told = json.loads(last.removeprefix("<6>"))
+    assert told.pop("time").endswith("Z")
+    assert told == {"level": "info", "message": "two\nlines", "event": "e", "n": 3}
+
+
+def test_a_reader_that_does_not_read_holds_nobody_up_and_is_told_what_it_missed() -> None:
+    reader, writer = os.pipe()
+    log = Log("json", {}, writer)
+    for n in range(2000):  # 64 KB hold some 600 of them
+        log.say(f"line {n}" + "x" * 60)
+    assert 100 < log.left_out < 1900
+    missed, got = log.left_out, os.read(reader, 1 << 20)
+    log.say("at last")
+    lines = [json.loads(line) for line in (got + os.read(reader, 1 << 20)).splitlines()]
+    assert [(line.get("event"), line.get("count")) for line in lines[-2:]] == [("lines_lost", missed), (None, None)]
+    assert len(lines) - 2 + missed == 2000
+    os.close(reader)
+    log.say("gone")  # a reader that has gone ends nobody either
+    assert log.left_out == 1
+    os.close(writer)
+
+
+def test_what_a_verb_ends_with_waits_for_its_reader() -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+    with subprocess.Popen([sys.executable, "-m", "agent", "query", "tcp_rt"], stderr=writer) as verb:
+        os.close(writer)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            verb.wait(1)
+        with open(reader, "rb") as said:
+            assert b"did you mean tcp_rtt" in said.read()
+    assert verb.returncode == 2
+
+
+def finding(name: bytes, state: str) -> Batch:
+    table = TABLES["finding"]
+    return make("finding", 1, finding_id=name, state=table.code("state", state), severity=table.code("severity", "alarm"), start_ns=10**9, end_ns=3 * 10**9,
+                sentence=b"it began at boot+1.000, \x1b[2J", confidence=0.9)  # fmt: skip
+
+
+def test_each_finding_is_told_once_when_opened_and_once_when_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[tuple[str, str, int]] = []
+    monkeypatch.setattr(finding_log, "say", lambda text, level, **fields: said.append((fields["finding_id"], fields["event"], level)) or print(text))
+    log = FindingLog(lambda t_ns: t_ns + np.int64(1_700_000_000 * 10**9))
+    for name, state in ((b"a", "open"), (b"a", "open"), (b"b", "closed"), (b"a", "closed"), (b"a", "closed"), (b"a", "open"), (b"a", "closed")):
+        log.offer(finding(name, state))
+    log.offer(make("loss", 1))
+    assert said == [("a", "finding_opened", 4), ("b", "finding_opened", 4), ("b", "finding_closed", 6), ("a", "finding_closed", 6),
+                    ("a", "finding_opened_again", 4), ("a", "finding_closed", 6)]  # fmt: skip
+
+
+def test_many_findings_are_not_kept_for_ever(capfd: pytest.CaptureFixture[str]) -> None:
+    log = FindingLog(lambda t_ns: t_ns)
+    for n in range(1000):
+        log.offer(finding(b"%d" % n, "open"))
+        log.offer(finding(b"%d" % n, "closed"))
+    assert len(log._open) <= 257
+    err = capfd.readouterr().err
+    assert err.count(" opened (alarm): it began at ") == err.count(" closed after 2 s (alarm): it began at ") == 1000
+    assert "\\x1b[2J" in err and "\x1b" not in err

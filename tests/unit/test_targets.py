@@ -1,0 +1,249 @@
+"""Which files the processes of this host have mapped, by the real helper: what is known of them while it cannot be asked, and what is asked for again."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent.child import fork
+from agent.kernel import helper as server
+from agent.kernel.files import Ask, Target
+from agent.kernel.helper_client import start
+from agent.kernel.limits import LONGEST_S, MAPPINGS_A_FILE, REST
+from agent.kernel.load import Loaded
+from agent.kernel.source import KernelSource
+from agent.kernel.steps import Steps, at_once
+from agent.kernel.targets import Targets
+from agent.kernel.wire import Wire
+from tests.patience import PATIENCE
+
+NOBODY = 65534
+#: Maps a page of a file as code for each line "TIMES PATH", or grows by a megabyte for an empty one.
+MAPPER = f"""
+import ctypes, os, sys
+mmap = ctypes.CDLL(None).mmap
+mmap.argtypes, mmap.restype = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long], ctypes.c_void_p
+kept = []
+for line in sys.stdin:
+    times, _, path = line.strip().partition(" ")
+    if path:
+        fd = os.open(path, os.O_RDONLY)
+        for _ in range(int(times)): mmap(None, 4096, {mmap.PROT_READ | mmap.PROT_EXEC}, {mmap.MAP_PRIVATE}, fd, 0)
+    else:
+        kept.append(bytes(1 << 20))
+    print("done", flush=True)
+"""
+
+
+class Program:
+    def __init__(self, child: subprocess.Popen[str]) -> None:
+        self.child = child
+
+    def do(self, line: str = "") -> None:
+        assert self.child.stdin is not None and self.child.stdout is not None
+        self.child.stdin.write(line + "\n")
+        self.child.stdin.flush()
+        assert self.child.stdout.readline() == "done\n"
+
+    def maps(self, path: Path, times: int = 1) -> None:
+        self.do(f"{times} {path}")
+
+
+class Rig:
+    """Libraries by the name libtried.so are asked for; nothing is loaded into the kernel. errors: what attaching fails with next."""
+
+    def __init__(self) -> None:
+        self.errors: list[Exception] = []
+        self.cost_s = 0.0
+        self.offered: list[str] = []
+        self.live: list[str] = []
+        self.helper = start(fork("helper", server.serve), NOBODY, NOBODY)
+        self.targets = Targets(self.helper, KernelSource(Loaded({}, Wire(), [])), linker_cache="/nonexistent")
+        self.targets.library(rb"libtried\d*\.so", Ask("functions", self._found, "test", {"names": []}))
+        self.targets.start()
+
+    def _found(self, target: Target, facts: object) -> Steps[Callable[[], None]]:
+        del facts
+        self.offered.append(target.path)
+        time.sleep(self.cost_s)
+        yield at_once(lambda: None)
+        if self.errors:
+            raise self.errors.pop(0)
+        self.live.append(target.path)
+        return lambda: self.live.remove(target.path)
+
+    def turn(self) -> None:
+        self.targets.drain(time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+
+    def scan(self) -> None:
+        """A full one, to its end."""
+        self.targets._full_ns = 1
+        self.turn()
+        self.until(lambda: self.helper.silent or self.targets._quiet())
+
+    def until(self, done: Callable[[], Any]) -> None:
+        end = time.monotonic() + 20 * PATIENCE
+        while not done():
+            assert time.monotonic() < end
+            self.turn()
+            time.sleep(0.005)
+
+    def close(self) -> None:
+        self.targets.close()
+        if self.helper.alive:
+            os.kill(self.helper.pid, signal.SIGCONT)
+        self.helper.close()
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    one = Rig()
+    yield one
+    one.close()
+
+
+@contextmanager
+def running(uid: int = 0) -> Iterator[Program]:
+    with subprocess.Popen([sys.executable, "-c", MAPPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, user=uid) as child:
+        yield Program(child)
+        child.communicate()
+
+
+@pytest.fixture
+def program() -> Iterator[Program]:
+    with running() as one:
+        yield one
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    return Path(shutil.copy("/bin/true", tmp_path / "libtried.so"))
+
+
+def test_what_could_not_be_attached_is_tried_again_by_the_next_scan(rig: Rig, program: Program, library: Path) -> None:
+    """Also if the process stays as large as it is."""
+    rig.errors = [TimeoutError(110, "Connection timed out"), TimeoutError(110, "Connection timed out")]
+    program.maps(library)
+    for tried in (1, 2, 3, 3):
+        rig.scan()
+        assert len(rig.offered) == tried
+    assert rig.live == [str(library)]
+    assert rig.targets.unseen.told() == []
+
+
+def test_what_has_its_probes_keeps_them_when_the_helper_is_gone(rig: Rig, program: Program, library: Path) -> None:
+    program.maps(library)
+    rig.scan()
+    assert rig.live == [str(library)]
+    os.kill(rig.helper.pid, signal.SIGKILL)
+    for _ in range(4):
+        program.do()
+        rig.scan()
+    assert not rig.helper.alive
+    assert rig.live == [str(library)]
+
+
+def test_what_has_its_probes_keeps_them_while_looks_fail(rig: Rig, program: Program, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The helper is stopped again and again, just when the process has grown."""
+    monkeypatch.setattr("agent.kernel.helper_client.DEADLINE_S", 0.05)
+    program.maps(library)
+    rig.scan()
+    assert rig.live == [str(library)]
+    for _ in range(4):
+        program.do()
+        os.kill(rig.helper.pid, signal.SIGSTOP)
+        rig.targets._full_ns = 1
+        rig.until(lambda: rig.helper.silent)
+        os.kill(rig.helper.pid, signal.SIGCONT)
+        rig.until(lambda: not rig.helper.silent)
+        assert rig.live == [str(library)]
+    rig.scan()
+    assert rig.offered == [str(library)]
+
+
+def test_nothing_turns_or_grows_while_the_helper_is_silent(rig: Rig, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.kernel.helper_client.DEADLINE_S", 0.05)
+    os.kill(rig.helper.pid, signal.SIGSTOP)
+    program.do()
+    rig.targets._full_ns = 1
+    rig.until(lambda: rig.helper.silent)
+    for _ in range(3):
+        rig.targets._full_ns = 1
+        rig.turn()
+    assert len(rig.targets._scan) < 2 * len([name for name in os.listdir("/proc") if name.isdigit()])
+    waiting, turns, end = select.poll(), 0, time.monotonic() + 1
+    for fd in rig.targets.fds():
+        waiting.register(fd, select.POLLIN)
+    while time.monotonic() < end:
+        waiting.poll(1000)
+        rig.turn()
+        turns += 1
+    assert turns < 15
+
+
+def test_what_is_told_of_a_process_is_what_its_last_look_left_out(rig: Rig, program: Program, library: Path) -> None:
+    """However often a file that is mapped too often changes its name."""
+    program.maps(library, MAPPINGS_A_FILE + 1)
+    for number in range(3):
+        library = library.rename(library.with_name(f"libtried{number}.so"))
+        program.do()
+        rig.scan()
+        (told,) = rig.targets.unseen.told()
+        assert str(told["reason"]).startswith(str(library))
+
+
+def test_who_stalls_the_helper_rests_for_all_of_that_time(rig: Rig, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.kernel.helper_client.DEADLINE_S", 0.05)
+    os.kill(rig.helper.pid, signal.SIGSTOP)
+    program.do()
+    rig.targets._full_ns = 1
+    rig.until(lambda: rig.helper.silent)
+    time.sleep(0.5)
+    os.kill(rig.helper.pid, signal.SIGCONT)
+    rig.until(lambda: not rig.helper.silent)
+    rests = max(rig.targets._rests._until_ns.values()) - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    assert rests > 0.45e9 * REST
+    rig.targets._rests.charge(("user", 1), 1e6)
+    rests = rig.targets._rests.until_ns(("user", 1)) - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    assert rests <= LONGEST_S * 1e9 * REST
+
+
+def test_users_who_take_turns_leave_half_of_the_time_to_root(rig: Rig, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a look of 0.5 s of one user another one waits for twice as long, and root does not."""
+    monkeypatch.setattr("agent.kernel.limits.USERS_BURST_NS", 0)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        os.chmod(folder, 0o755)
+        first, second = (Path(shutil.copy("/bin/true", f"{folder}/libtried{number}.so")) for number in (1, 2))
+        stack.enter_context(running(1001)).maps(first)
+        rig.cost_s = 0.5 * PATIENCE
+        rig.targets._full_ns = 1
+        rig.until(lambda: rig.live)
+        rig.cost_s = 0
+        stack.enter_context(running(1002)).maps(second)
+        stack.enter_context(running()).maps(library)
+        rig.targets._scan.extend(rig.targets._pids())
+        rig.until(lambda: len(rig.live) == 3)
+        assert rig.live == [str(first), str(library), str(second)]
+
+
+def test_looks_for_which_there_is_no_place_are_counted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.kernel.targets.LOOKS_WAITING", 10)
+    columns = [("proc", np.dtype([("pid", "<u4")])), ("root_inode", "<u8"), ("root_device", "<u4"), ("mount_namespace", "<u4")]
+    records = np.zeros(5, columns)
+    records["proc"]["pid"] = range(1 << 30, (1 << 30) + 5)
+    rig.targets.on_exec(records)
+    assert rig.targets.examining()["looks_dropped"] == 3

@@ -1,0 +1,189 @@
+"""The clock watch's process, stopped, killed and hung: told, waited for, replaced, given up. Real processes and sockets; no clock is stepped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.child import fork
+from agent.clock import first, process, restarts
+from agent.clock.join import Change
+from agent.clock.notices import NoticeSource
+from agent.clock.process import Outage, Told, WatchProcess
+from agent.clock.untold import SOURCE, Untold
+from tests.lab import sockets
+from tests.patience import PATIENCE
+
+NOBODY = 65534
+T = 10**12
+
+
+class Watched:
+    """A watch that is looked after as the agent's loop does. pids: whom the kernel programs would be told of."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.chmod(0o755)
+        self.path = str(directory / "notices.sock")
+        self.watch: WatchProcess = process.start(fork("watch", first.serve), sockets.notices(directory / "notices.sock"), NOBODY, NOBODY)
+        self.notices = NoticeSource(self.watch)
+        self.watch.begin(-1)
+        self.pids: list[int] = []
+        self.reason = b""  # of the last row
+        self.watch.follow(self.pids.append)
+        self.until(self.serves)
+
+    def serves(self) -> bool:
+        """Someone who connects is accepted, and is gone again."""
+        served = False
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as one:
+            one.connect(self.path)
+            end = time.monotonic() + 2
+            while not served and time.monotonic() < end:
+                served = bool(self.notices.state()["subscribers"])
+                self.turn()
+        self.until(lambda: not self.notices.state()["subscribers"])
+        return served
+
+    def turn(self) -> None:
+        self.watch.messages()
+        time.sleep(0.01)
+        now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        for batch in self.notices.drain(now):
+            self.reason = batch.rows["reason"][-1]
+
+    def until(self, what: Callable[[], bool]) -> None:
+        end = time.monotonic() + 20 * PATIENCE
+        while not what():
+            assert time.monotonic() < end, self.watch.state()
+            self.turn()
+
+    def back(self) -> bool:
+        return self.watch.alive and bool(self.watch.outages[-1].to_ns)
+
+    def kill(self) -> None:
+        os.kill(self.watch.pid, signal.SIGKILL)
+        self.until(lambda: not self.watch.alive)
+
+    def words(self) -> str:
+        return str(self.watch.state()["watch"])
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Watched]:
+    one = Watched(tmp_path)
+    yield one
+    pid = one.watch.pid
+    one.watch.close()
+    assert not os.path.exists(f"/proc/{pid}")
+
+
+def test_stopped_it_is_silent_and_back_when_it_goes_on(watched: Watched) -> None:
+    os.kill(watched.watch.pid, signal.SIGSTOP)
+    watched.until(lambda: bool(watched.reason))
+    assert watched.words().startswith("silent for 2 s: gives no sign of life")
+    assert watched.reason.startswith(b"gives no sign of life")
+    assert watched.notices.failures()
+    os.kill(watched.watch.pid, signal.SIGCONT)
+    watched.until(lambda: not watched.watch.silent)
+    watched.until(lambda: not watched.notices.failures())
+    assert watched.words().startswith("running")
+    watched.until(lambda: not watched.reason)
+    assert watched.serves()
+    assert len(watched.pids) == 1
+
+
+def test_an_agent_that_was_held_up_itself_does_not_blame_the_watch(watched: Watched) -> None:
+    os.kill(watched.watch.pid, signal.SIGSTOP)
+    time.sleep(process.SILENT_S + 0.5)  # nobody looks
+    watched.turn()
+    assert not watched.watch.silent
+    os.kill(watched.watch.pid, signal.SIGCONT)
+
+
+def test_killed_it_is_replaced_by_one_that_holds_as_little(watched: Watched) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as subscriber:
+        subscriber.settimeout(20)
+        subscriber.connect(watched.path)
+        watched.until(lambda: watched.notices.state()["subscribers"] == 1)
+        watched.kill()
+        watched.until(lambda: watched.notices.state()["subscribers"] == 0)
+        assert subscriber.recv(1) == b""
+    assert "ended (SIGKILL), and is started again" in watched.words()
+    watched.until(watched.back)
+    assert watched.serves()
+    pid = watched.watch.pid
+    assert watched.pids[1:] == [pid]
+    status = Path(f"/proc/{pid}/status").read_text()
+    assert "CapEff:\t0000000000000000" in status
+    assert "NoNewPrivs:\t1" in status
+    held = [os.readlink(f.path) for f in os.scandir(f"/proc/{pid}/fd") if int(f.name) > 2]
+    assert not [name for name in held if not name.startswith(("socket:", "anon_inode:", "/memfd:tickscope-pulse"))], held
+    assert "; restarted 1 times, last " in watched.words()
+
+
+def test_one_that_hangs_is_replaced(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "MOST_SILENT_S", 2.2)
+    former = watched.watch.pid
+    os.kill(former, signal.SIGSTOP)
+    watched.until(lambda: not watched.watch.alive)
+    monkeypatch.undo()
+    watched.until(watched.back)
+    assert watched.serves()
+    assert not os.path.exists(f"/proc/{former}")
+    assert "(it gave no sign of life)" in watched.words()
+
+
+def test_a_socket_that_was_replaced_meanwhile_is_the_next_watchs(watched: Watched, tmp_path: Path) -> None:
+    watched.kill()
+    other = tmp_path / "other.sock"
+    watched.watch.listen(sockets.notices(other))
+    watched.path = str(other)
+    watched.until(watched.back)
+    assert watched.serves()
+
+
+def test_given_up_it_says_so_to_whoever_connects(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "IN_A_ROW", 1)
+    watched.kill()
+    watched.until(watched.back)
+    watched.kill()
+    for _ in range(100):
+        watched.turn()
+    assert not watched.watch.alive
+    assert "restart tickscope" in watched.words()
+    assert "restart tickscope" in watched.notices.failures()["notices socket"]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as late, pytest.raises(ConnectionRefusedError):
+        late.connect(watched.path)
+
+
+def step(t_ns: int, after: int, kind: str = "step", size: int = 5000) -> Change:
+    return Change(t_ns, kind, size_ns=size, err_ns=50, real_mono_after_ns=after)
+
+
+def test_steps_that_no_watch_told_are_lost_notices_and_others_are_not() -> None:
+    outages = [Outage(T, T + 10**9), Outage(T + 10**11)]
+    untold = Untold(outages)
+    told = Told(T - 5, 0, 777_000, 50, -1, 0)
+    untold.heard(told)
+    assert untold.losses([step(T - 10, 1), step(T + 10**10, 2)], T) == []  # a watch was there
+    assert untold.losses([step(T + 5, 3, kind="slew"), step(T + 5, 3, size=0)], T) == []
+    untold.heard(told._replace(t_ns=T + 7, real_mono_after_ns=900_000))  # just before it ended
+    assert untold.losses([step(T + 8, 900_040)], T) == []
+    (batch,) = untold.losses([step(T + 9, 777_000), step(T + 20, 5), step(T + 2 * 10**11, 6, kind="leap")], T)
+    assert (batch.table, batch.rows["source"][0], batch.rows["count"][0]) == ("loss", SOURCE.encode(), 3)
+    assert (batch.rows["from_ns"][0], batch.rows["to_ns"][0]) == (T + 9, T + 2 * 10**11)
+
+
+def test_a_watch_that_is_stopped_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    one = Watched(tmp_path)
+    os.kill(one.watch.pid, signal.SIGSTOP)
+    one.watch.close()
+    with contextlib.suppress(ChildProcessError):
+        assert not os.waitpid(one.watch.pid, os.WNOHANG)[0]
