@@ -30,10 +30,11 @@ CALL_NS = 1_000_000_000
 class Call:
     """What is known of a call. before/after: TAI - BOOTTIME with its error bound, where it was read. ret: None where not seen.
 
-    t_ns: the best guess of the instant, CLOCK_BOOTTIME; last_ns: of the last record.
+    first_ns: of its beginning, as far as that was seen; t_ns: the best guess of the instant, CLOCK_BOOTTIME; last_ns: of the last record.
     """
 
     record: np.void
+    first_ns: int
     t_ns: int
     last_ns: int
     nr: int
@@ -149,7 +150,7 @@ def group(records: np.ndarray) -> list[Call]:
         if call is None or not call.takes(record):
             start = int(record["start_ns"])
             ret = 0 if int(record["source"]) == ASK else None
-            call = latest[tid] = Call(record, start, start, int(record["nr"]), int(record["modes"]), ret=ret)
+            call = latest[tid] = Call(record, start, start, start, int(record["nr"]), int(record["modes"]), ret=ret)
             calls.append(call)
         call.add(record)
     for call in calls:

@@ -107,7 +107,7 @@ class Join:
             done = 0
             while done < len(calls) and calls[done].last_ns <= reading.t_ns - SETTLE_NS and not self._under_way(calls[done], calls, reading):
                 done += 1
-            held = {c.tid: c.t_ns for c in reversed(calls[done:])}
+            held = {c.tid: c.first_ns for c in reversed(calls[done:])}
             keep = [i for i, r in enumerate(records) if held.get(int(r["proc"]["tid"]), 1 << 62) <= int(r["t_ns"])]
             self.waiting = [records[keep]] if keep else []
             calls, following = calls[:done], calls[done:]

@@ -32,6 +32,7 @@ from agent.signals import sheltered
 #: Without a sign of life (there are four a second) it counts as silent, and is ended after the second.
 SILENT_S, MOST_SILENT_S = 2.0, 30.0
 _LOOK_S = 0.05
+_FIRST_S = 0.001
 #: The agent itself could not look for so long: nothing can be said of the watch.
 _HELD_UP_S = 1.0
 _OUTAGES = 16
@@ -87,13 +88,16 @@ class WatchProcess:
         self._looked_s = self._heard_s = time.monotonic()
 
     def begin(self, steps_fd: int) -> None:
-        """Sets it going. steps_fd: the map ``clock_last``, or -1. Called as root: the next watch can go first only if that is allowed now. Raises OSError
-        where the watch is gone."""
+        """Sets it going, and waits for its first sign of life, so that no step after this is without its waker. steps_fd: the map ``clock_last``, or -1.
+        Called as root: the next watch can go first only if that is allowed now. Raises OSError where the watch is gone."""
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_RTPRIO, (1, 1))
         self._steps = os.dup(steps_fd) if steps_fd >= 0 else -1
         socket.send_fds(self.sock, [b"go"], [steps_fd] if steps_fd >= 0 else [])
         self.sock.setblocking(False)
+        end_s = time.monotonic() + SILENT_S
+        while not self._pulse.last_ns and time.monotonic() < end_s:
+            time.sleep(_FIRST_S)
         self._begun, self._looked_s, self._heard_s = True, time.monotonic(), time.monotonic()
 
     def follow(self, tell_pid: Callable[[int], None]) -> None:

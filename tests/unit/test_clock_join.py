@@ -103,6 +103,22 @@ def test_without_tai_sizes_come_from_what_was_asked() -> None:
     assert [r.size_ns for r in joined(records, reading(LATER, 10_000))] == [2_000] * 5
 
 
+@pytest.mark.parametrize("views", [(ASK,), (ASK, WOKE)])
+def test_without_tai_steps_that_are_undone_while_rows_come_are_each_a_row(views: tuple[int, ...]) -> None:
+    """What a call that waits has been seen to do stays together, whenever the calls before it are told."""
+    join, rows, at, apart, size = Join(reading(0), STILL), [], 0, 22_000_000, 2_000_000
+    for now in range(1_000_000, 24 * apart + 4 * SETTLE_NS, 1_000_000):
+        nth, into = divmod(now, apart)
+        if into == 0 and nth <= 23:
+            by = size if nth % 2 else -size
+            fields = {"modes": 0x2100, "asked_s": by // 10**9, "asked_part": by % 10**9}
+            for i, view in enumerate(v for v in views for _ in range(2 if v == ASK else 1)):
+                join.feed(record(view, now - 900_000 + i * 50_000, **fields))
+            at += by
+        rows += join.settle(reading(now, at), STILL)
+    assert [(r.kind, r.size_ns, r.ret) for r in rows] == [("step", size if i % 2 == 0 else -size, 0) for i in range(23)]
+
+
 def test_without_tai_a_step_is_not_also_that_of_the_calls_before_it() -> None:
     rates = [record(ASK, 1_000 * i, modes=0x4002, freq=0, tick=10_000) for i in (1, 2)]
     refused = record(ASK, 3_000, modes=0x2100, asked_s=0, asked_part=7, tid=8, ret=-1)
