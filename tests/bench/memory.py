@@ -7,6 +7,7 @@ Start: from the command to ``ready``, after a first start that warms the caches,
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import threading
 import time
@@ -26,8 +27,9 @@ def descendants(pid: int) -> list[int]:
     """The process and all below it."""
     out = [pid]
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            out += descendants(int(child))
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
+            for child in task.read_text().split():
+                out += descendants(int(child))
     return out
 
 
