@@ -22,6 +22,8 @@ from tests.lab.hostclock import clock_to_ourselves
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 signal.signal(signal.SIGINT, signal.default_int_handler)
+#: A receiver's gRPC in this process would stop its threads at each fork, and has waited for ever for one (the laboratory forks without exec).
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
     os.unsetenv(name)
