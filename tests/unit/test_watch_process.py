@@ -18,6 +18,7 @@ from agent.clock.join import Change
 from agent.clock.notices import NoticeSource
 from agent.clock.process import Outage, Told, WatchProcess
 from agent.clock.untold import SOURCE, Untold
+from agent.clock.watch import SLEEPERS
 from tests.lab import sockets
 from tests.patience import PATIENCE
 
@@ -34,6 +35,7 @@ class Watched:
         self.watch: WatchProcess = process.start(fork("watch", first.serve), sockets.notices(directory / "notices.sock"), NOBODY, NOBODY)
         self.notices = NoticeSource(self.watch)
         self.watch.begin(-1)
+        self.alive_at_once = bool(os.listdir(f"/proc/{self.watch.pid}/task")[SLEEPERS:])
         self.pids: list[int] = []
         self.reason = b""  # of the last row
         self.watch.follow(self.pids.append)
@@ -82,6 +84,11 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
     pid = one.watch.pid
     one.watch.close()
     assert not os.path.exists(f"/proc/{pid}")
+
+
+def test_it_watches_as_soon_as_it_is_said_to(watched: Watched) -> None:
+    """A step between the agent's ``ready`` and the watch's first sleep would have no actor."""
+    assert watched.alive_at_once
 
 
 def test_stopped_it_is_silent_and_back_when_it_goes_on(watched: Watched) -> None:
