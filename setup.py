@@ -21,7 +21,11 @@ setup(
         "click>=8.1,<9",
         "numpy>=1.26,<3",
         "pyroute2>=0.9.1,<0.10",
-        "opentelemetry-exporter-otlp>=1.45,<1.46",
+        "opentelemetry-exporter-otlp>=1.35,<2",
+        "opentelemetry-proto>=1.35,<2",
+        "grpcio>=1.63.2,<2",
+        "protobuf>=5",  # opentelemetry-proto says up to which.
+        "googleapis-common-protos>=1.57,<2",
         "duckdb>=1.3,<3",
         "pytz",  # DuckDB asks for it where a query gives a TIMESTAMPTZ: to_timestamp(), now().
         "pyarrow>=18,<27",
@@ -29,6 +33,19 @@ setup(
         "PyYAML>=6,<7",
         "pillow>=10.1,<13",
     ],
-    extras_require={"test": ["pytest>=8,<10", "pytest-timeout>=2.3,<3", "hypothesis>=6,<7", "ruff>=0.9,<1", "mypy>=1.14,<3", "setuptools>=68", "wheel", "redis>=5,<9", "prometheus-client>=0.21,<1", "uvloop>=0.19,<1"]},
+    extras_require={
+        "test": [
+            "pytest>=8,<10",
+            "pytest-timeout>=2.3,<3",
+            "hypothesis>=6,<7",
+            "ruff>=0.9,<1",
+            "mypy>=1.14,<3",
+            "setuptools>=68",
+            "wheel",
+            "redis>=5,<9",
+            "prometheus-client>=0.21,<1",
+            "uvloop>=0.19,<1",
+        ]
+    },
     entry_points={"console_scripts": ["tickscope=agent.cli:main"]},
 )

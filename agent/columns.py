@@ -2,14 +2,18 @@
 
 Every stored number is a signed 64-bit integer or a double, so that one sentinel (``NULL_I64``) or NaN serves all of
 them; texts are fixed-width bytes, so that a batch is one contiguous numpy array that can be written and mapped as is.
+numpy is imported by who asks for its types: the brokers' process, which does without, has its rows packed by ``form``.
 """
 
 from __future__ import annotations
 
 from _blake2 import blake2b  # hashlib would bring OpenSSL with it
 from dataclasses import dataclass, field
+from math import nan
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 NULL_I64 = -(2**63)
 HIST_BUCKETS = 64
@@ -40,16 +44,35 @@ class Column:
     @property
     def dtype(self) -> np.dtype[np.void]:
         """The numpy type of one stored value (a subarray for ``hist``)."""
+        import numpy as np
+
         if self.kind == "hist":
             return np.dtype((np.uint32, (HIST_BUCKETS,)))
         if self.kind in ("str", "json"):
             return np.dtype(f"S{self.width}")
-        return np.dtype({"i64": "<i8", "f64": "<f8", "bool": "i1", "enum": "i1", "addr": "V16", "peer": "V18"}[self.kind])
+        return np.dtype(
+            {"i64": "<i8", "f64": "<f8", "bool": "i1", "enum": "i1", "addr": "V16", "peer": "V18"}[self.kind]
+        )
+
+    @property
+    def form(self) -> str:
+        """The same as a format of ``struct``, little-endian and without padding."""
+        if self.kind in ("str", "json"):
+            return f"{self.width}s"
+        return {
+            "i64": "q",
+            "f64": "d",
+            "bool": "b",
+            "enum": "b",
+            "hist": f"{HIST_BUCKETS}I",
+            "addr": "16s",
+            "peer": "18s",
+        }[self.kind]
 
     @property
     def null(self) -> object:
         """The stored value that means "unknown"."""
-        return {"i64": NULL_I64, "f64": np.nan, "bool": -1, "enum": -1, "hist": 0}.get(self.kind, b"")
+        return {"i64": NULL_I64, "f64": nan, "bool": -1, "enum": -1, "hist": 0}.get(self.kind, b"")
 
     def code(self, name: str) -> int:
         """The stored code of an enum's name. Raises ValueError for a name that it does not have."""
@@ -73,7 +96,9 @@ def fitted(name: bytes, width: int) -> bytes:
     another that begins alike."""
     if len(name) <= width:
         return name
-    return name[: width - 9].decode("utf-8", "ignore").encode() + b"~" + blake2b(name, digest_size=4).hexdigest().encode()
+    return (
+        name[: width - 9].decode("utf-8", "ignore").encode() + b"~" + blake2b(name, digest_size=4).hexdigest().encode()
+    )
 
 
 def text(name: str, width: int, meaning: str, attribute: str = "", names: str = "") -> Column:

@@ -6,7 +6,6 @@ Order of precedence: flag, environment, file, default. Only the CLI reads files;
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 import json
 import os
 import reprlib
@@ -15,20 +14,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.clock.daemons.config import NtpConfig
+from agent.clock.daemons.ntp_settings import NtpConfig
 from agent.common.duration import parse_ns
 from agent.common.settings import Section
 from agent.errors import USAGE, AgentError
 from agent.log import FORMATS
+from agent.queues.catalogue import broker, brokers, names
 
 if TYPE_CHECKING:
-    from agent.clock.hook_config import HookConfig
+    from agent.clock.hook_settings import HookConfig
 
 DEFAULT_FILE = Path("/etc/tickscope/tickscope.yaml")
 SYSCALL_MODES = ("blocked", "sampled", "full", "off")
 MAX_FILE_BYTES = 1 << 18
 _TOP = Section()
-_NOT_IN_FILES = ("duration_s", "live", "source")
+_NOT_IN_FILES = ("brokers", "duration_s", "live", "source")
 #: What sun_path holds (unix(7)), less the longest name that is put below run_dir.
 _MAX_RUN_DIR_BYTES = 107 - len("/notices.sock")
 
@@ -37,12 +37,12 @@ _MAX_RUN_DIR_BYTES = 107 - len("/notices.sock")
 class Config:
     """Everything that may be configured. Names are the file's keys.
 
-    notices: hooks that are told of clock jumps, see agent/clock/hook_config.py. jump_threshold: smaller steps are
+    notices: hooks that are told of clock jumps, see agent/clock/hook_settings.py. jump_threshold: smaller steps are
     findings only where a limiter is affected, larger ones alarms; ``all``: every step is a finding, and an alarm from 128 ms on.
     store: directory; run_dir: of the sockets. syscalls: how much of system call time is measured; syscalls_window_ms: of each
-    second, with ``sampled``. slow_syscall_ms: from when a blocked call is an event. redis: URLs of servers whose streams are
-    watched, ``redis://host:port/db?streams=a,b``. poll_s: between two looks at queues. intake_keys: ``hashed`` or ``clear``.
-    otlp: see exporters/config.py. metrics: see exporters/page_config.py. ntp: see agent/clock/daemons/config.py. prometheus: listen address of the metrics page, empty for none. max_bytes, max_age_days:
+    second, with ``sampled``. slow_syscall_ms: from when a blocked call is an event. brokers: servers whose queues are watched, by kind; each kind is a key
+    of the file (agent/queues/catalogue.py). poll_s: between two looks at queues. intake_keys: ``hashed`` or ``clear``.
+    otlp: see exporters/otlp_settings.py. metrics: see exporters/page_settings.py. ntp: see agent/clock/daemons/ntp_settings.py. prometheus: listen address of the metrics page, empty for none. max_bytes, max_age_days:
     of the store. without: probe families to leave out. log_format: of the lines on stderr. duration_s: stop by itself (``run --duration``).
     live: show the summary. source: the file and the flags that all this comes from, by which SIGHUP reads it again.
     """
@@ -52,7 +52,7 @@ class Config:
     syscalls: str = "sampled"
     syscalls_window_ms: float = 20.0
     slow_syscall_ms: float = 10.0
-    redis: tuple[str, ...] = ()
+    brokers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     poll_s: float = 1.0
     intake_keys: str = "hashed"
     otlp: Mapping[str, object] = field(default_factory=dict)
@@ -83,13 +83,15 @@ class Config:
         _path("store", self.store, 4095)
         _path("run_dir", self.run_dir, _MAX_RUN_DIR_BYTES)
         if self.prometheus:
+            from exporters.page_settings import listen_address
+
             listen_address(self.prometheus)
         _TOP.number("duration_s", self.duration_s, 0, 1e9)
         NtpConfig.parse(self.ntp)
 
     def hooks(self) -> HookConfig:
         """The ``notices`` setting, checked. Raises AgentError."""
-        from agent.clock.hook_config import HookConfig, parse
+        from agent.clock.hook_settings import HookConfig, parse
 
         return parse(self.notices) if self.notices else HookConfig()
 
@@ -99,6 +101,7 @@ class Config:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Config:
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+        values["brokers"] = {name: tuple(servers) for name, servers in data.get("brokers", {}).items()}
         return cls(**values)
 
 
@@ -112,21 +115,6 @@ def jump_threshold_ns(text: str) -> int | None:
         raise _TOP.wrong("jump_threshold", text, "it is all, or a time as in 500us, 128ms, 1s") from None
 
 
-def listen_address(text: str) -> tuple[str, int]:
-    """(host, port) of ``127.0.0.1:9469``, ``localhost:9469``, ``[::1]:9469`` or ``:9469``. Raises AgentError (exit code 2)."""
-    host, _, port = text.rpartition(":")
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    six = ":" in bare
-    if not (port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 65536) or six != (bare != host) or set("[] ") & set(bare):
-        raise _TOP.wrong("prometheus", text, "it is address:port, [address]:port of an IPv6 address, or empty")
-    if six:
-        try:
-            ipaddress.IPv6Address(bare)
-        except ValueError as error:
-            raise _TOP.wrong("prometheus", text, str(error)) from error
-    return bare, int(port)
-
-
 def _path(name: str, value: str, most: int) -> None:
     try:
         size = len(os.fsencode(value))
@@ -138,20 +126,22 @@ def _path(name: str, value: str, most: int) -> None:
 
 def _check_parts(config: Config, env: Mapping[str, str]) -> None:
     """What other rooms will read of the configuration. Raises AgentError (exit code 2)."""
-    from exporters.config import resolve as resolve_otlp
-    from exporters.page_config import PageConfig
+    from exporters.otlp_settings import resolve as resolve_otlp
+    from exporters.page_settings import PageConfig
 
     resolve_otlp(config.otlp, env, {})
     PageConfig.parse(config.metrics)
     families = sorted(p.stem for p in Path(__file__).with_name("probes").glob("[a-z]*.py"))
     for name in config.without:
         if name not in families:
-            raise AgentError(f"without: there is no probe family {reprlib.repr(name)}", why=f"known: {', '.join(families)}", exit_code=USAGE)
-    if config.redis:
-        from agent.common.resp import RedisUrl
-
-        for url in config.redis:
-            RedisUrl.parse(url)
+            raise AgentError(
+                f"without: there is no probe family {reprlib.repr(name)}",
+                why=f"known: {', '.join(families)}",
+                exit_code=USAGE,
+            )
+    for name, servers in config.brokers.items():
+        for server in servers:
+            broker(name).parse(server)
 
 
 def _coerce(key: str, value: Any) -> Any:
@@ -159,10 +149,7 @@ def _coerce(key: str, value: Any) -> Any:
     default = next(f for f in dataclasses.fields(Config) if f.name == key)
     wanted = default.default if default.default is not dataclasses.MISSING else {}
     if isinstance(wanted, tuple):
-        items = [value] if isinstance(value, str) else value
-        if isinstance(items, list) and all(isinstance(i, str) for i in items):
-            return tuple(items)
-        raise AgentError(f"{key} must be a list of texts", exit_code=USAGE)  # a URL in it may hold a password
+        return _texts(key, value)
     if isinstance(wanted, bool) or isinstance(value, bool):
         if isinstance(wanted, bool) and isinstance(value, bool):
             return value
@@ -170,9 +157,11 @@ def _coerce(key: str, value: Any) -> Any:
             return "off"
         if key == "prometheus" and value is False:
             return ""
-        raise _TOP.wrong(key, value, "it is true or false" if isinstance(wanted, bool) else "it is neither true nor false")
+        raise _TOP.wrong(
+            key, value, "it is true or false" if isinstance(wanted, bool) else "it is neither true nor false"
+        )
     if key == "notices" and isinstance(value, dict):
-        from agent.clock.hook_config import parse
+        from agent.clock.hook_settings import parse
 
         parse(value)
     try:
@@ -184,8 +173,21 @@ def _coerce(key: str, value: Any) -> Any:
         raise _TOP.wrong(key, value, str(error)) from error
     if isinstance(value, type(wanted)):
         return value
-    kind = "a text" if isinstance(wanted, str) else "a section of `key: value` lines" if isinstance(wanted, dict) else "a number"
+    kind = (
+        "a text"
+        if isinstance(wanted, str)
+        else "a section of `key: value` lines"
+        if isinstance(wanted, dict)
+        else "a number"
+    )
     raise _TOP.wrong(key, value, f"it is {kind}")
+
+
+def _texts(key: str, value: Any) -> tuple[str, ...]:
+    items = [value] if isinstance(value, str) else value
+    if isinstance(items, list) and all(isinstance(i, str) for i in items):
+        return tuple(items)
+    raise AgentError(f"{key} must be a list of texts", exit_code=USAGE)  # a URL in it may hold a password
 
 
 def _read_text(path: Path, required: bool) -> str:
@@ -200,12 +202,16 @@ def _read_text(path: Path, required: bool) -> str:
     except OSError as error:
         raise AgentError(f"cannot read {path}", why=str(error.strerror), exit_code=USAGE) from error
     if len(data) > MAX_FILE_BYTES:
-        raise AgentError(f"{path} is no configuration file", why=f"it is larger than {MAX_FILE_BYTES >> 10} KiB", exit_code=USAGE)
+        raise AgentError(
+            f"{path} is no configuration file", why=f"it is larger than {MAX_FILE_BYTES >> 10} KiB", exit_code=USAGE
+        )
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise AgentError(f"{path}:{line}: not UTF-8 text (byte {error.start})", remedy="is this the right file?", exit_code=USAGE) from error
+        raise AgentError(
+            f"{path}:{line}: not UTF-8 text (byte {error.start})", remedy="is this the right file?", exit_code=USAGE
+        ) from error
 
 
 def _parse(path: Path, text: str) -> tuple[dict[Any, Any], dict[str, int]]:
@@ -214,9 +220,15 @@ def _parse(path: Path, text: str) -> tuple[dict[Any, Any], dict[str, int]]:
 
     try:
         # A few lines of aliases can stand for gigabytes, and no setting needs one.
-        alias = next((event for event in yaml.parse(text, Loader=yaml.SafeLoader) if isinstance(event, yaml.AliasEvent)), None)
+        alias = next(
+            (event for event in yaml.parse(text, Loader=yaml.SafeLoader) if isinstance(event, yaml.AliasEvent)), None
+        )
         if alias is not None:
-            raise AgentError(f"{path}:{alias.start_mark.line + 1}: aliases are not supported", remedy="write the value out", exit_code=USAGE)
+            raise AgentError(
+                f"{path}:{alias.start_mark.line + 1}: aliases are not supported",
+                remedy="write the value out",
+                exit_code=USAGE,
+            )
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -232,7 +244,9 @@ def _parse(path: Path, text: str) -> tuple[dict[Any, Any], dict[str, int]]:
     for key, _ in node.value:
         line = key.start_mark.line + 1
         if key.value in lines:
-            raise AgentError(f"{path}:{line}: {key.value} is set twice", why=f"first on line {lines[key.value]}", exit_code=USAGE)
+            raise AgentError(
+                f"{path}:{line}: {key.value} is set twice", why=f"first on line {lines[key.value]}", exit_code=USAGE
+            )
         lines[key.value] = line
     return values, lines
 
@@ -240,16 +254,21 @@ def _parse(path: Path, text: str) -> tuple[dict[Any, Any], dict[str, int]]:
 def read_file(path: Path, required: bool) -> dict[str, Any]:
     """The settings of a YAML file; none where it is missing and not required. Raises AgentError (exit code 2) with the line."""
     values, lines = _parse(path, _read_text(path, required))
-    known = [f.name for f in dataclasses.fields(Config) if f.name not in _NOT_IN_FILES]
-    out = {}
+    kinds = names()
+    known = [*(f.name for f in dataclasses.fields(Config) if f.name not in _NOT_IN_FILES), *kinds]
+    out: dict[str, Any] = {}
     for key, value in values.items():
         where = f"{path}:{lines.get(str(key), 1)}"
         try:
             _TOP.known([key], known)
-            out[key] = _coerce(str(key), value)
-            _check_parts(Config(**{key: out[key]}), {})
+            one: dict[str, Any] = {"brokers": {key: _texts(key, value)}} if key in kinds else {key: _coerce(key, value)}
+            _check_parts(Config(**one), {})
         except AgentError as error:
             raise AgentError(f"{where}: {error.what}", why=error.why, remedy=error.remedy, exit_code=USAGE) from error
+        if key not in kinds:
+            out.update(one)
+        elif one["brokers"][key]:
+            out.setdefault("brokers", {}).update(one["brokers"])
     return out
 
 
@@ -259,12 +278,21 @@ def resolve(flags: Mapping[str, Any], env: Mapping[str, str], path: str | None =
     file = Path(chosen).absolute() if chosen else DEFAULT_FILE
     values = read_file(Path(chosen) if chosen else DEFAULT_FILE, required=bool(chosen))
     given = {k: v for k, v in flags.items() if v is not None}
-    for variable, key in (("TICKSCOPE_STORE", "store"), ("TICKSCOPE_RUN_DIR", "run_dir"), ("TICKSCOPE_JUMP_THRESHOLD", "jump_threshold")):
+    for variable, key in (
+        ("TICKSCOPE_STORE", "store"),
+        ("TICKSCOPE_RUN_DIR", "run_dir"),
+        ("TICKSCOPE_JUMP_THRESHOLD", "jump_threshold"),
+    ):
         if env.get(variable):
             values[key] = env[variable]
-    if env.get("TICKSCOPE_REDIS_URL"):
-        values["redis"] = tuple(env["TICKSCOPE_REDIS_URL"].split())
-    values.update(given)
+    values["brokers"] = {**values.get("brokers", {}), **_servers(given, env)}
+    values.update((key, value) for key, value in given.items() if key not in values["brokers"])
     config = Config(**values, source={"file": str(file), "chosen": bool(chosen), "flags": given})
     _check_parts(config, env)
     return config
+
+
+def _servers(given: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Servers by kind of broker that a flag or the environment names."""
+    named = {name: env.get(one.variable, "").split() for name, one in brokers().items()}
+    return {name: tuple(given.get(name, servers)) for name, servers in named.items() if servers or name in given}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from agent.batch import Batch
 
 if TYPE_CHECKING:
-    from agent.faults import Faults
+    from agent.common.faults import Faults
 
 
 class Closing(Protocol):

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import ctypes as ct
+import json
 import os
+import pwd
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from agent import privilege
 from agent.clock import timens
 from agent.clock.daemons.present import running
+from agent.config import resolve
+from agent.errors import AgentError
 from agent.kernel.load import SYSTEM_PYTHON
+from agent.posix import privilege
+from agent.queues.catalogue import Queue, broker
 
 
 class Check(NamedTuple):
@@ -36,13 +41,29 @@ def _read(path: str) -> str:
 def root() -> Check:
     missing = [
         name
-        for name, bit in (("CAP_SYS_ADMIN", 21), ("CAP_SYS_PTRACE", 19), ("CAP_PERFMON", 38), ("CAP_BPF", 39), ("CAP_SETUID", 7))
+        for name, bit in (
+            ("CAP_SYS_ADMIN", 21),
+            ("CAP_SYS_PTRACE", 19),
+            ("CAP_PERFMON", 38),
+            ("CAP_BPF", 39),
+            ("CAP_SETUID", 7),
+        )
         if not privilege.effective_capabilities() >> bit & 1
     ]
     if os.geteuid() != 0:
-        return Check("root", "fail", f"uid {os.geteuid()}", "run as root: sudo tickscope run (privileges are dropped after the start)")
+        return Check(
+            "root",
+            "fail",
+            f"uid {os.geteuid()}",
+            "run as root: sudo tickscope run (privileges are dropped after the start)",
+        )
     if missing:
-        return Check("root", "fail", f"root without {', '.join(missing)}", "run outside of the container, or give it --privileged")
+        return Check(
+            "root",
+            "fail",
+            f"root without {', '.join(missing)}",
+            "run outside of the container, or give it --privileged",
+        )
     return Check("root", "ok", "uid 0 with the capabilities to load and attach")
 
 
@@ -52,28 +73,45 @@ def kernel() -> Check:
     if version < (5, 8):
         return Check("kernel", "fail", release, "BPF ring buffers need Linux 5.8 or newer")
     if version < (5, 19):
-        return Check("kernel", "warn", f"{release}: reading maps without privilege needs 5.19: the agent keeps CAP_BPF", "upgrade the kernel")
+        return Check(
+            "kernel",
+            "warn",
+            f"{release}: reading maps without privilege needs 5.19: the agent keeps CAP_BPF",
+            "upgrade the kernel",
+        )
     return Check("kernel", "ok", release)
 
 
 def btf() -> Check:
     size = os.path.getsize("/sys/kernel/btf/vmlinux") if os.path.exists("/sys/kernel/btf/vmlinux") else 0
     if not size:
-        return Check("btf", "fail", "no /sys/kernel/btf/vmlinux", "use a kernel built with CONFIG_DEBUG_INFO_BTF=y (Debian's are)")
+        return Check(
+            "btf",
+            "fail",
+            "no /sys/kernel/btf/vmlinux",
+            "use a kernel built with CONFIG_DEBUG_INFO_BTF=y (Debian's are)",
+        )
     return Check("btf", "ok", f"/sys/kernel/btf/vmlinux, {size / 2**20:.1f} MiB")
 
 
 def bcc() -> Check:
     code = "import bcc; print(getattr(bcc, 'BPF', None) is not None, getattr(bcc, '__version__', '?'))"
     try:
-        done = subprocess.run([SYSTEM_PYTHON, "-I", "-c", code], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            [SYSTEM_PYTHON, "-I", "-c", code], capture_output=True, text=True, timeout=30, check=False
+        )
     except OSError as error:
         return Check("bcc", "fail", f"{SYSTEM_PYTHON}: {error.strerror}", "apt install python3 python3-bpfcc")
     if done.returncode:
         return Check("bcc", "fail", f"{SYSTEM_PYTHON} cannot import bcc", "apt install python3-bpfcc")
     right, version = done.stdout.split()
     if right != "True":
-        return Check("bcc", "fail", "the system's `bcc` is PyPI's unrelated package", f"{SYSTEM_PYTHON} -m pip uninstall bcc; apt install python3-bpfcc")
+        return Check(
+            "bcc",
+            "fail",
+            "the system's `bcc` is PyPI's unrelated package",
+            f"{SYSTEM_PYTHON} -m pip uninstall bcc; apt install python3-bpfcc",
+        )
     return Check("bcc", "ok", f"BCC {version}")
 
 
@@ -91,7 +129,12 @@ def wrong_bcc() -> Check:
 def lockdown() -> Check:
     mode = re.search(r"\[(\w+)\]", _read("/sys/kernel/security/lockdown"))
     if mode and mode.group(1) == "confidentiality":
-        return Check("lockdown", "fail", "kernel lockdown: confidentiality", "boot with lockdown=integrity or none: BPF may not read kernel memory")
+        return Check(
+            "lockdown",
+            "fail",
+            "kernel lockdown: confidentiality",
+            "boot with lockdown=integrity or none: BPF may not read kernel memory",
+        )
     return Check("lockdown", "ok", mode.group(1) if mode else "not in force")
 
 
@@ -103,7 +146,9 @@ def paranoid() -> Check:
 def uprobes() -> Check:
     if os.path.exists("/sys/bus/event_source/devices/uprobe/type"):
         return Check("uprobes", "ok", "TLS and Go limiters can be seen")
-    return Check("uprobes", "warn", "no uprobe PMU", "kernel with CONFIG_UPROBE_EVENTS=y; TLS and Go limiters stay unseen")
+    return Check(
+        "uprobes", "warn", "no uprobe PMU", "kernel with CONFIG_UPROBE_EVENTS=y; TLS and Go limiters stay unseen"
+    )
 
 
 def cgroup() -> Check:
@@ -125,8 +170,14 @@ def clock() -> Check:
     daemons = " and ".join(f"{name} (pid {pid})" for name, pid in running().items())
     if state == 5 or status & 0x40:
         found = f"not synchronised (maxerror {error_us / 1e6:.3g} s), {f'though {daemons} runs' if daemons else 'and no time daemon runs'}"
-        remedy = "ask it why: chronyc sources, ntpq -p, timedatectl timesync-status" if daemons else "start chrony or systemd-timesyncd"
-        return Check("clock", "warn", found, f"{remedy} (chrony also needs `rtcsync`)" if "chrony" in daemons else remedy)
+        remedy = (
+            "ask it why: chronyc sources, ntpq -p, timedatectl timesync-status"
+            if daemons
+            else "start chrony or systemd-timesyncd"
+        )
+        return Check(
+            "clock", "warn", found, f"{remedy} (chrony also needs `rtcsync`)" if "chrony" in daemons else remedy
+        )
     return Check("clock", "ok", f"synchronised within {error_us / 1e3:.3g} ms by {daemons or 'nobody that runs here'}")
 
 
@@ -134,7 +185,12 @@ def time_namespace() -> Check:
     """Programs in others are understood; the agent itself must read the clocks that the kernel programs read."""
     mine = timens.of("self")
     if any(mine):
-        return Check("time-namespace", "fail", f"this is a time namespace: {timens.words(mine)}", "run tickscope in the host's: nsenter --time=/proc/1/ns/time")
+        return Check(
+            "time-namespace",
+            "fail",
+            f"this is a time namespace: {timens.words(mine)}",
+            "run tickscope in the host's: nsenter --time=/proc/1/ns/time",
+        )
     return Check("time-namespace", "ok", "the host's clocks")
 
 
@@ -145,7 +201,12 @@ def store(path: str) -> Check:
     except OSError as error:
         return Check("store", "fail", f"{existing}: {error.strerror}", "choose another directory with --store")
     if free < 256 << 20:
-        return Check("store", "warn", f"{free / 2**20:.0f} MiB free below {existing}", "free space, or lower max_bytes in the configuration")
+        return Check(
+            "store",
+            "warn",
+            f"{free / 2**20:.0f} MiB free below {existing}",
+            "free space, or lower max_bytes in the configuration",
+        )
     return Check("store", "ok", f"{path}, {free / 2**30:.1f} GiB free")
 
 
@@ -153,8 +214,77 @@ def install() -> Check:
     """The agent's children import this package as the service's own user."""
     closed = privilege.closed_to_others()
     if closed:
-        return Check("install", "fail", f"{closed} is closed to other users", "install with ./run.sh (into /opt), or chmod o+x it")
+        return Check(
+            "install",
+            "fail",
+            f"{closed} is closed to other users",
+            "install with ./run.sh (into /opt), or chmod o+x it",
+        )
     return Check("install", "ok", str(Path(__file__).parents[1]))
+
+
+def brokers() -> list[Check]:
+    """The servers that the settings name, each asked once, as the agent will do (as its own user, where this is root)."""
+    try:
+        servers = resolve({}, os.environ).brokers
+    except AgentError as error:
+        found = ": ".join(filter(None, (error.what, error.why)))
+        return [Check("settings", "fail", found, error.remedy or "correct the setting, or remove it")]
+    if not any(servers.values()):
+        return []
+    return _ask(servers) if os.geteuid() else _ask_as_its_own_user(servers)
+
+
+def _others() -> tuple[int, int]:
+    """The service's user, who is not made here; before there is one, nobody."""
+    users = {entry.pw_name: (entry.pw_uid, entry.pw_gid) for entry in pwd.getpwall()}
+    return users.get(privilege.USER) or users["nobody"]
+
+
+def _ask_as_its_own_user(servers: Mapping[str, Sequence[str]]) -> list[Check]:
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            privilege.drop(*_others())
+            os.write(theirs, json.dumps(_ask(servers)).encode())
+        except Exception as error:  # noqa: BLE001 - it is what was found
+            broken = [Check("brokers", "fail", f"{type(error).__name__}: {error}", "report this")]
+            os.write(theirs, json.dumps(broken).encode())
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    with open(ours, "rb") as answer:
+        said = answer.read()
+    os.waitpid(pid, 0)
+    return (
+        [Check(*one) for one in json.loads(said)]
+        if said
+        else [Check("brokers", "fail", "who asks them ended early", "report this")]
+    )
+
+
+def _ask(servers: Mapping[str, Sequence[str]]) -> list[Check]:
+    out = []
+    for name, some in servers.items():
+        try:
+            out += [_asked(name, queue) for queue in broker(name).sources(some)]
+        except Exception as error:  # noqa: BLE001 - a client that cannot be used is what was found
+            out.append(Check(name, "fail", f"{type(error).__name__}: {error}", "report this"))
+    return out
+
+
+def _asked(name: str, queue: Queue) -> Check:
+    try:
+        rows = queue.poll()
+    except Exception as error:  # noqa: BLE001 - whatever a client raises, it is what was found
+        return Check(name, "fail", f"{queue.name}: {type(error).__name__}: {error}", "report this")
+    finally:
+        queue.close()
+    down = next((row for row in rows if row.get("status") == "down"), None)
+    if down is not None:
+        return Check(name, "warn", str(down.get("reason")), f"see whether it runs, and the setting {name}")
+    return Check(name, "ok", f"{queue.name}: answers, rows of queue_lag: {len(rows)}")
 
 
 def examine(store_dir: str) -> list[Check]:
@@ -167,4 +297,4 @@ def examine(store_dir: str) -> list[Check]:
             out.append(check())
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             out.append(Check(getattr(check, "__name__", "check"), "fail", str(error), "report this"))
-    return out
+    return out + brokers()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from agent.common.printable import printable as printable  # noqa: PLC0414
 from agent.log import say as say  # noqa: PLC0414 - they lived here, and are found here by their old names
-from agent.printable import printable as printable  # noqa: PLC0414
 
 FAILURE, USAGE, NO_ROWS, UNREACHABLE, PRIVILEGE, INTERRUPTED = 1, 2, 3, 4, 5, 130
 

@@ -12,7 +12,7 @@ import select
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
-from agent.printable import printable
+from agent.common.printable import printable
 
 FORMATS = ("text", "json")
 #: Priorities of syslog(3).
@@ -56,10 +56,16 @@ class Log:
 
     def _lines(self, text: str, level: int, fields: Mapping[str, object]) -> bytes:
         if self.form == "json":
-            known = {"time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%f}Z", "level": _LEVELS[level], "message": text.removeprefix("tickscope: ")}
+            known = {
+                "time": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%f}Z",
+                "level": _LEVELS[level],
+                "message": text.removeprefix("tickscope: "),
+            }
             text = json.dumps({**known, **fields}, default=str)
         mark = f"<{level}>" if self._to_journal else ""
-        return "".join(f"{mark}{line}\n" for line in map(printable, text.splitlines())).encode(errors="backslashreplace")
+        return "".join(f"{mark}{line}\n" for line in map(printable, text.splitlines())).encode(
+            errors="backslashreplace"
+        )
 
     def _write(self, data: bytes) -> bool:
         with contextlib.suppress(OSError, ValueError):

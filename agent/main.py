@@ -14,16 +14,19 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from agent import background, control, directories, host, keeper, log, privilege
-from agent.begun import begun
-from agent.child import Child
+from agent import log
 from agent.clock import timens
+from agent.common import host
 from agent.config import Config, jump_threshold_ns
-from agent.errors import INTERRUPTED, PRIVILEGE, UNREACHABLE, AgentError
+from agent.errors import INTERRUPTED, UNREACHABLE, AgentError
 from agent.kernel import helper_client
 from agent.log import ERROR, INFO, NOTICE, say
-from agent.rundir import MODE as RUN_MODE
-from agent.rundir import RunDirectory
+from agent.posix import background, directories, keeper, privilege
+from agent.posix.begun import begun
+from agent.posix.child import Child
+from agent.posix.rundir import MODE as RUN_MODE
+from agent.posix.rundir import RunDirectory
+from agent.service import control
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,21 +37,11 @@ if TYPE_CHECKING:
     from agent.kernel.helper_client import Helper
     from agent.kernel.load import Loaded
     from agent.kernel.source import KernelSource
-    from agent.kernel.targets import Targets
-    from agent.live import Live
-    from agent.loop import Loop
     from agent.queues.poller import QueuePoller
-    from agent.status import Status
-
-
-def _require_readable() -> None:
-    """Raises AgentError where the agent could not import its own code once it is its own user."""
-    closed = privilege.closed_to_others()
-    if closed:
-        raise AgentError(
-            f"{closed} is closed to other users", why="tickscope's code or its Python lies below it, and the agent gives up root",
-            remedy="install with ./run.sh (into /opt), or chmod o+x it", exit_code=PRIVILEGE,
-        )  # fmt: skip
+    from agent.service.live import Live
+    from agent.service.loop import Loop
+    from agent.service.status import Status
+    from agent.targets.targets import Targets
 
 
 def _families(config: Config) -> list[Any]:
@@ -61,12 +54,14 @@ def _families(config: Config) -> list[Any]:
     return [probe for name, probe in found.items() if name not in off]
 
 
-def _kernel_sources(config: Config, loaded: Loaded, kernel: KernelSource, helper: Helper, extra: dict[str, Any]) -> tuple[list[Source], ClockSource, Targets]:
+def _kernel_sources(
+    config: Config, loaded: Loaded, kernel: KernelSource, helper: Helper, extra: dict[str, Any]
+) -> tuple[list[Source], ClockSource, Targets]:
     """The kernel source and what the families add to it. A family whose set-up fails is unavailable; the others run."""
     from agent.clock.source import ClockSource
-    from agent.kernel.shares import raise_soft_limit
-    from agent.kernel.targets import Targets
-    from agent.kernel.window import Window
+    from agent.kernel.sampling import Window
+    from agent.targets.shares import raise_soft_limit
+    from agent.targets.targets import Targets
 
     if loaded.shared:
         kernel.control["agent_pid"] = os.getpid()
@@ -96,7 +91,7 @@ def run(config: Config, to_keep: Child, to_help: Child, to_watch: Child) -> int:
     started = time.monotonic()
     privilege.require_root()
     timens.require_host()
-    _require_readable()
+    privilege.require_readable()
     uid, gid = privilege.service_user()
     from agent.clock.process import start as start_watch
     from agent.clock.subscribers import SUBSCRIBERS
@@ -107,7 +102,14 @@ def run(config: Config, to_keep: Child, to_help: Child, to_watch: Child) -> int:
     sockets.keeper = begun("tickscope-keep", keeper.start, to_keep, config.run_dir, RUN_MODE, uid, gid)
     control_socket = sockets.listen("control.sock", 0o660, socket.SOCK_STREAM, control.CLIENTS)
     helper = begun("tickscope-help", helper_client.start, to_help, uid, gid)
-    watch = begun("tickscope-clock", start_watch, to_watch, sockets.listen("notices.sock", 0o666, socket.SOCK_STREAM, SUBSCRIBERS), uid, gid)
+    watch = begun(
+        "tickscope-clock",
+        start_watch,
+        to_watch,
+        sockets.listen("notices.sock", 0o666, socket.SOCK_STREAM, SUBSCRIBERS),
+        uid,
+        gid,
+    )
     hooks = []
     if config.notices:
         from agent.clock.hooks import start as start_hooks
@@ -121,8 +123,8 @@ def run(config: Config, to_keep: Child, to_help: Child, to_watch: Child) -> int:
     from agent.common.clocks import boot_ns
     from agent.kernel import bpf
     from agent.kernel.load import load
-    from agent.reload import Reload
-    from agent.signals import Signals
+    from agent.posix.signals import Signals
+    from agent.service.reload import Reload
 
     options = {"SYSCALLS_SLOW_NS": int(config.slow_syscall_ms * 1e6)}
     loaded = load(_families(config), options)
@@ -136,11 +138,20 @@ def run(config: Config, to_keep: Child, to_help: Child, to_watch: Child) -> int:
     background.give_way()
     privilege.drop_unless_needed(uid, gid, privilege.CAP_BPF, lambda: lost < 0 or bpf.allowed(lost))
 
-    loop, status, live, changes = _assemble(config, store_fd, loaded, helper, watch, hooks, sockets, intake_sockets, control_socket, older)
+    loop, status, live, changes = _assemble(
+        config, store_fd, loaded, helper, watch, hooks, sockets, intake_sockets, control_socket, older
+    )
     signals = Signals(loop, Reload(config, loop, changes).start, live.draw if live else None)
     status.ready_s = time.monotonic() - started
     attached, degraded = status.counts()
-    say(f"ready attached={attached} degraded={degraded} pid={os.getpid()}", INFO, event="ready", attached=attached, degraded=degraded, pid=os.getpid())
+    say(
+        f"ready attached={attached} degraded={degraded} pid={os.getpid()}",
+        INFO,
+        event="ready",
+        attached=attached,
+        degraded=degraded,
+        pid=os.getpid(),
+    )
     try:
         loop.run(boot_ns() + int(config.duration_s * 1e9) if config.duration_s else 0)
     finally:  # whatever happened: what was taken is stored, and the store ends cleanly
@@ -158,39 +169,48 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: Helper, wat
               sockets: RunDirectory, intake_sockets: tuple[socket.socket, socket.socket], control_socket: socket.socket,
               older: Any) -> tuple[Loop, Status, Live | None, dict[str, Callable[[Config], None]]]:  # fmt: skip
     """Everything unprivileged: sources, store, correlator, sinks, the control socket and the live view; and what settings can change in it."""
-    from agent.bounds import Bounds
     from agent.clock.history import History
     from agent.clock.last import LastReading
     from agent.clock.notices import NoticeSource
-    from agent.correlate.config import with_threshold
     from agent.correlate.correlator import Correlator
-    from agent.finding_log import FindingLog
+    from agent.correlate.reported import Watched
+    from agent.correlate.thresholds import with_threshold
     from agent.kernel.source import KernelSource
-    from agent.kernel.watched import WatchedProcesses
     from agent.limiters import intake as intake_room
-    from agent.limiters.waits import Watched
-    from agent.loop import Loop
-    from agent.mender import Mender
-    from agent.reload import appliers
-    from agent.status import Shown, Status
+    from agent.probes.beside.watched import WatchedProcesses
+    from agent.queues.process import Brokers
+    from agent.resources.source import Resources
+    from agent.resources.spaces import Spaces
+    from agent.service.bounds import Bounds
+    from agent.service.finding_log import FindingLog
+    from agent.service.loop import Loop
+    from agent.service.mender import Mender
+    from agent.service.reload import appliers
+    from agent.service.status import Shown, Status
+    from agent.service.unjudged import Unjudged
     from agent.store.hot import HotStore
     from agent.store.spawn import Limits
     from agent.store.writer import Writer
-    from agent.unjudged import Unjudged
     from exporters.start import start as start_exports
 
     boot = host.boot_id()
     limits = Limits(max_bytes=config.max_bytes, max_age_s=config.max_age_days * 86400)
-    store = Writer(HotStore(store_fd, boot, host.name(), version=host.version(), limits=limits))
     history = History()
+    store = Writer(HotStore(store_fd, boot, host.name(), version=host.version(), limits=limits), history.wall)
     kernel = KernelSource(loaded)
     extra = {"watch": watch, "history": history, "last": LastReading(store_fd, boot, store.later)}
     sources, clock, targets = _kernel_sources(config, loaded, kernel, helper, extra)
     answers: dict[str, control.Answer] = {}
     server, intake = control.Control(control_socket, answers), intake_room.Intake(*intake_sockets, config.intake_keys)
-    notices, queues, daemons = NoticeSource(watch, hooks), _queues(config, loaded, older), _time_daemons(config, history)
-    sources += [notices, intake, server, queues, daemons]
-    sources += [Bounds("intake", intake.state, intake_room.REASONS), Bounds("control", server.counts, control.REASONS), Mender(sockets)]
+    notices, queues, daemons = (
+        NoticeSource(watch, hooks),
+        _queues(config, loaded, older),
+        _time_daemons(config, history),
+    )
+    brokers = Brokers(config.brokers, config.poll_s)
+    resources = Resources()
+    sources += [notices, intake, server, queues, brokers, daemons, resources, Spaces(helper, resources)]
+    sources += [Bounds("intake", intake.state, intake_room.REASONS), Bounds("control", server.counts, control.REASONS), Mender(sockets)]  # fmt: skip
     sockets.moved("control.sock", server.listener.replace)
     sockets.moved("notices.sock", watch.listen)
     sockets.moved("intake.sock", intake.senders.hear)
@@ -206,6 +226,7 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: Helper, wat
     loop.failures.update(exports.missing)
     if "syscalls" in loaded.families:
         loop.filters.append(Watched(WatchedProcesses(loaded.families["syscalls"])))
+    loop.filters.append(resources)
     shown = {"clock": Shown(clock, clock.state), "notices": Shown(notices, notices.state), "time_daemons": Shown(daemons, daemons.state),
              "intake": Shown(intake, intake.state), "programs": Shown(targets.unseen, targets.unseen.told), "examining": Shown(targets, targets.examining)}  # fmt: skip
     status = Status(config, loop, loaded, helper, watch, history, shown, exports.page)
@@ -217,13 +238,13 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: Helper, wat
         loop.each_second.append(Observer(exports.metrics, host.version(), status.parts, exports.page))
     live = None
     if config.live:
-        from agent.live import Live
+        from agent.service.live import Live
 
         live = Live(loop, status)
         loop.each_second.append(live.show)
     if live is None or not os.isatty(sys.stderr.fileno()):  # else they are in the summary on the same terminal
         loop.sinks.append(FindingLog(status.wall))
-    return loop, status, live, appliers(loop, intake, queues)
+    return loop, status, live, appliers(loop, intake, queues, brokers)
 
 
 def _older_sockets() -> Any:
@@ -233,30 +254,27 @@ def _older_sockets() -> Any:
     try:
         return OlderSockets().name
     except OSError as error:
-        say(f"tickscope: cannot list the sockets that are there ({error.strerror}): queues of older connections will have no process")
+        say(
+            f"tickscope: cannot list the sockets that are there ({error.strerror}): queues of older connections will have no process"
+        )
         return None
 
 
 def _queues(config: Config, loaded: Loaded, older: Any) -> QueuePoller:
-    from agent.kernel import connections, listeners
+    from agent.probes.beside import connections, listeners
     from agent.queues.poller import QueuePoller
     from agent.queues.sockets import SocketQueues
 
     maps = loaded.families["tcp"].maps if "tcp" in loaded.families else {}
     owners = listeners.Listeners(loaded).name if listeners.MAP in maps else None
     users = connections.Connections(loaded).name if connections.MAP in maps else None
-    queues: list[Any] = [SocketQueues(name_owners=owners, name_users=users, name_older=older)]
-    if config.redis:
-        from agent.queues.redis_streams import sources
-
-        queues += sources(config.redis)
-    return QueuePoller(queues, config.poll_s)
+    return QueuePoller([SocketQueues(name_owners=owners, name_users=users, name_older=older)], config.poll_s)
 
 
 def _time_daemons(config: Config, history: Any) -> TimeDaemons:
     import numpy as np
 
-    from agent.clock.daemons.config import NtpConfig
+    from agent.clock.daemons.ntp_settings import NtpConfig
     from agent.clock.daemons.source import TimeDaemons
 
     return TimeDaemons(NtpConfig.parse(config.ntp), lambda wall_ns: int(history.to_boot(np.array([wall_ns])).ns[0]))
@@ -264,7 +282,7 @@ def _time_daemons(config: Config, history: Any) -> TimeDaemons:
 
 def main(to_keep: Child, to_help: Child, to_watch: Child) -> None:
     """The rest of ``python -m agent.start FD``. The three were forked for the keeper, the helper and the clock watch."""
-    from agent.signals import Interrupted, begin
+    from agent.posix.signals import Interrupted, begin
 
     try:
         begin()
@@ -280,4 +298,3 @@ def main(to_keep: Child, to_help: Child, to_watch: Child) -> None:
         say(f"tickscope: {error}", ERROR)
         status = error.exit_code
     sys.exit(status)
-

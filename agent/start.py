@@ -9,10 +9,10 @@ from __future__ import annotations
 import gc
 import sys
 
-from agent import keeper
-from agent.child import fork
 from agent.clock import first
 from agent.kernel import helper
+from agent.posix import keeper
+from agent.posix.child import fork
 
 TYPE_CHECKING = False  # that of typing, which is large
 if TYPE_CHECKING:
@@ -32,7 +32,11 @@ def _cannot(error: OSError) -> NoReturn:
 def main() -> None:
     gc.freeze()  # a collection would write to each object, and so copy it
     try:
-        small = fork("tickscope-keep", keeper.serve), fork("tickscope-help", helper.serve), fork("tickscope-clock", first.serve)
+        small = (
+            fork("tickscope-keep", keeper.serve),
+            fork("tickscope-help", helper.serve),
+            fork("tickscope-clock", first.serve),
+        )
     except OSError as error:
         _cannot(error)
     from agent.main import main as become

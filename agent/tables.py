@@ -9,27 +9,10 @@ stored per row: a segment knows its boot id and host, and wall time is derived l
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-
 from agent.columns import Column, addr, boolean, enum, f64, hist, i64, json_text, peer, text
-
-T_NS = i64("t_ns", "when it happened, CLOCK_BOOTTIME", "ns")
-
-#: Columns that exist in every query result but are derived, never stored per row.
-DERIVED = (
-    text("boot_id", 36, "the boot whose CLOCK_BOOTTIME t_ns counts", "host.boot.id"),
-    i64("wall_ns", "wall time (CLOCK_REALTIME) as Unix time, through the offset history", "ns"),
-    i64("wall_err_ns", "error bound of wall_ns", "ns"),
-    enum("wall_state", "exact ambiguous skipped extrapolated", "ambiguous: that wall time occurred twice, around a backward step; extrapolated: nobody watched the clock then, so a step may be missing"),
-    i64("wall_alt_ns", "the wall time under the offset on the step's other side, where ambiguous", "ns"),
-    text("host", 64, "host name", "host.name"),
-)
+from agent.common.table import T_NS, Table, Tables
 
 PROC = (
     i64("pid", "process (thread group) id in the host's pid namespace", "", "process.pid"),
@@ -53,107 +36,39 @@ SOCK = (
 )
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table: its name, one line of meaning, its columns, and the column that `--group-by` and `--top` measure.
-
-    latest_by: where set, rows of one boot that are equal in that column are one thing's states, and queries show the latest.
-    """
-
-    name: str
-    meaning: str
-    columns: tuple[Column, ...]
-    measure: str = ""
-    latest_by: str = ""
-
-    @cached_property
-    def dtype(self) -> np.dtype[np.void]:
-        """The packed structured dtype of a batch."""
-        return np.dtype([(c.name, c.dtype) for c in self.columns])
-
-    @cached_property
-    def by_name(self) -> dict[str, Column]:
-        return {c.name: c for c in self.columns}
-
-    def empty(self, n: int) -> np.ndarray:
-        """n rows with every value unknown; shape (n,), dtype ``self.dtype``."""
-        rows = np.zeros(n, self.dtype)
-        for c in self.columns:
-            if c.kind in ("i64", "f64", "bool", "enum"):
-                rows[c.name] = c.null
-        return rows
-
-    def code(self, column: str, name: str) -> int:
-        """The stored code of an enum value, for example ``code("result", "refused")``."""
-        return self.by_name[column].code(name)
-
-
 def _table(name: str, meaning: str, *columns: Column, measure: str = "", latest_by: str = "") -> Table:
     return Table(name, meaning, (T_NS, *columns), measure, latest_by)
-
-
-class Tables(Mapping[str, Table]):
-    """Tables by name. More can be added until they are frozen: from then on everybody may keep what follows from them."""
-
-    def __init__(self, tables: Iterable[Table]) -> None:
-        self._tables: dict[str, Table] = {}
-        self._frozen = False
-        for one in tables:
-            self.add(one)
-
-    def add(self, one: Table) -> None:
-        """Adding the same table again changes nothing. Raises ValueError for one that cannot be, RuntimeError after ``freeze``."""
-        if self._tables.get(one.name) == one:
-            return
-        if self._frozen:
-            raise RuntimeError(f"table {one.name}: tables are added before the start")
-        if one.name in self._tables:
-            raise ValueError(f"table {one.name}: there is another one of that name")
-        names = [column.name for column in one.columns]
-        wrong = next((name for name in (one.name, *names) if not re.fullmatch(r"[a-z][a-z0-9_]*", name)), None)
-        if wrong is not None:
-            raise ValueError(f"table {one.name}: {wrong!r} is no name (small letters, digits, underscores)")
-        if names[:1] != ["t_ns"]:
-            raise ValueError(f"table {one.name}: its first column is t_ns")
-        twice = next((name for name in names if (names + [c.name for c in DERIVED]).count(name) > 1), None)
-        if twice is not None:
-            raise ValueError(f"table {one.name}: there is another column {twice}")
-        if unknown := {one.measure, one.latest_by} - {"", *names}:
-            raise ValueError(f"table {one.name}: there is no column {unknown.pop()}")
-        self._tables[one.name] = one
-
-    def freeze(self) -> None:
-        """At the agent's start, before it makes anything of them."""
-        self._frozen = True
-
-    def __getitem__(self, name: str) -> Table:
-        return self._tables[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tables)
-
-    def __len__(self) -> int:
-        return len(self._tables)
 
 
 _INTERVAL = i64("interval_ns", "length of the interval that ends at t_ns", "ns")
 _BASIS = enum("basis", "all sampled blocked", "all calls, calls in sampling windows, or only time blocked in calls")
 
 
+#: Who had the processor meanwhile.
+_BY = (
+    i64("by_pid", "the process that ran instead; 0: nobody, the processor was idle"),
+    i64("by_proc_start_ns", "its start, CLOCK_BOOTTIME", "ns"),
+    text("by_comm", 16, "its command name"),
+    i64("by_cgroup_id", "its cgroup v2 id"),
+)
+
 
 def _declared(room: str, later: str) -> str:
     """The names of what is declared there, a file each, and of what will be: they are taken already."""
-    return " ".join(sorted({path.stem for path in (Path(__file__).parent / "correlate" / room).glob("[a-z]*.py")} | set(later.split())))
+    return " ".join(
+        sorted(
+            {path.stem for path in (Path(__file__).parent / "correlate" / room).glob("[a-z]*.py")} | set(later.split())
+        )
+    )
 
 
 #: What a finding may say (agent/correlate/catalogue.py; here are names only, since the declarations need the tables). The counters of findings
 #: start at 0 for each of them.
-SYMPTOMS = _declared("symptoms", """silence process_stopped process_gone receiver_stalled sender_stalled handshake_latency handshake_failures
-    connect_latency connect_failures network_rtt network_loss service_latency service_errors blocked_time redelivery rebalancing entries_lost
-    duplicates resource_low""")  # fmt: skip
-CAUSES = _declared("causes", """dns disk memory peer_stopped failover process_stopped process_killed process_restarted resource_limit
-    retry_storm""")  # fmt: skip
+SYMPTOMS = _declared("symptoms", """handshake_latency handshake_failures connect_latency service_latency blocked_time redelivery rebalancing entries_lost
+    duplicates""")  # fmt: skip
+CAUSES = _declared("causes", """retry_storm""")  # fmt: skip
 
+# fmt: off
 _ALL = (
     _table("tcp_rtt", "smoothed round-trip time of a connection in an interval", *PROC, *SOCK, _INTERVAL,
            i64("samples", "RTT samples counted (gated per socket)"),
@@ -176,6 +91,13 @@ _ALL = (
            enum("result", "ok failed abandoned", "how it ended"), text("error", 64, "why it failed", "error.type"),
            i64("verify_result", "what checking the peer's certificate gave, X509_V_ERR number (0 good), whether or not the handshake passed; null: no certificate"),
            text("tls_version", 8, "negotiated version, for example 1.3", "tls.protocol.version"), measure="duration_ns"),
+    _table("dns_lookup", "a name that was looked up; an answer, or a wait without one, where it was seen at a socket only", *PROC, peer("the name server that was asked last"),
+           text("name", 128, "the name, bytes that are not ASCII's printable ones as \\027; too long: cut, with a hash of the whole; empty: not known", "dns.question.name"),
+           text("qtype", 8, "the type that was asked for: A AAAA A+AAAA ..."), i64("duration_ns", "until it was known, or given up", "ns"),
+           i64("tries", "questions until then, where they were seen: one each time that nobody answered, and the last"),
+           enum("result", "ok nxdomain nodata servfail refused timeout error", "how it ended; nodata: the name has no such address"),
+           i64("rcode", "of the last answer (RFC 1035 4.1.1), where it was seen"), i64("code", "what getaddrinfo returned, EAI_*"),
+           enum("source", "getaddrinfo socket go", "how it was seen: the C library's call, an answer at a thread's own socket, or Go's own resolver"), measure="duration_ns"),
     _table("syscall_latency", "a process's use of one system call in an interval", *PROC,
            text("syscall", 24, "system call", "syscall.name"), i64("nr", "system call number", "", "syscall.nr"),
            _INTERVAL, _BASIS, f64("sample_rate", "share of the interval that was observed"),
@@ -191,7 +113,23 @@ _ALL = (
            i64("duration_ns", "the call's time (blocked basis: first block to last wake)", "ns"),
            i64("blocked_ns", "of it, asleep", "ns"), i64("run_queue_ns", "of it, runnable but not running", "ns"), _BASIS,
            i64("ret", "return value, where seen"), i64("goroutine", "Go's g address", "", "go.goroutine"),
-           i64("sock_id", "the socket, where the fd is one"), measure="duration_ns"),
+           i64("sock_id", "the socket, where the fd is one"),
+           i64("holder_pid", "of a flock or fcntl that waited for a lock: the process that held it"),
+           text("holder_comm", 16, "its command name"), i64("holder_start_ns", "and when it started, CLOCK_BOOTTIME", "ns"),
+           text("file", 32, "of a file or directory: the last part of its path"), text("device", 16, "and the disk that it is on: sda nvme0n1 dm-0"),
+           i64("written_bytes", "what the thread wrote in this call and since the one before in which it waited", "bytes"),
+           boolean("frozen", "the file system was frozen (FIFREEZE: for a snapshot) when the call began to wait"), measure="duration_ns"),
+    _table("cpu_wait", "how long a process's threads were ready to run while another process ran, in an interval: waits of a millisecond or more, the 64 pairs with the longest", *PROC,
+           _INTERVAL, *_BY, i64("count", "waits"), i64("wait_ns", "time ready to run but not running, summed over its threads", "ns"), i64("max_ns", "the longest", "ns"),
+           measure="wait_ns"),
+    _table("cpu_delay", "one wait of a thread for a processor, of a process that reports decisions: it ended at t_ns", *PROC, *_BY,
+           i64("duration_ns", "time ready to run but not running", "ns"), measure="duration_ns"),
+    _table("process_event", "a process was stopped, went on or ended; or a cgroup was frozen", *PROC,
+           enum("kind", "stopped continued killed exited oom_killed frozen thawed traced",
+                "stopped, continued, killed: by a signal; exited: by itself; frozen, thawed: all of cgroup_id; traced: a debugger attaches, and may hold it"),
+           i64("signal", "the signal that did it; of one that exited, the last that asked it to"), i64("exit_code", "status of one that exited"),
+           i64("sender_pid", "who sent the signal, or froze the cgroup; null: the kernel, or not known"), text("sender_comm", 16, "its command name"),
+           measure="signal"),
     _table("clock_change", "something that moved or tried to move a clock", *PROC,
            enum("kind", "step slew frequency leap tai suspend pause restore clocksource unsync", "what happened"),
            text("via", 16, "the call: clock_settime settimeofday adjtimex clock_adjtime, or none"),
@@ -253,18 +191,31 @@ _ALL = (
            f64("oldest_pending_s", "age of the oldest unacknowledged message", "s"), i64("pending", "delivered, not acknowledged"),
            i64("redelivered", "delivered more than once, of the 100 oldest pending"), i64("consumers", "consumers"), f64("in_per_s", "arrivals", "1/s"),
            f64("out_per_s", "acknowledgements", "1/s"), text("status", 16, "ok lagging stuck down"), text("reason", 128, "why that status"),
-           enum("failure", "no_answer refused unreachable closed login other", "how a poll failed; null where it did not, and in rows that an earlier version sealed"),
-           i64("poll_ns", "time the poll took", "ns"), peer("the server's ip:port"), measure="lag_messages"),
+           enum("failure", "no_answer refused unreachable closed login other unasked", "how a poll failed; unasked: tickscope's own process for brokers was not there; null where it did not, and in rows that an earlier version sealed"),
+           i64("poll_ns", "time the poll took", "ns"), peer("the server's ip:port"),
+           text("holder", 64, "consumer that holds the oldest unacknowledged message"), text("idle_consumer", 64, "consumer that has asked for nothing, or got nothing (Redis before 7.2), for longest, of those that did within a minute"), f64("idle_s", "for how long", "s"),
+           text("server_role", 16, "of the server: primary, replica, or cut off (a replica that does not reach its primary)"), f64("errors_per_s", "error replies of the server that refuse service to others (OOM, READONLY, LOADING, NOAUTH ...)", "1/s"),
+           text("errors", 64, "their kinds and numbers since the poll before"), i64("memory_bytes", "memory that the server has used", "bytes"), i64("memory_limit_bytes", "as much as it may use", "bytes"),
+           i64("clients", "clients of the server"), i64("clients_limit", "as many as it takes"), i64("clients_refused", "connections that it refused for that limit since it started"), measure="lag_messages"),
     _table("socket_queue", "one kernel queue at one poll: of up to 256 listeners, those with most waiting, and the 32 connections with most unread or unsent", *PROC, *SOCK, enum("kind", "accept connection qdisc", "which queue"),
            i64("queue", "length: connections, bytes or packets"), i64("limit", "its limit"), i64("overflows", "full accept queues met since the host started, by all listeners"),
            i64("recv_q_bytes", "receive queue", "bytes"), i64("send_q_bytes", "send queue", "bytes"), text("device", 16, "network device"),
            i64("drops", "connections (accept) or packets (qdisc) that this queue dropped"), measure="queue"),
+    _table("resource", "what a watched process (one that reports decisions, or serves others) has of something at a poll: where that nears its end or is withheld, and now and then", *PROC,
+           enum("kind", "cpu memory fd disk oom", "processor, memory, descriptors, a file system's room; oom: the kernel killed it for want of memory"),
+           text("object", 128, "the cgroup that withholds it, or the file system; steal: the hypervisor of this host"), _INTERVAL,
+           i64("used", "descriptors, or bytes; of a file system that is short of them, files"), i64("limit", "how many it may have; cpu: periods of the quota in the interval"),
+           i64("events", "in the interval: periods in which a quota withheld the processor, charges beyond the memory's limit, processes killed"),
+           i64("faults", "memory: pages that it had to read in the interval"), i64("waited_ns", "cpu: for how long it was withheld, summed over processors", "ns"), measure="used"),
     _table("finding", "a finding, its latest state", text("finding_id", 32, "its id", "tickscope.finding.id"), enum("state", "open closed", "still going on?"),
            enum("severity", "notice alarm", "notice: a clock jump below the threshold (--jump-threshold) with no symptom after it"),
            i64("start_ns", "first seen, CLOCK_BOOTTIME", "ns"), i64("end_ns", "last seen, CLOCK_BOOTTIME", "ns"),
            text("symptom", 24, "what was wrong", names=SYMPTOMS), text("subject", 128, "with what"), text("cause", 24, "the first cause", names=CAUSES),
-           f64("confidence", "0 to 1"), text("sentence", 480, "the finding in words"),
-           json_text("said", 1024, "the same in pieces: texts, and between them instants as CLOCK_BOOTTIME ns, so that who shows it tells them by the clock of who reads it"), json_text("causes", 2048, "ranked causes"),
+           text("cause_detail", 24, "the finer word of the first cause: of syscall the call, of cpu preempted, throttled or steal ..."),
+           i64("culprit_pid", "the process that did it, where that is known"), text("culprit_comm", 16, "its command name"),
+           text("culprit_object", 128, "what did it, where that is no process, or not only: a server's ip:port, a consumer, a device, a cgroup"),
+           f64("confidence", "0 to 1"), text("sentence", 480, "the finding in words, times in UTC; boot+SECONDS where nothing was known of the wall clock yet, and in files of earlier versions"),
+           json_text("said", 1024, "the same in pieces: texts, instants (CLOCK_BOOTTIME ns) and values ([value, unit]), which whoever shows it puts into words, by the clock of who reads it"), json_text("causes", 2048, "ranked causes"),
            json_text("evidence", 6144, "what speaks for it"), json_text("ruled_out", 2048, "what was looked at and does not explain it"),
            measure="confidence", latest_by="finding_id"),
     _table("evidence", "a piece of evidence of a finding, its latest state", text("finding_id", 32, "of which finding", "tickscope.finding.id"),
@@ -281,5 +232,6 @@ _ALL = (
     _table("probe_status", "a probe's state", text("probe", 32, "family or program"), enum("state", "attached degraded unavailable off", "its state"),
            text("reason", 256, "why"), text("remedy", 160, "what to do"), i64("hits", "times it ran"), i64("run_ns", "time it ran", "ns"), measure="hits"),
 )
+# fmt: on
 
 TABLES = Tables(_ALL)

@@ -9,27 +9,12 @@
  * The bit's number differs between kernels and is measured at start (control of syscalls_tune, see agent/probes/syscalls.py).
  * The kernel's own use of the FPU within a call sets it too early; other user registers than before tell most of those calls apart. */
 
-BPF_TABLE("hash", u32, u64, syscalls_watched, 1024);	/* processes whose every wait is wanted: tgid */
 struct syscalls_call {
 	u32 tid;
 	u32 start;		/* lower half of the call's start: what the agent takes is never the thread's next call */
 };
 BPF_TABLE("hash", struct syscalls_call, struct syscalls_event, syscalls_pending, 1024);	/* slow calls that may go on */
-
-#define REG(regs, name) (*(const unsigned long *)((const char *)(regs) + __builtin_offsetof(struct pt_regs, name)))
-
-static __always_inline u64 syscalls_hash(const void *regs)
-{
-	unsigned long words[] = {
-		REG(regs, ip), REG(regs, sp), REG(regs, di), REG(regs, si), REG(regs, dx), REG(regs, r10),
-		REG(regs, bx), REG(regs, bp), REG(regs, r12), REG(regs, r13), REG(regs, r14), REG(regs, r15),
-	};
-	u64 hash = REG(regs, orig_ax);
-#pragma unroll
-	for (int i = 0; i < 12; i++)
-		hash = (hash << 7 | hash >> 57) ^ words[i];
-	return hash;
-}
+BPF_TABLE("array", u32, struct syscalls_event, syscalls_blank, 1);	/* what a new element starts from */
 
 static __always_inline void syscalls_count(void *task, struct syscalls_thread *t, u64 ns, u64 run_queue_ns)
 {
@@ -81,6 +66,27 @@ static __always_inline void syscalls_hold(struct syscalls_thread *t, u32 tid)
 		e->goes_on = 1;
 }
 
+/* The element of a call that goes on or begins; the agent leaves it alone until it is done. Not by way of the stack: it is too big for two of them. */
+static __always_inline struct syscalls_event *syscalls_pending_of(struct syscalls_call *call)
+{
+	u32 zero = 0;
+	struct syscalls_event *e = syscalls_pending.lookup(call), *none = syscalls_blank.lookup(&zero);
+	if (!e && none) {
+		syscalls_pending.insert(call, none);
+		e = syscalls_pending.lookup(call);
+	}
+	if (e)
+		*(volatile u64 *)&e->t_ns = 0;
+	return e;
+}
+
+static __always_inline void syscalls_done(struct syscalls_event *e, u64 now)
+{
+	e->goes_on = 0;
+	asm volatile("" ::: "memory");
+	*(volatile u64 *)&e->t_ns = now;
+}
+
 /* `task`, switched out within a call, got its CPU back at `in_ns`. */
 static __always_inline void syscalls_back(struct syscalls_thread *t, struct syscalls_tune *tune, void *task, u32 tid, u64 in_ns)
 {
@@ -112,15 +118,17 @@ static __always_inline void syscalls_back(struct syscalls_thread *t, struct sysc
 		t->blocked_ns = total - run_queue;
 		t->run_queue_ns = run_queue;
 	}
-	struct syscalls_event e = {};
-	syscalls_fill(&e, task, t, in_ns);
-	e.duration_ns = in_ns - t->call_ns;
-	e.basis = SYSCALLS_BLOCKED;
-	e.goroutine = goroutine;
-	if (syscalls_pending.update(&call, &e))
+	struct syscalls_event *e = syscalls_pending_of(&call);
+	if (!e) {
 		lose(LOST_syscalls_events);
-	else
-		t->pending = 1;
+		return;
+	}
+	syscalls_fill(e, task, t, tid);
+	e->duration_ns = in_ns - t->call_ns;
+	e->basis = SYSCALLS_BLOCKED;
+	e->goroutine = goroutine;
+	syscalls_done(e, in_ns);
+	t->pending = 1;
 }
 
 /* The current task leaves the CPU. */
@@ -139,6 +147,7 @@ static __always_inline void syscalls_out(bool preempt, u64 now)
 	struct syscalls_thread *t = syscalls_threads.lookup(&tid);
 	bool first = !(ti & tune->flag_mask);
 	if (t) {
+		t->ready_ns = 0;
 		if (t->off_ns)
 			syscalls_back(t, tune, task, tid, syscalls_arrived(t, task, now));
 		if (first)
@@ -151,8 +160,11 @@ static __always_inline void syscalls_out(bool preempt, u64 now)
 #else
 	LOAD(state, task, task_struct, state);
 #endif
-	if (preempt || !state)
+	if (preempt || !state) {
+		if (t)
+			t->ready_ns = now;
 		return;
+	}
 #if FUNC_task_pt_regs
 	const void *regs = syscalls_regs(task);
 #else
@@ -176,7 +188,9 @@ static __always_inline void syscalls_out(bool preempt, u64 now)
 		return;
 	if (t->call_ns && t->call_regs != hash)
 		syscalls_end(t, tid);
+	u64 wrote = SYSCALLS_WROTE(LOAD, task);
 	if (!t->call_ns) {
+		t->wrote_before = t->wrote == UNKNOWN64 ? wrote : t->wrote;
 		syscalls_classify(t, task, nr, compat ? REG(regs, bx) : REG(regs, di), compat ? REG(regs, cx) : REG(regs, si));
 		LOAD(t->tgid, task, task_struct, tgid);
 		t->call_ns = now;
@@ -186,12 +200,13 @@ static __always_inline void syscalls_out(bool preempt, u64 now)
 #ifdef LIMITER_OPEN
 	t->r14 = REG(regs, r14);
 #endif
+	t->wrote = wrote;
 	t->wake_ns = 0;
 	t->off_ns = now;
 }
 
 /* `task` gets the CPU; it is not current yet. */
-static __always_inline void syscalls_in(void *task, u64 now)
+static __always_inline void syscalls_in(void *task, u64 now, struct syscalls_ran *ran)
 {
 	u32 tid = 0;
 	GET(tid, task, task_struct, pid);
@@ -201,15 +216,24 @@ static __always_inline void syscalls_in(void *task, u64 now)
 	struct syscalls_tune *tune = syscalls_get_tune();
 	if (t && t->enter_ns)
 		syscalls_take_up(t);
-	if (t && t->off_ns && tune)
+	if (!t)
+		return;
+	syscalls_waited(task, t->off_ns ? t->wake_ns : t->ready_ns, now, ran);
+	t->ready_ns = 0;
+#ifdef DNS_OPEN
+	if (t->off_ns && t->dns_sk)
+		dns_waited(task, tid, (void *)t->dns_sk, t->peer_addr, t->off_ns, now);
+#endif
+	if (t->off_ns && tune)
 		syscalls_back(t, tune, task, tid, now);
 }
 
 int syscalls_on_switch(struct bpf_raw_tracepoint_args *ctx)
 {
 	u64 now = bpf_ktime_get_boot_ns();
+	struct syscalls_ran *ran = syscalls_leaves(current_task(), now);
 	syscalls_out(ctx->args[0], now);
-	syscalls_in((void *)ctx->args[2], now);
+	syscalls_in((void *)ctx->args[2], now, ran);
 	return 0;
 }
 
@@ -218,8 +242,12 @@ int syscalls_on_wakeup(struct bpf_raw_tracepoint_args *ctx)
 	u32 tid = 0;
 	GET(tid, (void *)ctx->args[0], task_struct, pid);
 	struct syscalls_thread *t = syscalls_threads.lookup(&tid);
-	if (t && t->off_ns && !t->wake_ns)
+	if (!t)
+		return 0;
+	if (t->off_ns && !t->wake_ns)
 		t->wake_ns = bpf_ktime_get_boot_ns();
+	else if (!t->off_ns && !t->ready_ns)	/* after a page fault, or anything else that is no call */
+		t->ready_ns = bpf_ktime_get_boot_ns();
 	return 0;
 }
 

@@ -61,21 +61,28 @@ struct syscalls_event {
 	u64 goroutine;
 	u64 sock_id;
 	u64 inode_type;		/* SYSCALLS_FD_* */
+	u64 holder_start_ns;
+	u64 written_bytes;
 	u32 nr;
 	u32 fd;
+	u32 holder_pid;
 	u8 peer_addr[16];
-	char fd_name[16];	/* of anonymous inodes: [eventfd] */
+	char fd_name[32];	/* of files and directories; of anonymous inodes: [eventfd] */
+	char holder_comm[16];
+	char device[16];
 	u16 peer_port;
 	u8 kind;
 	u8 basis;
 	u8 goes_on;		/* of a pending one: the thread is off the CPU again, in the same call */
-	u8 pad[3];
+	u8 frozen;		/* the file's file system was, when the call began to wait */
+	u8 pad[6];
 };
 BPF_RINGBUF_OUTPUT(syscalls_events, 64);
 
 struct syscalls_thread {
 	u64 off_ns;		/* switched out at, 0 while running or not in a call */
 	u64 wake_ns;
+	u64 ready_ns;		/* not within a blocking call: preempted or woken at, 0 while running */
 	u64 call_ns;		/* first block of the current call began */
 	u64 call_regs;		/* its user registers, hashed: they stay as they are within a call */
 	u64 blocked_ns;		/* in the current call */
@@ -83,6 +90,9 @@ struct syscalls_thread {
 	u64 enter_ns;		/* of the timed call that the thread was in when it left its processor */
 	u64 sock_id;
 	u64 r14;		/* Go: the goroutine that blocks */
+	u64 wrote;		/* bytes, when it left its processor in a call for the last time */
+	u64 wrote_before;	/* ... in the call before this one */
+	u64 dns_sk;		/* the socket, where its peer is a name server */
 	u32 tgid;
 	u32 nr;
 	u32 fd;
@@ -91,19 +101,27 @@ struct syscalls_thread {
 	u8 kind;
 	u8 inode_type;
 	u8 pending;
-	u8 pad[3];
+	u8 frozen;
+	u8 pad[2];
 	u8 peer_addr[16];
 };
 BPF_TABLE("hash", u32, struct syscalls_thread, syscalls_threads, SYSCALLS_THREADS);
+BPF_TABLE("array", u32, struct syscalls_thread, syscalls_fresh, 1);	/* what a new element starts from */
+
+BPF_TABLE("hash", u32, u64, syscalls_watched, 1024);	/* processes whose every wait is wanted: tgid */
 
 static __always_inline struct syscalls_thread *syscalls_thread_of(u32 tid)
 {
 	struct syscalls_thread *t = syscalls_threads.lookup(&tid);
 	if (!t) {
-		struct syscalls_thread none = {};
-		syscalls_threads.insert(&tid, &none);
+		u32 zero = 0;
+		struct syscalls_thread *fresh = syscalls_fresh.lookup(&zero);	/* too big for the stack */
+		if (fresh)
+			syscalls_threads.insert(&tid, fresh);
 		t = syscalls_threads.lookup(&tid);
-		if (!t)
+		if (t)
+			t->wrote = UNKNOWN64;
+		else
 			lose(LOST_syscalls_events);
 	}
 	return t;
@@ -148,6 +166,28 @@ static __always_inline bool syscalls_compat(void *task)
 	LOAD(status, task, thread_info, status);
 #endif
 	return status & SYSCALLS_TS_COMPAT;
+}
+
+/* Bytes that the task has dirtied, in files or directly on a device; by LOAD where it is the current one. */
+#if HAS_task_struct__write_bytes
+#define SYSCALLS_WROTE(by, task) ({ u64 _bytes = 0; by(_bytes, task, task_struct, write_bytes); _bytes; })
+#else
+#define SYSCALLS_WROTE(by, task) UNKNOWN64
+#endif
+
+#define REG(regs, name) (*(const unsigned long *)((const char *)(regs) + __builtin_offsetof(struct pt_regs, name)))
+
+static __always_inline u64 syscalls_hash(const void *regs)
+{
+	unsigned long words[] = {
+		REG(regs, ip), REG(regs, sp), REG(regs, di), REG(regs, si), REG(regs, dx), REG(regs, r10),
+		REG(regs, bx), REG(regs, bp), REG(regs, r12), REG(regs, r13), REG(regs, r14), REG(regs, r15),
+	};
+	u64 hash = REG(regs, orig_ax);
+#pragma unroll
+	for (int i = 0; i < 12; i++)
+		hash = (hash << 7 | hash >> 57) ^ words[i];
+	return hash;
 }
 
 /* The element of this key in the map that is written now, made where it is missing. */

@@ -39,7 +39,19 @@ static __always_inline void syscalls_look_at(struct syscalls_thread *t, void *ta
 	t->peer_port = __builtin_bswap16(port);
 	if (!t->peer_port)
 		__builtin_memset(t->peer_addr, 0, 16);
+#ifdef DNS_OPEN
+	if (t->peer_port == DNS_PORT)
+		t->dns_sk = (u64)sk;
+#endif
 	GET(t->sock_id, sk, sock_common, skc_cookie);
+}
+
+/* Whether nobody may write to the file's file system for now, as while a snapshot is made of it. */
+static __always_inline u8 syscalls_frozen(void *file)
+{
+	u16 level = 0;	/* an int before 5.18, with the same low half */
+	GET(level, ADDR(PTR(PTR(file, file, f_inode), inode, i_sb), super_block, s_writers), sb_writers, frozen);
+	return level != 0;
 }
 
 /* Of the current thread's call, with its first two arguments. */
@@ -49,7 +61,8 @@ static __always_inline void syscalls_classify(struct syscalls_thread *t, void *t
 	u64 *class = syscalls_class.lookup(&nr);
 	u64 is = class ? *class : SYSCALLS_IS_SLOW;	/* numbers beyond the table */
 	t->peer_port = 0;
-	t->sock_id = 0;
+	t->sock_id = t->dns_sk = 0;
+	t->frozen = UNKNOWN8;
 	__builtin_memset(t->peer_addr, 0, 16);
 	t->nr = nr;
 	t->kind = is == SYSCALLS_IS_SLOW || is == SYSCALLS_BY_FD || is == SYSCALLS_WRITES_FD ? SYSCALLS_SLOW : SYSCALLS_WAITING;
@@ -60,14 +73,29 @@ static __always_inline void syscalls_classify(struct syscalls_thread *t, void *t
 		return;		/* of one descriptor, as a read with a time-out does: as good as a read */
 	t->fd = fd;
 	syscalls_look_at(t, task, fd);
+	if (t->inode_type == SYSCALLS_FD_FILE || t->inode_type == SYSCALLS_FD_DIR)
+		t->frozen = syscalls_frozen(file_of(task, fd));
 	if (is == SYSCALLS_BY_FD && t->inode_type != SYSCALLS_FD_FILE && t->inode_type != SYSCALLS_FD_DIR && t->inode_type != SYSCALLS_FD_BLOCK)
 		t->kind = SYSCALLS_WAITING;
 }
 
-static __always_inline void syscalls_fill(struct syscalls_event *e, void *task, struct syscalls_thread *t, u64 now)
+/* What a file is called, and the disk that it is on. */
+static __always_inline void syscalls_name_file(struct syscalls_event *e, void *file)
 {
+	void *name = PTR(PTR(file, file, dentry), dentry, name);
+	bpf_probe_read_kernel_str(e->fd_name, sizeof(e->fd_name), name);
+	if (e->inode_type == SYSCALLS_FD_ANON)
+		return;
+	void *disk = PTR(PTR(PTR(PTR(file, file, f_inode), inode, i_sb), super_block, s_bdev), block_device, bd_disk);
+	if (disk)
+		bpf_probe_read_kernel_str(e->device, sizeof(e->device), ADDR(disk, gendisk, disk_name));
+}
+
+/* All but its time, duration, basis and result. */
+static __always_inline void syscalls_fill(struct syscalls_event *e, void *task, struct syscalls_thread *t, u32 tid)
+{
+	u64 wrote = SYSCALLS_WROTE(GET, task);
 	fill_proc(&e->proc, task);
-	e->t_ns = now;
 	e->blocked_ns = t->blocked_ns;
 	e->run_queue_ns = t->run_queue_ns;
 	e->ret = e->goroutine = UNKNOWN64;
@@ -78,9 +106,11 @@ static __always_inline void syscalls_fill(struct syscalls_event *e, void *task, 
 	__builtin_memcpy(e->peer_addr, t->peer_addr, 16);
 	e->peer_port = t->peer_port;
 	e->kind = t->kind;
-	if (t->inode_type == SYSCALLS_FD_ANON) {
-		void *dentry = PTR(file_of(task, t->fd), file, dentry);
-		void *name = PTR(dentry, dentry, name);
-		bpf_probe_read_kernel_str(e->fd_name, sizeof(e->fd_name), name);
-	}
+	e->frozen = t->frozen;
+	e->written_bytes = wrote == UNKNOWN64 ? wrote : wrote - t->wrote_before;
+	__builtin_memset(e->fd_name, 0, sizeof(e->fd_name));
+	__builtin_memset(e->device, 0, sizeof(e->device));
+	if (t->inode_type == SYSCALLS_FD_ANON || t->inode_type == SYSCALLS_FD_FILE || t->inode_type == SYSCALLS_FD_DIR)
+		syscalls_name_file(e, file_of(task, t->fd));
+	syscalls_name_holder(e, t, tid);
 }

@@ -117,27 +117,33 @@ static __always_inline struct syscalls_sum *syscalls_sum_of(struct syscalls_key 
 /* A slow call in full mode: an event. */
 static __always_inline void syscalls_slow(struct bpf_raw_tracepoint_args *ctx, u32 nr, u64 enter_ns, u64 now)
 {
-	struct syscalls_thread *t = syscalls_thread_of(bpf_get_current_pid_tgid());
+	u32 tid = bpf_get_current_pid_tgid();
+	struct syscalls_thread *t = syscalls_thread_of(tid);
 	void *task = (void *)bpf_get_current_task();
 	struct pt_regs *regs = (struct pt_regs *)ctx->args[0];
 	unsigned long first = 0;
 	if (!t)
 		return;
 	if (!t->call_ns || t->call_ns < enter_ns)	/* what sched_switch saw belongs to an earlier call */
-		t->blocked_ns = t->run_queue_ns = 0;
+		t->blocked_ns = t->run_queue_ns = t->call_regs = 0;
 	bpf_probe_read_kernel(&first, sizeof(first), nr < SYSCALLS_COMPAT ? &regs->di : &regs->bx);
 	syscalls_classify(t, task, nr, first, 0);
 	if (t->kind == SYSCALLS_WAITING)
 		return;
-	struct syscalls_event e = {};
-	syscalls_fill(&e, task, t, now);
-	e.duration_ns = now - enter_ns;
-	e.basis = SYSCALLS_ALL;
-	if (t->off_ns > enter_ns)
-		e.blocked_ns += syscalls_arrived(t, task, now) - t->off_ns;
-	e.ret = ctx->args[1];
-	if (syscalls_events.ringbuf_output(&e, sizeof(e), QUIET))
+	struct syscalls_event *e = syscalls_events.ringbuf_reserve(sizeof(*e));
+	if (!e) {
 		lose(LOST_syscalls_events);
+		return;
+	}
+	__builtin_memset(e, 0, sizeof(*e));
+	syscalls_fill(e, task, t, tid);
+	e->t_ns = now;
+	e->duration_ns = now - enter_ns;
+	e->basis = SYSCALLS_ALL;
+	if (t->off_ns > enter_ns)
+		e->blocked_ns += syscalls_arrived(t, task, now) - t->off_ns;
+	e->ret = ctx->args[1];
+	syscalls_events.ringbuf_submit(e, QUIET);
 }
 
 int syscalls_on_sys_exit(struct bpf_raw_tracepoint_args *ctx)

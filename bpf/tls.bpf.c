@@ -1,5 +1,5 @@
 /* TLS handshakes of OpenSSL: one record each, however many calls it took. Uprobes on functions that run in every handshake and never
- * on established data (agent/kernel/openssl.py finds them); kernel 5.8 (ring buffer). Driven by agent/probes/tls.py. */
+ * on established data (agent/binaries/openssl.py finds them); kernel 5.8 (ring buffer). Driven by agent/probes/tls.py. */
 
 struct tls_event {
 	u64 t_ns;		/* the end */

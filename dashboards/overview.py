@@ -20,46 +20,71 @@ _WIDTH, _HEIGHT = 12, 8
 
 #: (row title, [(panel title, metric, labels to group by, quantile for histograms)])
 _ROWS: tuple[tuple[str, tuple[tuple[str, str, tuple[str, ...], float], ...]], ...] = (
-    ("Findings and losses", (
-        ("Findings by cause", "tickscope.findings.by_cause", ("tickscope_cause",), 0),
-        ("Findings by symptom", "tickscope.findings", ("tickscope_symptom", "tickscope_severity"), 0),
-        ("Records lost", "tickscope.losses.by_source", ("tickscope_stage", "tickscope_source"), 0),
-        ("Losses noticed", "tickscope.losses.reports", ("tickscope_stage",), 0),
-    )),
-    ("Limiters and queues", (
-        ("Decisions", "tickscope.limiter.decisions.by_limiter", ("rate_limiting_limiter_id", "rate_limiting_result"), 0),
-        ("Decision time, p99", "tickscope.limiter.decision.duration", ("rate_limiting_limiter_id",), 0.99),
-        ("Queue lag", "tickscope.queue.lag", ("messaging_destination_name", "messaging_consumer_group_name"), 0),
-        ("Oldest undelivered", "tickscope.queue.oldest_undelivered", ("messaging_destination_name", "messaging_consumer_group_name"), 0),
-    )),
-    ("Clocks", (
-        ("Clock changes", "tickscope.clock.changes.by_process", ("tickscope_kind", "process_command"), 0),
-        ("Drift against MONOTONIC_RAW", "tickscope.clock.drift", (), 0),
-        ("Kernel's error bound", "tickscope.clock.max_error", (), 0),
-        ("Frequency correction", "tickscope.clock.frequency", (), 0),
-        ("Offset", "ntp.offset", ("tickscope_daemon",), 0),
-        ("Leap indicator (3: not synchronised)", "ntp.leap_indicator", (), 0),
-        ("Jumps of the wall clock", "ntp.jump.count", ("direction",), 0),
-        ("Size of jumps, p99", "ntp.jump.size", ("direction",), 0.99),
-        ("Pending re-anchorings", "tickscope.clock.pending_reanchorings", (), 0),
-        ("Synchronised", "ntp.sync_status", (), 0),
-        ("Notices not delivered", "tickscope.clock.notices.failed", ("tickscope_channel",), 0),
-        ("Subscribers and notices dropped", "tickscope.clock.notices.dropped", ("tickscope_channel",), 0),
-    )),
-    ("Network and system calls", (
-        ("RTT, p99", "tickscope.tcp.rtt", ("process_command", "network_role"), 0.99),
-        ("Retransmits", "tickscope.tcp.retransmits.by_process", ("process_command", "tickscope_kind"), 0),
-        ("TLS handshake, p99", "tickscope.tls.handshake.duration", ("process_command",), 0.99),
-        ("Connections that found the accept queue full", "tickscope.socket.accept.overflows", (), 0),
-        ("TLS handshakes", "tickscope.tls.handshakes", ("tickscope_result", "network_role"), 0),
-        ("Slow system calls", "tickscope.syscall.slow.by_process", ("process_command", "syscall_name"), 0),
-    )),
-    ("The agent itself", (
-        ("Processor time", "tickscope.process.cpu", ("tickscope_role",), 0),
-        ("Resident memory", "tickscope.process.memory", ("tickscope_role",), 0),
-        ("Store on disk", "tickscope.store.size", (), 0),
-        ("Samples on the metrics page", "tickscope.metrics.samples", (), 0),
-    )),
+    (
+        "Findings and losses",
+        (
+            ("Findings by cause", "tickscope.findings.by_cause", ("tickscope_cause",), 0),
+            ("Findings by symptom", "tickscope.findings", ("tickscope_symptom", "tickscope_severity"), 0),
+            ("Records lost", "tickscope.losses.by_source", ("tickscope_stage", "tickscope_source"), 0),
+            ("Losses noticed", "tickscope.losses.reports", ("tickscope_stage",), 0),
+        ),
+    ),
+    (
+        "Limiters and queues",
+        (
+            (
+                "Decisions",
+                "tickscope.limiter.decisions.by_limiter",
+                ("rate_limiting_limiter_id", "rate_limiting_result"),
+                0,
+            ),
+            ("Decision time, p99", "tickscope.limiter.decision.duration", ("rate_limiting_limiter_id",), 0.99),
+            ("Queue lag", "tickscope.queue.lag", ("messaging_destination_name", "messaging_consumer_group_name"), 0),
+            (
+                "Oldest undelivered",
+                "tickscope.queue.oldest_undelivered",
+                ("messaging_destination_name", "messaging_consumer_group_name"),
+                0,
+            ),
+        ),
+    ),
+    (
+        "Clocks",
+        (
+            ("Clock changes", "tickscope.clock.changes.by_process", ("tickscope_kind", "process_command"), 0),
+            ("Drift against MONOTONIC_RAW", "tickscope.clock.drift", (), 0),
+            ("Kernel's error bound", "tickscope.clock.max_error", (), 0),
+            ("Frequency correction", "tickscope.clock.frequency", (), 0),
+            ("Offset", "ntp.offset", ("tickscope_daemon",), 0),
+            ("Leap indicator (3: not synchronised)", "ntp.leap_indicator", (), 0),
+            ("Jumps of the wall clock", "ntp.jump.count", ("direction",), 0),
+            ("Size of jumps, p99", "ntp.jump.size", ("direction",), 0.99),
+            ("Pending re-anchorings", "tickscope.clock.pending_reanchorings", (), 0),
+            ("Synchronised", "ntp.sync_status", (), 0),
+            ("Notices not delivered", "tickscope.clock.notices.failed", ("tickscope_channel",), 0),
+            ("Subscribers and notices dropped", "tickscope.clock.notices.dropped", ("tickscope_channel",), 0),
+        ),
+    ),
+    (
+        "Network and system calls",
+        (
+            ("RTT, p99", "tickscope.tcp.rtt", ("process_command", "network_role"), 0.99),
+            ("Retransmits", "tickscope.tcp.retransmits.by_process", ("process_command", "tickscope_kind"), 0),
+            ("TLS handshake, p99", "tickscope.tls.handshake.duration", ("process_command",), 0.99),
+            ("Connections that found the accept queue full", "tickscope.socket.accept.overflows", (), 0),
+            ("TLS handshakes", "tickscope.tls.handshakes", ("tickscope_result", "network_role"), 0),
+            ("Slow system calls", "tickscope.syscall.slow.by_process", ("process_command", "syscall_name"), 0),
+        ),
+    ),
+    (
+        "The agent itself",
+        (
+            ("Processor time", "tickscope.process.cpu", ("tickscope_role",), 0),
+            ("Resident memory", "tickscope.process.memory", ("tickscope_role",), 0),
+            ("Store on disk", "tickscope.store.size", (), 0),
+            ("Samples on the metrics page", "tickscope.metrics.samples", (), 0),
+        ),
+    ),
 )
 
 

@@ -16,10 +16,10 @@ import numpy as np
 from agent.batch import Batch
 from agent.columns import NULL_I64
 from exporters import fold
-from exporters.fold import Attributes, Series, Totals
+from exporters.fold import Attributes, MetricSeries, Totals
 from exporters.metric import Metric
 from exporters.metrics import MAX_SERIES, registry
-from exporters.page_config import MAX_SAMPLES
+from exporters.page_settings import MAX_SAMPLES
 from exporters.room import Room
 from exporters.values import Value
 
@@ -43,7 +43,9 @@ class MetricStore:
 
     name = "metrics"
 
-    def __init__(self, max_series: int = MAX_SERIES, max_samples: int | None = MAX_SAMPLES, *, full: bool = False) -> None:
+    def __init__(
+        self, max_series: int = MAX_SERIES, max_samples: int | None = MAX_SAMPLES, *, full: bool = False
+    ) -> None:
         self.metrics = registry(full=full)
         self._by_table: dict[str, list[Metric]] = {}
         for m in self.metrics:
@@ -51,15 +53,17 @@ class MetricStore:
         self._lock = threading.Lock()
         self._waiting: deque[Batch] = deque()
         self._waiting_bytes = 0
-        self._series: dict[Metric, dict[bytes, Series]] = {m: {} for m in self.metrics}
+        self._series: dict[Metric, dict[bytes, MetricSeries]] = {m: {} for m in self.metrics}
         self._room = Room(self.metrics, max_series, max_samples)
-        self._distinct: dict[str, OrderedDict[bytes, None]] = {m.name: OrderedDict() for m in self.metrics if m.distinct}
+        self._distinct: dict[str, OrderedDict[bytes, None]] = {
+            m.name: OrderedDict() for m in self.metrics if m.distinct
+        }
         self._totals = {m: Totals() for m in self.metrics if m.absolute}
         self._newest: dict[str, int] = {}
         self._left_out = self.overflowed = 0
         self._swept_ns = 0
         self._began_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        self._observed: dict[Metric, dict[Attributes, Series]] = {m: {} for m in self._by_table[""]}
+        self._observed: dict[Metric, dict[Attributes, MetricSeries]] = {m: {} for m in self._by_table[""]}
         self._start()
 
     def offer(self, batch: Batch) -> None:
@@ -78,18 +82,20 @@ class MetricStore:
         with self._lock:
             before, now = self._observed[metric], {}
             for attributes, value in values:
-                series = before.get(attributes) or Series(attributes, self._began_ns, now_ns)
+                series = before.get(attributes) or MetricSeries(attributes, self._began_ns, now_ns)
                 if metric.instrument == "counter" and value < series.value:
-                    series = Series(attributes, now_ns, now_ns)  # another process has the role: it counts from nothing
+                    series = MetricSeries(
+                        attributes, now_ns, now_ns
+                    )  # another process has the role: it counts from nothing
                 series.value, series.seen_ns = value, now_ns
                 now[attributes] = series
             self._observed[metric] = now
 
-    def collect(self) -> list[tuple[Metric, list[Series]]]:
+    def collect(self) -> list[tuple[Metric, list[MetricSeries]]]:
         """A copy of every metric that has series, with all that was offered before."""
         with self._lock:
             self._fold()
-            shown: dict[str, tuple[Metric, list[Series]]] = {}
+            shown: dict[str, tuple[Metric, list[MetricSeries]]] = {}
             for m in self.metrics:
                 _, series = shown.setdefault(m.name, (m, []))
                 held = self._observed[m].values() if not m.table else self._series[m].values()
@@ -118,7 +124,7 @@ class MetricStore:
                 self._series[metric][keys[at : at + 1].tobytes()] = series
             self._room.set(metric, len(keys))
 
-    def _is_live(self, metric: Metric, series: Series) -> bool:
+    def _is_live(self, metric: Metric, series: MetricSeries) -> bool:
         if metric.instrument != "gauge" or not metric.table:
             return True
         return series.ready and self._newest[metric.table] - series.seen_ns < GAUGE_TTL_NS
@@ -166,7 +172,9 @@ class MetricStore:
         elif metric.instrument == "gauge":
             fold.set_gauges(metric, rows, inverse, series)
         else:
-            for s, total in zip(series, np.bincount(inverse, self._weights(metric, rows), len(series)).tolist(), strict=True):
+            for s, total in zip(
+                series, np.bincount(inverse, self._weights(metric, rows), len(series)).tolist(), strict=True
+            ):
                 s.value += total
 
     def _weights(self, metric: Metric, rows: np.ndarray) -> np.ndarray:
@@ -185,14 +193,18 @@ class MetricStore:
             seen = self._distinct[metric.name]
             keys, inverse = fold.group(metric, rows, (metric.distinct,))
             raws = [keys[at : at + 1].tobytes() for at in range(len(keys))]
-            fresh = [first for raw, (first, _) in zip(raws, fold.ends(rows, inverse, len(keys)), strict=True) if raw not in seen]
+            fresh = [
+                first
+                for raw, (first, _) in zip(raws, fold.ends(rows, inverse, len(keys)), strict=True)
+                if raw not in seen
+            ]
             seen.update((raw, None) for raw in raws)
             while len(seen) > _DISTINCT_KEPT:
                 seen.popitem(last=False)
             rows = rows[sorted(fresh)]
         return rows
 
-    def _lookup(self, metric: Metric, keys: np.ndarray, inverse: np.ndarray, t_ns: int) -> list[Series]:
+    def _lookup(self, metric: Metric, keys: np.ndarray, inverse: np.ndarray, t_ns: int) -> list[MetricSeries]:
         raws = [keys[at : at + 1].tobytes() for at in range(len(keys))]
         new = [raw for raw in raws if raw not in self._series[metric]]
         if metric.columns and new and not self._room.has(metric, len(new)):

@@ -9,17 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from exporters.fold import Series
+from exporters.fold import MetricSeries
 from exporters.metric import Metric
 from exporters.values import Value
 
-TYPES = {False: b"text/plain; version=0.0.4; charset=utf-8", True: b"application/openmetrics-text; version=1.0.0; charset=utf-8"}
+TYPES = {
+    False: b"text/plain; version=0.0.4; charset=utf-8",
+    True: b"application/openmetrics-text; version=1.0.0; charset=utf-8",
+}
 
 
-def render(collected: Iterable[tuple[Metric, list[Series]]], resource: Mapping[str, str], *, openmetrics: bool = False, aliases: bool = False) -> str:
+def render(
+    collected: Iterable[tuple[Metric, list[MetricSeries]]],
+    resource: Mapping[str, str],
+    *,
+    openmetrics: bool = False,
+    aliases: bool = False,
+) -> str:
     """The whole page. aliases: what has got another unit is also there under the name and in the unit that it had."""
     kind, family = ("info", "target") if openmetrics else ("gauge", "target_info")
-    out = [f"# HELP {family} Target metadata", f"# TYPE {family} {kind}", f"target_info{_braces(_label_pairs(tuple(resource.items())))} 1"]
+    out = [
+        f"# HELP {family} Target metadata",
+        f"# TYPE {family} {kind}",
+        f"target_info{_braces(_label_pairs(tuple(resource.items())))} 1",
+    ]
     for metric, series in collected:
         out += _family(metric, series, openmetrics, metric.prometheus, metric.description, raw=False)
         if aliases and metric.was:
@@ -28,7 +41,9 @@ def render(collected: Iterable[tuple[Metric, list[Series]]], resource: Mapping[s
     return "\n".join(out) + ("\n# EOF\n" if openmetrics else "\n")
 
 
-def _family(metric: Metric, series: list[Series], openmetrics: bool, name: str, text: str, raw: bool) -> Iterator[str]:
+def _family(
+    metric: Metric, series: list[MetricSeries], openmetrics: bool, name: str, text: str, raw: bool
+) -> Iterator[str]:
     family = name.removesuffix("_total") if openmetrics and metric.instrument == "counter" else name
     yield f"# HELP {family} {text}"
     yield f"# TYPE {family} {metric.instrument}"
@@ -43,7 +58,7 @@ def _family(metric: Metric, series: list[Series], openmetrics: bool, name: str, 
             yield f"{name}{_braces(labels)} {_number(s.value if raw else metric.shown(s.value))}"
 
 
-def _histogram(name: str, metric: Metric, s: Series, labels: str, raw: bool) -> Iterator[str]:
+def _histogram(name: str, metric: Metric, s: MetricSeries, labels: str, raw: bool) -> Iterator[str]:
     below, comma = s.buckets.cumsum(), "," if labels else ""
     for power in metric.powers:
         bound = float(1 << power) if raw else metric.shown(1 << power)

@@ -19,7 +19,7 @@ Attributes = tuple[tuple[str, Value], ...]
 
 
 @dataclass
-class Series:
+class MetricSeries:
     """One series since it was first seen. Times are CLOCK_BOOTTIME ns; value, min and max are in the metric's raw unit.
 
     since_ns: when it began. One that had to make room and comes back is another series, which begins then, from nothing.
@@ -40,12 +40,21 @@ class Series:
     slope_from: tuple[int, int] | None = None
     ready: bool = True
 
-    def copy(self) -> Series:
-        return Series(self.attributes, self.since_ns, self.seen_ns, self.value, self.count, self.low, self.high, self.buckets.copy())
+    def copy(self) -> MetricSeries:
+        return MetricSeries(
+            self.attributes,
+            self.since_ns,
+            self.seen_ns,
+            self.value,
+            self.count,
+            self.low,
+            self.high,
+            self.buckets.copy(),
+        )
 
 
-def begin(metric: Metric, attributes: Attributes, t_ns: int) -> Series:
-    series = Series(attributes, t_ns, t_ns)
+def begin(metric: Metric, attributes: Attributes, t_ns: int) -> MetricSeries:
+    series = MetricSeries(attributes, t_ns, t_ns)
     if metric.instrument == "histogram":
         series.buckets = np.zeros(HIST_BUCKETS, np.int64)
     return series
@@ -71,7 +80,9 @@ def group(metric: Metric, rows: np.ndarray, more: tuple[str, ...] = ()) -> tuple
         key[metric.client_only][rows["role"] != declared["role"].code("client")] = np.void(bytes(16))
     if metric.bounded:
         for c in metric.columns:
-            names = range(len(declared[c].names)) if declared[c].kind == "enum" else [n.encode() for n in declared[c].names]
+            names = (
+                range(len(declared[c].names)) if declared[c].kind == "enum" else [n.encode() for n in declared[c].names]
+            )
             key[c][~np.isin(key[c], names)] = declared[c].null
     flat = key.view(np.dtype((np.void, key.dtype.itemsize)))
     unique, inverse = np.unique(flat, return_inverse=True)
@@ -96,7 +107,7 @@ def numbers(rows: np.ndarray, column: str) -> np.ndarray:
     return values
 
 
-def add_histograms(metric: Metric, rows: np.ndarray, inverse: np.ndarray, series: list[Series]) -> None:
+def add_histograms(metric: Metric, rows: np.ndarray, inverse: np.ndarray, series: list[MetricSeries]) -> None:
     n = len(series)
     buckets = np.zeros((n, HIST_BUCKETS), np.int64)
     if metric.hist:
@@ -132,7 +143,9 @@ def of(metric: Metric, rows: np.ndarray) -> np.ndarray:
 
 def is_null(metric: Metric, rows: np.ndarray) -> np.ndarray:
     value = metric.values(rows) if metric.values else rows[metric.value]
-    return np.asarray(np.isnan(value) if value.dtype.kind == "f" else value == TABLES[metric.table].by_name[metric.value].null)
+    return np.asarray(
+        np.isnan(value) if value.dtype.kind == "f" else value == TABLES[metric.table].by_name[metric.value].null
+    )
 
 
 def ends(rows: np.ndarray, inverse: np.ndarray, n: int) -> list[tuple[int, int]]:
@@ -142,7 +155,7 @@ def ends(rows: np.ndarray, inverse: np.ndarray, n: int) -> list[tuple[int, int]]
     return list(zip(order[first].tolist(), order[after - 1].tolist(), strict=True))
 
 
-def set_gauges(metric: Metric, rows: np.ndarray, inverse: np.ndarray, series: list[Series]) -> None:
+def set_gauges(metric: Metric, rows: np.ndarray, inverse: np.ndarray, series: list[MetricSeries]) -> None:
     for s, (_, at) in zip(series, ends(rows, inverse, len(series)), strict=True):
         t_ns, value = int(rows["t_ns"][at]), rows[metric.value][at].item()
         if not metric.drift:

@@ -17,20 +17,21 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from agent.signals import sheltered
-from exporters.config import Target
-from exporters.send import Outcome
+from agent.posix.signals import sheltered
+from exporters.otlp_settings import Endpoint
+from exporters.send import STATUSES, Outcome
 
 SIGNALS = ("traces", "metrics", "logs")
 _LENGTH = struct.Struct("!I")
 #: How much longer than the request itself may take its answer may be on the way; importing grpc takes about 1 s.
 _GRACE_S = 5.0
+_MAX_ANSWER_BYTES = 1 << 16
 
 
 class GrpcLink:
     """One child for all signals; used by the exporter's worker thread only, but for ``abort``."""
 
-    def __init__(self, targets: Mapping[str, Target]) -> None:
+    def __init__(self, targets: Mapping[str, Endpoint]) -> None:
         self._targets = dict(targets)
         self._child: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -46,10 +47,9 @@ class GrpcLink:
             link = self._socket or self._start()
             link.settimeout(timeout_s)
             send_frame(link, bytes((SIGNALS.index(signal),)) + data)
-            answer = receive_frame(link, time.monotonic() + timeout_s)
+            return _outcome(receive_frame(link, time.monotonic() + timeout_s, _MAX_ANSWER_BYTES))
         except OSError as error:
             return Outcome("retry", message=f"the gRPC process: {self._ended(error)}")
-        return Outcome(**json.loads(answer))
 
     def abort(self) -> None:
         """Ends a request that is under way, and the child; callable from any thread."""
@@ -69,8 +69,12 @@ class GrpcLink:
         ours, theirs = socket.socketpair()
         with theirs, sheltered():
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "exporters.grpc_sender", str(theirs.fileno())], pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=Path(__file__).parent.parent,
+                [sys.executable, "-m", "exporters.grpc_sender", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd=Path(__file__).parent.parent,
             )
         ours.settimeout(_GRACE_S)
         send_frame(ours, json.dumps({s: asdict(t) for s, t in self._targets.items()}).encode())
@@ -92,9 +96,6 @@ class GrpcSender:
     def send(self, data: bytes) -> Outcome:
         return self._link.send(self._signal, data)
 
-    def hurry(self) -> None:
-        """Each request is tried only once as it is."""
-
     def abort(self) -> None:
         self._link.abort()
 
@@ -102,14 +103,27 @@ class GrpcSender:
         self._link.close()
 
 
+def _outcome(answer: bytes) -> Outcome:
+    """Raises ConnectionError for what is none."""
+    try:
+        outcome = Outcome(**json.loads(answer))
+    except (TypeError, ValueError):
+        raise ConnectionAbortedError("it sent what is no answer") from None
+    if tuple(map(type, outcome)) != (str, int, str, float) or outcome.status not in STATUSES:
+        raise ConnectionAbortedError("it sent what is no answer")
+    return outcome
+
+
 def send_frame(link: socket.socket, data: bytes) -> None:
     link.sendall(_LENGTH.pack(len(data)))
     link.sendall(data)
 
 
-def receive_frame(link: socket.socket, deadline: float | None = None) -> bytes:
-    """One frame. Raises ConnectionError at the end of the stream, TimeoutError at the deadline (CLOCK_MONOTONIC)."""
+def receive_frame(link: socket.socket, deadline: float | None = None, most: int = (1 << 32) - 1) -> bytes:
+    """One frame. Raises ConnectionError at the end of the stream and for more than ``most`` bytes, TimeoutError at the deadline (CLOCK_MONOTONIC)."""
     (length,) = _LENGTH.unpack(_exactly(link, _LENGTH.size, deadline))
+    if length > most:
+        raise ConnectionAbortedError(f"it sent {length} bytes, {most} at most are an answer")
     return _exactly(link, length, deadline)
 
 

@@ -1,55 +1,71 @@
 """``python -m exporters.grpc_sender FD``: sends OTLP requests over gRPC for exporters.grpc_link, whose frames come by FD.
 
-Of the installed OTLP/gRPC exporter the stubs and the channel's options are used, not its class: that imports the SDK
-(6 MB), drops partial_success, and would decode and encode each request once more.
+Of the OTLP/gRPC exporter the stubs are used, not its class: that imports the SDK (6 MB) and drops partial_success.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import select
 import signal
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import grpc
-from opentelemetry.exporter.otlp.proto.grpc import _OTLP_GRPC_CHANNEL_OPTIONS
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2_grpc import LogsServiceStub
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceStub
 
 from agent.common.address import with_port
-from agent.signals import ENDING
-from exporters.config import Target
+from agent.posix.signals import ENDING
 from exporters.grpc_link import SIGNALS, receive_frame, send_frame
-from exporters.send import Outcome, accepted
+from exporters.otlp_settings import Endpoint
+from exporters.send import Outcome, accepted, failed
 
 #: https://opentelemetry.io/docs/specs/otlp/#failures; RESOURCE_EXHAUSTED only where the answer says when to try again.
 _RETRYABLE = frozenset({"CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"})
-_METHODS = {"traces": "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
-            "metrics": "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
-            "logs": "/opentelemetry.proto.collector.logs.v1.LogsService/Export"}
+_STUBS: dict[str, Any] = {"traces": TraceServiceStub, "metrics": MetricsServiceStub, "logs": LogsServiceStub}
+_OPTIONS = [("grpc.primary_user_agent", "tickscope"), ("grpc.max_reconnect_backoff_ms", 2000)]
 _POLL_S = 0.1
+
+
+class _Serialised:
+    """A channel on which a stub's requests and answers are the bytes themselves: decoding a request here would only be undone by the stub."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._channel = channel
+
+    def unary_unary(self, method: str, **_: object) -> grpc.UnaryUnaryMultiCallable:
+        return self._channel.unary_unary(method)
 
 
 class _Signal:
     """One signal's channel; serialised requests pass through it as they are."""
 
-    def __init__(self, signal: str, target: Target) -> None:
+    def __init__(self, signal: str, target: Endpoint) -> None:
         url = urlsplit(target.endpoint)
-        options = [*_OTLP_GRPC_CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 2000)]
         compression = grpc.Compression.Gzip if target.compression == "gzip" else grpc.Compression.NoCompression
         address = with_port(str(url.hostname), url.port or 4317)
         if target.insecure:
-            self._channel = grpc.insecure_channel(address, options=options, compression=compression)
+            self._channel = grpc.insecure_channel(address, options=_OPTIONS, compression=compression)
         else:
-            read = [Path(p).read_bytes() if p else None for p in (target.certificate, target.client_key, target.client_certificate)]
-            self._channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(*read), options=options, compression=compression)
-        self._call = self._channel.unary_unary(_METHODS[signal])
+            read = [
+                Path(p).read_bytes() if p else None
+                for p in (target.certificate, target.client_key, target.client_certificate)
+            ]
+            self._channel = grpc.secure_channel(
+                address, grpc.ssl_channel_credentials(*read), options=_OPTIONS, compression=compression
+            )
+        self._export = _STUBS[signal](_Serialised(self._channel)).Export
         self._signal, self._target = signal, target
 
     def export(self, data: bytes, link: socket.socket) -> Outcome:
         """One try. Ends early, with the process, when the agent's end of the link closes."""
-        future = self._call.future(data, timeout=self._target.timeout_s, metadata=self._target.headers)
+        future = self._export.future(data, timeout=self._target.timeout_s, metadata=self._target.headers)
         while not _finished(future):
             if select.select([link], [], [], 0)[0]:
                 future.cancel()
@@ -72,13 +88,14 @@ def _finished(future: grpc.Future) -> bool:
 
 
 def _retry_delay(error: grpc.RpcError) -> float:
-    """The pause of a google.rpc.RetryInfo in the answer's details, seconds; 0 without one."""
+    """The pause of a google.rpc.RetryInfo in the answer's details, seconds; 0 without one, and for what cannot be read."""
+    from google.protobuf.message import DecodeError
     from google.rpc.error_details_pb2 import RetryInfo
     from google.rpc.status_pb2 import Status
 
     for key, value in error.trailing_metadata() or ():
-        if key == "grpc-status-details-bin":
-            for detail in Status.FromString(value).details:
+        with contextlib.suppress(DecodeError):
+            for detail in Status.FromString(value).details if key == "grpc-status-details-bin" else ():
                 info = RetryInfo()
                 if detail.Unpack(info):
                     return float(info.retry_delay.seconds + info.retry_delay.nanos / 1e9)
@@ -93,11 +110,19 @@ def main(fd: int) -> None:
         signals: dict[str, _Signal] = {}
         try:
             configured = json.loads(receive_frame(link))
-            for name, fields in configured.items():
-                signals[name] = _Signal(name, Target(**{**fields, "headers": tuple(tuple(h) for h in fields["headers"])}))
             while True:
                 frame = receive_frame(link)
-                send_frame(link, json.dumps(signals[SIGNALS[frame[0]]].export(frame[1:], link)._asdict()).encode())
+                name = SIGNALS[frame[0]]
+                try:
+                    if name not in signals:
+                        fields = {**configured[name], "headers": tuple(map(tuple, configured[name]["headers"]))}
+                        signals[name] = _Signal(name, Endpoint(**fields))
+                    outcome = signals[name].export(frame[1:], link)
+                except (OSError, ValueError) as error:
+                    if isinstance(error, ConnectionError):
+                        raise
+                    outcome = failed(error)  # such as a certificate that is not there: its file is looked for again
+                send_frame(link, json.dumps(outcome._asdict()).encode())
         except ConnectionError:
             return
 

@@ -49,8 +49,18 @@ class Links:
         for item in evidence:
             at, pid = item.get("t_ns"), item.get("pid")
             if item.get("table") == "limiter_decision":
-                decisions += self._of_limiter(item, at if isinstance(at, int) else start_ns, pid if isinstance(pid, int) else None, end_ns)
-            elif (known := self._events.get((str(item.get("table")), at if isinstance(at, int) else 0, pid if isinstance(pid, int) else NULL_I64))) is not None:
+                decisions += self._of_limiter(
+                    item, at if isinstance(at, int) else start_ns, pid if isinstance(pid, int) else None, end_ns
+                )
+            elif (
+                known := self._events.get(
+                    (
+                        str(item.get("table")),
+                        at if isinstance(at, int) else 0,
+                        pid if isinstance(pid, int) else NULL_I64,
+                    )
+                )
+            ) is not None:
                 found[known] = None
         decisions = list(dict.fromkeys(decisions))
         room = MAX_LINKS - len(found)
@@ -63,5 +73,10 @@ class Links:
         limiter = str(item.get("limiter") or (subject[1] if subject else ""))
         until = item.get("end_ns")
         end_ns = (until if isinstance(until, int) else end_ns) + _SLACK_NS
-        return [span for (name, process), kept in self._decisions.items() if name == limiter and pid in (None, process)
-                for t_ns, span in kept if start_ns - _SLACK_NS <= t_ns <= end_ns]
+        return [
+            span
+            for (name, process), kept in self._decisions.items()
+            if name == limiter and pid in (None, process)
+            for t_ns, span in kept
+            if start_ns - _SLACK_NS <= t_ns <= end_ns
+        ]

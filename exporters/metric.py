@@ -82,7 +82,12 @@ class Metric:
     @property
     def integral(self) -> bool:
         """Whether its values are whole numbers, always."""
-        return not self.drift and not self.raw and bool(self.table) and (not self.value or self.column(self.value).kind in ("i64", "bool"))
+        return (
+            not self.drift
+            and not self.raw
+            and bool(self.table)
+            and (not self.value or self.column(self.value).kind in ("i64", "bool"))
+        )
 
     @property
     def powers(self) -> range:
@@ -102,12 +107,22 @@ class Metric:
     @property
     def bounded(self) -> bool:
         """Whether all its label sets are known from the start, so that it can start at 0: else nobody sees the first event of a series."""
-        return bool(self.table) and self.instrument != "gauge" and not self.client_only and all(self.column(c).names for c in self.columns)
+        return (
+            bool(self.table)
+            and self.instrument != "gauge"
+            and not self.client_only
+            and all(self.column(c).names for c in self.columns)
+        )
 
     def starts(self) -> Iterator[dict[str, object]]:
         """The stored values of each label set that it starts with; of each column all names, and one that stands for any other."""
-        named = [[(c.code(n) if c.kind == "enum" else n.encode()) for n in self.names(c)] for c in map(self.column, self.columns)]
-        nulls: list[list[object]] = [[] if self.where and self.where[0] == c else [self.column(c).null] for c in self.columns]
+        named = [
+            [(c.code(n) if c.kind == "enum" else n.encode()) for n in self.names(c)]
+            for c in map(self.column, self.columns)
+        ]
+        nulls: list[list[object]] = [
+            [] if self.where and self.where[0] == c else [self.column(c).null] for c in self.columns
+        ]
         for values in itertools.product(*(n + null for n, null in zip(named, nulls, strict=True))):
             yield dict(zip(self.columns, values, strict=True))
 

@@ -30,16 +30,23 @@ _LIMITER = ("comm", "limiter_id", "library", "source", "result")
 _SOCKETS = ("comm", "kind", "saddr", "sport", "device")
 _JUMPED = ("direction", ("forward", "backward"))
 _NOT_CONNECTIONS = ("kind", ("accept", "qdisc"))
-_NTP_OFFSET = "What the wall clock is believed to be behind: what the kernel has still to slew away, and what daemons say."
+_NTP_OFFSET = (
+    "What the wall clock is believed to be behind: what the kernel has still to slew away, and what daemons say."
+)
 
 
-def _counted(name: str, unit: str, text: str, table: str, by: str, bounded: tuple[str, ...], more: tuple[str, ...], **rest: Any) -> tuple[Metric, Metric]:
+def _counted(
+    name: str, unit: str, text: str, table: str, by: str, bounded: tuple[str, ...], more: tuple[str, ...], **rest: Any
+) -> tuple[Metric, Metric]:
     """A counter that starts at 0 with its bounded labels, and ``NAME.by_BY``, which has more."""
     alone = {k: v for k, v in rest.items() if k not in ("detail", "was")}
-    return (Metric(name, unit, "counter", text, table, bounded, **alone),
-            Metric(f"{name}.by_{by}", unit, "counter", f"{text[:-1]}, by {by}.", table, (*bounded, *more), **rest))
+    return (
+        Metric(name, unit, "counter", text, table, bounded, **alone),
+        Metric(f"{name}.by_{by}", unit, "counter", f"{text[:-1]}, by {by}.", table, (*bounded, *more), **rest),
+    )
 
 
+# fmt: off
 METRICS: tuple[Metric, ...] = (
     Metric("tickscope.tcp.rtt", "s", "histogram", "Smoothed round-trip time samples of TCP connections.", "tcp_rtt",
            ("comm", "role"), "hist", "us", (5, 23), detail=("daddr",), hist=("rtt_sum_us", "rtt_min_us", "rtt_max_us"), client_only="daddr",
@@ -52,6 +59,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("tickscope.tls.handshakes", "{handshake}", "counter", "TLS handshakes that ended.", "tls_handshake", ("role", "result")),
     Metric("tickscope.tls.handshake.duration", "s", "histogram", "Wall time of TLS handshakes.", "tls_handshake",
            ("comm", "role", "library", "tls_version", "result"), "duration_ns", "ns", (14, 36), was="tickscope_tls_handshake_duration_nanoseconds"),
+    Metric("tickscope.dns.lookup.duration", "s", "histogram", "Time until a name was known, or given up: from 0.2 ms on, and all that failed.",
+           "dns_lookup", ("result",), "duration_ns", "ns", (17, 34), detail=("comm",)),
     Metric("tickscope.syscall.duration", "s", "histogram",
            "System call time as seen: all calls, those in sampling windows (not scaled), or only the time blocked.", "syscall_latency",
            _CALL, "hist", "ns", coarse=True, detail=("comm",), hist=("sum_ns", "", "max_ns"), was="tickscope_syscall_duration_nanoseconds"),
@@ -154,6 +163,7 @@ METRICS: tuple[Metric, ...] = (
         ("metrics.overflowed", "{series}", "counter", "Times that a label set found no room: its values are in the series otel_metric_overflow, or left out."),
     )),
 )
+# fmt: on
 
 #: Metrics that no alert looks at, whose labels are few but not known from the start: they need no companion that starts at 0.
 NOT_INCIDENTS = frozenset({"tickscope.probe.hits", "tickscope.probe.run_time"})

@@ -28,7 +28,9 @@ class Observer:
     look: gives the parts of the status that are used here: ``processes probes store export``. page: the metrics page, where there is one.
     """
 
-    def __init__(self, metrics: MetricStore, version: str, look: Callable[[], Mapping[str, Any]], page: Any = None) -> None:
+    def __init__(
+        self, metrics: MetricStore, version: str, look: Callable[[], Mapping[str, Any]], page: Any = None
+    ) -> None:
         self._metrics, self._look, self._page = metrics, look, page
         self._version, self._due_ns = version, 0
 
@@ -51,8 +53,14 @@ class Observer:
                 cpu[key], memory[key] = cpu.get(key, 0) + used[0], memory.get(key, 0) + used[1]
         states = TABLES["probe_status"].by_name["state"].names
         out: dict[str, dict[Attributes, float]] = {
-            "build.info": {(("version", self._version), ("python", platform.python_version()), ("kernel", os.uname().release)): 1},
-            "probe.state": {(("tickscope.probe", p["probe"]), ("tickscope.state", s)): float(p["state"] == s) for p in seen["probes"] for s in states},
+            "build.info": {
+                (("version", self._version), ("python", platform.python_version()), ("kernel", os.uname().release)): 1
+            },
+            "probe.state": {
+                (("tickscope.probe", p["probe"]), ("tickscope.state", s)): float(p["state"] == s)
+                for p in seen["probes"]
+                for s in states
+            },
             "process.cpu": cpu,
             "process.memory": memory,
             "store.state": {(("tickscope.state", s),): float(store["state"] == s) for s in _STORE_STATES},
@@ -64,10 +72,16 @@ class Observer:
             "metrics.overflowed": {(): self._metrics.overflowed},
         }
         if "sent_spans" in otlp:
-            out["otlp.sent"] = {(("tickscope.signal", s),): otlp[f"sent_{s}"] for s in ("spans", "logs", "points") if f"sent_{s}" in otlp}
+            out["otlp.sent"] = {
+                (("tickscope.signal", s),): otlp[f"sent_{s}"]
+                for s in ("spans", "logs", "points")
+                if f"sent_{s}" in otlp
+            }
             out["otlp.unsampled"] = {(): otlp["unsampled"]}
         if self._page is not None:
-            out["page.requests"] = {(("http.response.status_code", code),): n for code, n in sorted(self._page.requests.copy().items())}
+            out["page.requests"] = {
+                (("http.response.status_code", code),): n for code, n in sorted(self._page.requests.copy().items())
+            }
             out["page.dropped"] = {(("tickscope.reason", reason),): n for reason, n in self._page.dropped.items()}
         return out
 

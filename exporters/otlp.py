@@ -18,10 +18,11 @@ import numpy as np
 
 from agent.batch import Batch
 from agent.contracts import Owning, Stating
+from agent.log import ERROR, say
 from exporters.aggregate import MetricStore
-from exporters.backlog import SPAN_TABLES, Backlog
-from exporters.config import OtlpConfig
-from exporters.send import HttpSender, Outcome, Sender
+from exporters.otlp_settings import OtlpConfig
+from exporters.send import HttpSender, Outcome, Sender, failed
+from exporters.waiting import SPAN_TABLES, Backlog
 
 if TYPE_CHECKING:
     from exporters.grpc_link import GrpcLink
@@ -61,7 +62,10 @@ class _Lane:
         if self.request is None or now < self.not_before:
             return False
         self.begun = time.monotonic()
-        outcome = self.sender.send(self.request.data)
+        try:
+            outcome = self.sender.send(self.request.data)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next request may succeed
+            outcome = failed(error)
         self.begun = 0.0
         if outcome.status == "retry":
             self.failures += 1
@@ -89,7 +93,7 @@ class _Lane:
 class OtlpExporter(Stating, Owning):
     """Implements agent.contracts.Sink for spans, and reads ``metrics`` (a sink of its own) at each interval.
 
-    config: see exporters.config.resolve; at least one target.
+    config: see exporters.otlp_settings.resolve; at least one target.
     resource: see exporters.resource.describe; ``host.boot.id`` must be in it.
     to_wall: CLOCK_BOOTTIME ns -> Unix ns, arrays of shape (n,); called on the worker thread, late, at encoding.
     """
@@ -116,8 +120,6 @@ class OtlpExporter(Stating, Owning):
         """Sends what waits, children or not, for at most ``timeout_s``; what is left is counted as dropped, once. Ends the worker."""
         again = self._stop.is_set()
         self._stop.set()
-        for lane in self._lanes.values():
-            lane.sender.hurry()
         self._wake.set()
         self._worker.join(timeout_s)
         if self._worker.is_alive():
@@ -136,7 +138,8 @@ class OtlpExporter(Stating, Owning):
     def state(self) -> dict[str, object]:
         """endpoint protocol state(ok|retrying|down) sent_spans sent_logs sent_points rejected dropped unsampled last_error remedy queued_bytes.
 
-        down: three requests of a signal in a row failed or were refused.  unsampled: plain decisions that are not in the sample, and rows beyond
+        down: three requests of a signal in a row failed or were refused, one has been under way for twice its time-out, or the exporter stopped.
+        unsampled: plain decisions that are not in the sample, and rows beyond
         max_spans_per_s, which are no losses.  logs: where the collector takes none, what it said.
         """
         lanes = self._lanes
@@ -144,11 +147,32 @@ class OtlpExporter(Stating, Owning):
         failures = worst.failures if worst else 0
         refusals = max((lane.refusals for lane in lanes.values()), default=0)
         target = self._config.traces or self._config.metrics or self._config.logs
-        # A timeout bounds each wait for the network; an answer that comes byte by byte goes on for ever.
+        # The time-out does not bound looking up a name, nor all addresses of a host together.
         stuck_s = max((lane.stuck_s() for lane in lanes.values()), default=0.0)
-        stuck = f"the collector has not answered whole for {stuck_s:.0f} s" if target and stuck_s > 2 * target.timeout_s else ""
-        state = "down" if self._failure or stuck or max(failures, refusals) >= _DOWN_AFTER else "retrying" if failures else "ok"
-        error = self._failure or stuck or next((lane.last_error for lane in ([worst] if worst and failures else list(lanes.values())) if lane.last_error), "")
+        stuck = (
+            f"the collector has not answered whole for {stuck_s:.0f} s"
+            if target and stuck_s > 2 * target.timeout_s
+            else ""
+        )
+        state = (
+            "down"
+            if self._failure or stuck or max(failures, refusals) >= _DOWN_AFTER
+            else "retrying"
+            if failures
+            else "ok"
+        )
+        error = (
+            self._failure
+            or stuck
+            or next(
+                (
+                    lane.last_error
+                    for lane in ([worst] if worst and failures else list(lanes.values()))
+                    if lane.last_error
+                ),
+                "",
+            )
+        )
         losses = self.losses()
         return {
             "endpoint": target.endpoint if target else "",
@@ -157,7 +181,11 @@ class OtlpExporter(Stating, Owning):
             "sent_spans": lanes["traces"].sent if "traces" in lanes else 0,
             "sent_logs": lanes["logs"].sent if "logs" in lanes else 0,
             "sent_points": lanes["metrics"].sent if "metrics" in lanes else 0,
-            **({"logs": f"not taken by the collector: {lanes['logs'].unwanted}"} if "logs" in lanes and lanes["logs"].unwanted else {}),
+            **(
+                {"logs": f"not taken by the collector: {lanes['logs'].unwanted}"}
+                if "logs" in lanes and lanes["logs"].unwanted
+                else {}
+            ),
             "rejected": losses.pop("rejected"),
             "dropped": sum(losses.values()),
             "unsampled": self._backlog.unsampled,
@@ -179,6 +207,7 @@ class OtlpExporter(Stating, Owning):
             self._work()
         except Exception as error:  # noqa: BLE001 - the agent goes on without export, and says so in its state
             self._failure = f"the exporter stopped: {type(error).__name__}: {error}"
+            say(f"tickscope: otlp: {self._failure}; nothing is exported until the agent is started again", ERROR)
 
     def _work(self) -> None:
         from exporters.points import PointEncoder
@@ -203,7 +232,12 @@ class OtlpExporter(Stating, Owning):
                         traces.request = _Request(envelope.request(encoded), len(encoded))
                 if traces is None or not traces.step(now):
                     break
-            if logs and logs.request is None and (encoded := records(self._backlog.opened(), spans, self._to_wall)) and not logs.unwanted:
+            if (
+                logs
+                and logs.request is None
+                and (encoded := records(self._backlog.opened(), spans, self._to_wall))
+                and not logs.unwanted
+            ):
                 logs.request = _Request(envelope.request(encoded), len(encoded))
             if logs:
                 logs.step(now)
@@ -221,7 +255,15 @@ class OtlpExporter(Stating, Owning):
             lane.sender.close()
 
     def _senders(self) -> dict[str, Sender]:
-        targets = {s: t for s, t in (("traces", self._config.traces), ("metrics", self._config.metrics), ("logs", self._config.logs)) if t}
+        targets = {
+            s: t
+            for s, t in (
+                ("traces", self._config.traces),
+                ("metrics", self._config.metrics),
+                ("logs", self._config.logs),
+            )
+            if t
+        }
         if self._config.protocol == "grpc":
             from exporters.grpc_link import GrpcLink, GrpcSender
 
@@ -236,6 +278,10 @@ def _remedy(error: str, config: OtlpConfig) -> str:
         return f"is the collector running, with an OTLP receiver for {config.protocol} (usually port {port})?"
     if "401" in error or "403" in error or "UNAUTHENTICATED" in error:
         return "set the credentials in OTEL_EXPORTER_OTLP_HEADERS"
+    if "FileNotFoundError" in error or "PermissionError" in error:
+        return "certificates and keys (OTEL_EXPORTER_OTLP_CERTIFICATE, ..._CLIENT_KEY) must be files that the agent's user can read"
+    if error.startswith("HTTP 3"):
+        return "redirects are not followed: set the endpoint to its Location"
     if "CERTIFICATE" in error.upper() or "SSL" in error:
         return "set OTEL_EXPORTER_OTLP_CERTIFICATE to the collector's CA, or use an http:// endpoint"
     if "404" in error or "not an OTLP response" in error or "BadStatusLine" in error:

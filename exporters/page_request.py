@@ -42,8 +42,11 @@ def parse(request: bytes, hosts: Collection[str]) -> Wanted:
     if len(host) > 1 or (not host and version != "HTTP/1.0"):
         return Wanted("400 Bad Request", "one Host header, please")
     if host and not known_host(host[0], hosts):
-        return Wanted("421 Misdirected Request", "this page is not served under that name, so that no web site can read it through your browser; "
-                      "ask by address or as localhost, or name it in the settings: metrics: {hosts: [NAME]}")
+        return Wanted(
+            "421 Misdirected Request",
+            "this page is not served under that name, so that no web site can read it through your browser; "
+            "ask by address or as localhost, or name it in the settings: metrics: {hosts: [NAME]}",
+        )
     if target.partition("?")[0] != "/metrics":
         return Wanted("404 Not Found", "see /metrics")
     accept, coding = ",".join(headers.get("accept", [])), ",".join(headers.get("accept-encoding", []))

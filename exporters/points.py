@@ -15,7 +15,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
 )
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric as MetricMessage
 
-from exporters.fold import Attributes, Series
+from exporters.fold import Attributes, MetricSeries
 from exporters.metric import Metric
 from exporters.wire import key_values
 
@@ -32,13 +32,13 @@ class PointEncoder:
     temporality: str
     to_wall: ToWall
     start_ns: int
-    _sent: dict[tuple[str, Attributes], Series] = field(default_factory=dict)
-    _next: dict[tuple[str, Attributes], Series] = field(default_factory=dict)
+    _sent: dict[tuple[str, Attributes], MetricSeries] = field(default_factory=dict)
+    _next: dict[tuple[str, Attributes], MetricSeries] = field(default_factory=dict)
     _begins: dict[tuple[str, Attributes], tuple[int, int]] = field(default_factory=dict)
     _sent_wall: int = 0
     _next_at: tuple[int, int] = (0, 0)
 
-    def encode(self, collected: list[tuple[Metric, list[Series]]], now_ns: int) -> tuple[list[bytes], int]:
+    def encode(self, collected: list[tuple[Metric, list[MetricSeries]]], now_ns: int) -> tuple[list[bytes], int]:
         """(serialised metrics, number of points) at ``now_ns``, CLOCK_BOOTTIME."""
         now_wall = int(self.to_wall(np.array([now_ns]))[0])
         # Intervals follow one another without a gap; where the wall clock went back, this one keeps its true length.
@@ -65,7 +65,7 @@ class PointEncoder:
         self._begins = begins
         return out, points
 
-    def _begin(self, known: tuple[int, int] | None, s: Series, last_wall: int, now_wall: int) -> int:
+    def _begin(self, known: tuple[int, int] | None, s: MetricSeries, last_wall: int, now_wall: int) -> int:
         """A cumulative series' start, converted once: a start that moved would mean a reset. It moves if the clock went behind it.
 
         One that is new lies behind all points of the last export, where an earlier series of its name may have been.
@@ -82,7 +82,14 @@ class PointEncoder:
         self.start_ns, self._sent_wall = self._next_at
 
 
-def _add(message: MetricMessage, metric: Metric, s: Series, before: Series | None, wall: tuple[int, int], delta: bool) -> int:
+def _add(
+    message: MetricMessage,
+    metric: Metric,
+    s: MetricSeries,
+    before: MetricSeries | None,
+    wall: tuple[int, int],
+    delta: bool,
+) -> int:
     temporality = AGGREGATION_TEMPORALITY_DELTA if delta else AGGREGATION_TEMPORALITY_CUMULATIVE
     attributes = key_values(s.attributes)
     if metric.instrument == "gauge":
@@ -100,9 +107,15 @@ def _add(message: MetricMessage, metric: Metric, s: Series, before: Series | Non
         return 0
     buckets = s.buckets - before.buckets if before else s.buckets
     below = buckets.cumsum()[[power - 1 for power in metric.powers]]
-    point = HistogramDataPoint(attributes=attributes, start_time_unix_nano=wall[0], time_unix_nano=wall[1], count=count,
-                               sum=metric.shown(s.value - (before.value if before else 0)), explicit_bounds=metric.upper_bounds,
-                               bucket_counts=np.diff(below, prepend=0, append=count).tolist())
+    point = HistogramDataPoint(
+        attributes=attributes,
+        start_time_unix_nano=wall[0],
+        time_unix_nano=wall[1],
+        count=count,
+        sum=metric.shown(s.value - (before.value if before else 0)),
+        explicit_bounds=metric.upper_bounds,
+        bucket_counts=np.diff(below, prepend=0, append=count).tolist(),
+    )
     if before is None and s.low is not None:
         point.min = metric.shown(s.low)
     if before is None and s.high is not None:

@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 
 from agent.contracts import Stating
 from agent.errors import AgentError, printable
-from agent.listener import NO_ROOM
+from agent.posix.listener import NO_ROOM
 from exporters.aggregate import MetricStore
 from exporters.exposition import TYPES, render
-from exporters.page_config import PageConfig
 from exporters.page_request import Wanted, parse
+from exporters.page_settings import PageConfig
 from exporters.peer import owner
 
 #: Connections at a time: of all clients, of one user or address.
@@ -53,11 +53,19 @@ class PrometheusEndpoint(Stating):
 
     name = "prometheus"
 
-    def __init__(self, address: tuple[str, int], store: MetricStore, resource: Mapping[str, str], config: PageConfig | None = None) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        store: MetricStore,
+        resource: Mapping[str, str],
+        config: PageConfig | None = None,
+    ) -> None:
         self._store, self._resource, self._config = store, dict(resource), config or PageConfig()
         self._hosts = {name.lower() for name in (*self._config.hosts, address[0])}
         try:
-            self._listener = socket.create_server(address, family=socket.AF_INET6 if ":" in address[0] else socket.AF_INET, backlog=128)
+            self._listener = socket.create_server(
+                address, family=socket.AF_INET6 if ":" in address[0] else socket.AF_INET, backlog=128
+            )
         except OSError as error:
             raise AgentError(f"cannot serve metrics on {f'[{address[0]}]' if ':' in address[0] else address[0]}:{address[1]}", why=error.strerror or str(error),
                              remedy="see who has it (ss -ltnp), or set prometheus: to another address:port, or to '' for none") from error  # fmt: skip
@@ -80,9 +88,18 @@ class PrometheusEndpoint(Stating):
         """requests, dropped and deafened, see above; ``reason`` and ``remedy`` where somebody took places and did not use them; ``state`` and ``last_error``
         where no page could be made, until one is."""
         dropped = {reason: n for reason, n in self.dropped.items() if n and reason != "failed"}
-        told = {"reason": "clients took connections and did not use them: " + ", ".join(f"{n} {r}" for r, n in dropped.items()),
-                "remedy": f"see who it is: ss -tnpe sport = :{self.port} or dport = :{self.port}"} if dropped else {}
-        failed = {"state": "failing", "last_error": failure, "remedy": "report this"} if (failure := self._failure) else {}
+        told = (
+            {
+                "reason": "clients took connections and did not use them: "
+                + ", ".join(f"{n} {r}" for r, n in dropped.items()),
+                "remedy": f"see who it is: ss -tnpe sport = :{self.port} or dport = :{self.port}",
+            }
+            if dropped
+            else {}
+        )
+        failed = (
+            {"state": "failing", "last_error": failure, "remedy": "report this"} if (failure := self._failure) else {}
+        )
         return {"requests": sum(self.requests.values()), "dropped": sum(self.dropped.values()), **({"deafened": self.deafened} if self.deafened else {}),
                 **told, **failed}  # fmt: skip
 
@@ -202,8 +219,10 @@ class PrometheusEndpoint(Stating):
         if wanted.status.startswith("200"):
             kind, body = TYPES[wanted.openmetrics], self._page(wanted.openmetrics, wanted.gzip)
             coding = b"Content-Encoding: gzip\r\n" if wanted.gzip else b""
-        head = b"HTTP/1.1 %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n%bVary: Accept, Accept-Encoding\r\nConnection: close\r\n\r\n" % (
-            wanted.status.encode(), kind, len(body), coding)
+        head = (
+            b"HTTP/1.1 %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n%bVary: Accept, Accept-Encoding\r\nConnection: close\r\n\r\n"
+            % (wanted.status.encode(), kind, len(body), coding)
+        )
         return head if wanted.head_only else head + body
 
     def _page(self, openmetrics: bool, zipped: bool) -> bytes:
@@ -214,7 +233,9 @@ class PrometheusEndpoint(Stating):
         if (openmetrics, zipped) not in self._pages:
             plain = self._pages.get((openmetrics, False))
             if plain is None:
-                plain = render(self._store.collect(), self._resource, openmetrics=openmetrics, aliases=self._config.aliases).encode()
+                plain = render(
+                    self._store.collect(), self._resource, openmetrics=openmetrics, aliases=self._config.aliases
+                ).encode()
                 self._pages[openmetrics, False] = plain
             if zipped:
                 self._pages[openmetrics, True] = gzip.compress(plain, _GZIP_LEVEL, mtime=0)

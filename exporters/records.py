@@ -24,7 +24,11 @@ def records(rows: np.ndarray, spans: SpanEncoder, to_wall: ToWall) -> list[bytes
         values: dict[str, Value | None] = {name: column[i] for name, column in cells.items()}
         alarm = values.get("severity") != "notice"
         trace, span, _ = spans.finding_ids(bytes(rows["finding_id"][i]))
-        attributes = [(spans.attribute_name(name), value) for name, value in values.items() if value is not None and name != "sentence"]
+        attributes = [
+            (spans.attribute_name(name), value)
+            for name, value in values.items()
+            if value is not None and name != "sentence"
+        ]
         out.append(LogRecord(
             time_unix_nano=wall, observed_time_unix_nano=wall, severity_number=SEVERITY_NUMBER_WARN if alarm else SEVERITY_NUMBER_INFO,
             severity_text="WARN" if alarm else "INFO", body=any_value(str(values.get("sentence") or "")), attributes=key_values(attributes),

@@ -9,8 +9,8 @@ from pathlib import Path
 from urllib.parse import unquote
 
 
-def describe(boot_id: str, env: Mapping[str, str], version: str) -> dict[str, str]:
-    """Resource attributes; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win, as specified.
+def describe(boot_id: str, env: Mapping[str, str], version: str, given: Mapping[str, str]) -> dict[str, str]:
+    """Resource attributes; ``given`` are the settings'; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win, as specified.
 
     ``host.id`` is /etc/machine-id, as the convention says for Linux. ``host.boot.id`` (no convention) tells which boot's
     CLOCK_BOOTTIME the agent's own times count.
@@ -29,6 +29,7 @@ def describe(boot_id: str, env: Mapping[str, str], version: str) -> dict[str, st
         "os.build_id": uname.release,
         "os.description": release.get("PRETTY_NAME", ""),
     }
+    out.update(given)
     for pair in env.get("OTEL_RESOURCE_ATTRIBUTES", "").split(","):
         key, found, value = pair.partition("=")
         if found:

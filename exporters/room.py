@@ -19,7 +19,11 @@ class Room:
     def __init__(self, metrics: Sequence[Metric], max_series: int, max_samples: int | None) -> None:
         self._most = max_series - 1
         self._series = dict.fromkeys(metrics, 0)
-        self._bound = None if max_samples is None else max_samples - sum(m.samples for m in metrics if m.table and m.columns and m.instrument != "gauge")
+        self._bound = (
+            None
+            if max_samples is None
+            else max_samples - sum(m.samples for m in metrics if m.table and m.columns and m.instrument != "gauge")
+        )
         self._share = 0 if self._bound is None else int(self._bound * _RESERVED) // len(metrics)
         self._spoken_for = self._share * len(metrics)
 
@@ -52,4 +56,6 @@ class Room:
     def _grown(self, metric: Metric, more: int) -> int:
         """What would be spoken for: each metric's samples, or its share where it has fewer."""
         now = self._series[metric]
-        return self._spoken_for + max((now + more) * metric.samples, self._share) - max(now * metric.samples, self._share)
+        return (
+            self._spoken_for + max((now + more) * metric.samples, self._share) - max(now * metric.samples, self._share)
+        )

@@ -12,8 +12,13 @@ _BITS = 56
 _MASK = np.uint64((1 << _BITS) - 1)
 _DIGITS = 14
 #: Odd numbers that spread each column over all bits, before splitmix64's last steps.
-_FACTORS = {"t_ns": np.uint64(0x9E3779B97F4A7C15), "pid": np.uint64(0xC2B2AE3D27D4EB4F), "tid": np.uint64(0x165667B19E3779F9),
-            "goroutine": np.uint64(0xD6E8FEB86659FD93), "duration_ns": np.uint64(0xFF51AFD7ED558CCD)}
+_FACTORS = {
+    "t_ns": np.uint64(0x9E3779B97F4A7C15),
+    "pid": np.uint64(0xC2B2AE3D27D4EB4F),
+    "tid": np.uint64(0x165667B19E3779F9),
+    "goroutine": np.uint64(0xD6E8FEB86659FD93),
+    "duration_ns": np.uint64(0xFF51AFD7ED558CCD),
+}
 
 
 def threshold(probability: float) -> int:

@@ -1,18 +1,21 @@
-"""Sending a serialised request over HTTP, with the installed OTLP exporter's own client.
+"""Sending a serialised request over HTTP, and reading what became of it.
 
-Of opentelemetry-exporter-otlp 1.45 only the client (compression, retries within a timeout) and its urllib3 transport are
-imported: without its SDK and without requests that is 8 MB less. The names are private to that package, hence setup.py pins
-its minor version and tests/unit/test_otlp_client.py holds it to what is used here.
+Of opentelemetry-exporter-otlp what it brings along is used, opentelemetry-proto: its messages here, its stubs over gRPC (exporters.grpc_sender).
+Its own HTTP transport hides what a collector rejected (partial_success) and when it wants to be asked again (Retry-After), and brings the SDK.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
-import logging
+import math
+import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from exporters.config import Target
+from exporters.otlp_settings import Endpoint
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -21,9 +24,9 @@ PROTOBUF = "application/x-protobuf"
 #: Types under which a body is taken for protobuf: its own, its registered one, none, and what is said where nobody cared.
 _BINARY = frozenset({PROTOBUF, "application/protobuf", "application/octet-stream", ""})
 _RETRYABLE = frozenset({429, 502, 503, 504})
-_log = logging.getLogger("tickscope.otlp")
-_log.addHandler(logging.NullHandler())
-_log.propagate = False
+
+
+STATUSES = ("sent", "retry", "refused")
 
 
 class Outcome(NamedTuple):
@@ -42,10 +45,6 @@ class Outcome(NamedTuple):
 class Sender(Protocol):
     def send(self, data: bytes) -> Outcome: ...
 
-    def hurry(self) -> None:
-        """Called from another thread: from now on each request is tried once."""
-        ...
-
     def abort(self) -> None:
         """Called from another thread: give up the request under way, where that is possible."""
         ...
@@ -54,45 +53,65 @@ class Sender(Protocol):
 
 
 class HttpSender:
-    """Sends one signal's requests; ``signal`` is ``traces``, ``metrics`` or ``logs``. Blocks for up to ``target.timeout_s``."""
+    """Sends one signal's requests; ``signal`` is ``traces``, ``metrics`` or ``logs``. One try each; blocks for up to ``target.timeout_s``."""
 
-    def __init__(self, signal: str, target: Target) -> None:
-        from opentelemetry.exporter.otlp.common.http import Compression, _extract_retry_after, _OTLPHTTPClient
+    def __init__(self, signal: str, target: Endpoint) -> None:
+        from exporters.transport import Transport
 
-        from exporters.transport import BoundedTransport
-
-        kinds: dict[str, Literal["spans", "logs", "metrics"]] = {"traces": "spans", "logs": "logs", "metrics": "metrics"}
-        kind = kinds[signal]
-        cert = (target.client_certificate, target.client_key) if target.client_certificate else None
-        self._transport = BoundedTransport(verify=target.certificate or True, cert=cert)
-        self._signal, self._retry_after = signal, _extract_retry_after
-        self._client = _OTLPHTTPClient(
-            transport=self._transport, endpoint=target.endpoint, kind=kind, timeout=target.timeout_s,
-            compression=Compression.from_str(target.compression), logger=_log,
-            headers={"content-type": PROTOBUF, "user-agent": "tickscope", **dict(target.headers)},
+        self._signal, self._timeout_s, self._gzip = signal, target.timeout_s, target.compression == "gzip"
+        self._transport = Transport(
+            target.endpoint,
+            certificate=target.certificate,
+            client_certificate=target.client_certificate,
+            client_key=target.client_key,
         )
+        self._headers = {
+            "content-type": PROTOBUF,
+            "user-agent": "tickscope",
+            **({"content-encoding": "gzip"} if self._gzip else {}),
+            **dict(target.headers),
+        }
 
     def send(self, data: bytes) -> Outcome:
-        self._transport.last = None
-        result = self._client.export(data)
-        last = self._transport.last
-        if result.status_code is None or last is None:
-            return Outcome("retry", message=_reason(result.error) if result.error else "no answer")
-        if 200 <= result.status_code < 300:
-            return accepted(self._signal, last.content(), last.headers().get("content-type", ""))
-        message = f"HTTP {result.status_code} {result.reason or ''}".strip()
-        if result.status_code in _RETRYABLE:
-            return Outcome("retry", message=message, retry_after_s=self._retry_after(last) or 0.0)
-        return Outcome("refused", message=message)
+        from http.client import HTTPException
 
-    def hurry(self) -> None:
-        self._client._shutdown_event.set()
+        try:
+            answer = self._transport.post(gzip.compress(data) if self._gzip else data, self._headers, self._timeout_s)
+        except (OSError, HTTPException, ValueError) as error:
+            return failed(error)
+        if 200 <= answer.status < 300:
+            return accepted(self._signal, answer.body, answer.headers.get("content-type", ""))
+        message = f"HTTP {answer.status} {answer.reason}".strip()
+        if answer.status in _RETRYABLE:
+            return Outcome("retry", message=message, retry_after_s=retry_after(answer.headers.get("retry-after", "")))
+        if 300 <= answer.status < 400 and (location := answer.headers.get("location", "")):
+            message += f", Location: {location[:100]}"
+        return Outcome("refused", message=message[:200])
 
     def abort(self) -> None:
         self._transport.abort()
 
     def close(self) -> None:
-        self._client.shutdown()
+        self._transport.close()
+
+
+def failed(error: Exception) -> Outcome:
+    """To be tried again. What a ValueError says is not told: it may be of a header, whose value is a secret."""
+    secret = isinstance(error, ValueError) and not isinstance(error, OSError)  # a certificate's error is both
+    return Outcome("retry", message=(type(error).__name__ + ("" if secret else f": {error}"))[:200])
+
+
+def retry_after(value: str) -> float:
+    """Seconds from now on of a header Retry-After: a number or a date (RFC 9110). 0 without one, and for what is neither."""
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            at = parsedate_to_datetime(value)
+        except (ValueError, OverflowError):
+            return 0.0
+        seconds = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() - time.time()
+    return max(seconds, 0.0) if math.isfinite(seconds) else 0.0
 
 
 def accepted(signal: str, body: bytes, content_type: str = PROTOBUF) -> Outcome:
@@ -108,8 +127,10 @@ def accepted(signal: str, body: bytes, content_type: str = PROTOBUF) -> Outcome:
 
     kind = content_type.partition(";")[0].strip().lower()
     kinds: dict[str, tuple[Callable[[], Any], str]] = {
-        "traces": (ExportTraceServiceResponse, "rejected_spans"), "metrics": (ExportMetricsServiceResponse, "rejected_data_points"),
-        "logs": (ExportLogsServiceResponse, "rejected_log_records")}
+        "traces": (ExportTraceServiceResponse, "rejected_spans"),
+        "metrics": (ExportMetricsServiceResponse, "rejected_data_points"),
+        "logs": (ExportLogsServiceResponse, "rejected_log_records"),
+    }
     answer = kinds[signal][0]()
     try:
         if kind == "application/json" and body:
@@ -119,7 +140,10 @@ def accepted(signal: str, body: bytes, content_type: str = PROTOBUF) -> Outcome:
         elif body:
             raise DecodeError(kind)
     except DecodeError:
-        return Outcome("refused", message=f"the answer ({kind[:50] or 'without a type'}) is not an OTLP response: is this a collector?")
+        return Outcome(
+            "refused",
+            message=f"the answer ({kind[:50] or 'without a type'}) is not an OTLP response: is this a collector?",
+        )
     partial = answer.partial_success
     return Outcome("sent", getattr(partial, kinds[signal][1]), partial.error_message[:200])
 
@@ -135,10 +159,3 @@ def _read_json(body: bytes, answer: Message) -> None:
         ParseDict(json.loads(body), answer, ignore_unknown_fields=True)
     except (ParseError, RecursionError, ValueError) as error:
         raise DecodeError from error
-
-
-def _reason(error: BaseException) -> str:
-    """The innermost cause: urllib3 wraps it up to three times."""
-    while (inner := getattr(error, "reason", None) or error.__cause__ or error.__context__) and isinstance(inner, BaseException):
-        error = inner
-    return f"{type(error).__name__}: {error}"[:200]

@@ -8,30 +8,26 @@ by its decision's end, so that it lies inside whatever the clock did; of one tha
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from agent.clock.instants import dated
-from agent.columns import NULL_I64, Column
-from agent.store.prose import pieces
-from agent.tables import TABLES
+from agent.columns import NULL_I64
+from agent.common.sentence import ToWall, pieces, told
 from exporters.links import Links
 from exporters.sampling import randomness, tracestate
-from exporters.values import Value, column_values
+from exporters.span_cells import CHANCE, attribute_of, cells_of, items, known_or, numbered, raw_rows, w3c_id
+from exporters.values import Value
 from exporters.wire import AttributeCache, field, key_values
 
-#: CLOCK_BOOTTIME ns, shape (n,) i64 -> Unix time ns by the offset history, shape (n,) i64.
-ToWall = Callable[[np.ndarray], np.ndarray]
-
-_ATTRIBUTES_FIELD, _EVENTS_FIELD, _EVENT_ATTRIBUTES_FIELD = 9, 11, 3  # Span.attributes, Span.events, Span.Event.attributes in trace.proto
-#: Columns that a span carries elsewhere, or that mean nothing outside this host's memory.
-_LEFT_OUT = frozenset({"t_ns", "duration_ns", "trace_id", "span_id", "proc_start_ns", "sock_id", "netns", "hist", "start_ns", "end_ns",
-                       "evidence", "causes", "said"})
+_ATTRIBUTES_FIELD, _EVENTS_FIELD, _EVENT_ATTRIBUTES_FIELD = (
+    9,
+    11,
+    3,
+)  # Span.attributes, Span.events, Span.Event.attributes in trace.proto
 _MAX_EVIDENCE = 64
 #: Round-trip samples of one decision.
 _MAX_SAMPLES = 8
@@ -54,8 +50,6 @@ KINDS: dict[str, Kind] = {
     "clock_change": Kind("clock", "kind"),
     "finding": Kind("finding", "cause", ("severity", frozenset({"alarm"}))),
 }
-#: Not a column: with which probability a decision of its kind became a span.
-_CHANCE = "sampling.probability"
 
 
 class SpanEncoder:
@@ -67,15 +61,23 @@ class SpanEncoder:
     def __init__(self, boot_id: str, to_wall: ToWall) -> None:
         self._seed = boot_id.encode()
         self._to_wall = to_wall
-        self._attribute, self._event_attribute = AttributeCache(_ATTRIBUTES_FIELD), AttributeCache(_EVENT_ATTRIBUTES_FIELD)
+        self._attribute, self._event_attribute = (
+            AttributeCache(_ATTRIBUTES_FIELD),
+            AttributeCache(_EVENT_ATTRIBUTES_FIELD),
+        )
         self._links = Links()
 
     def roots(self, table: str, rows: np.ndarray) -> list[bytes]:
         """One span a row, each the root of a trace of its own."""
-        return self._encode(table, rows, [self._trace(table, raw, nth) for raw, nth in _numbered(rows)], None)
+        return self._encode(table, rows, [self._trace(table, raw, nth) for raw, nth in numbered(rows)], None)
 
-    def decisions(self, rows: np.ndarray, children: Iterable[tuple[int, str, int]], tables: Mapping[str, np.ndarray],
-                  chance: np.ndarray | None = None) -> list[bytes]:
+    def decisions(
+        self,
+        rows: np.ndarray,
+        children: Iterable[tuple[int, str, int]],
+        tables: Mapping[str, np.ndarray],
+        chance: np.ndarray | None = None,
+    ) -> list[bytes]:
         """A span a decision and one for each child ``(decision index, table, row index)``; round-trip times become events.
 
         A decision that knows the trace of its request takes part in it; others get a trace of their own.
@@ -83,10 +85,12 @@ class SpanEncoder:
         """
         chances = np.ones(len(rows)) if chance is None else chance
         ids = []
-        given = zip(_numbered(rows), randomness(rows).tolist(), rows["trace_id"].tolist(), rows["span_id"].tolist(), strict=True)
+        given = zip(
+            numbered(rows), randomness(rows).tolist(), rows["trace_id"].tolist(), rows["span_id"].tolist(), strict=True
+        )
         for (raw, nth), random, trace_text, span_text in given:
             own = self._trace("limiter_decision", raw, nth)
-            trace, parent = _id(trace_text, 16), _id(span_text, 8)
+            trace, parent = w3c_id(trace_text, 16), w3c_id(span_text, 8)
             ids.append((trace or own[0][:9] + random.to_bytes(7, "big"), own[1], (parent or b"") if trace else b""))
         spans = self._encode("limiter_decision", rows, ids, None, chances)
         by_table: dict[str, list[tuple[int, int]]] = {}
@@ -94,18 +98,25 @@ class SpanEncoder:
             by_table.setdefault(table, []).append((decision, row))
         for d, events in self._samples(rows, by_table.pop("tcp_rtt", []), tables).items():
             beyond = len(events) - _MAX_SAMPLES
-            spans[d] += b"".join(events[:_MAX_SAMPLES]) + (Span(dropped_events_count=beyond).SerializeToString() if beyond > 0 else b"")
+            spans[d] += b"".join(events[:_MAX_SAMPLES]) + (
+                Span(dropped_events_count=beyond).SerializeToString() if beyond > 0 else b""
+            )
         for table, pairs in by_table.items():
             of, at = (np.array(x, np.int64) for x in zip(*pairs, strict=True))
             chosen = tables[table][at]
-            child_ids = [(ids[d][0], self._hash(8, ids[d][1], table.encode(), raw), ids[d][1]) for d, raw in zip(of.tolist(), _raw(chosen), strict=True)]
+            child_ids = [
+                (ids[d][0], self._hash(8, ids[d][1], table.encode(), raw), ids[d][1])
+                for d, raw in zip(of.tolist(), raw_rows(chosen), strict=True)
+            ]
             spans += self._encode(table, chosen, child_ids, rows[of])
         for i in np.flatnonzero(chances == 1).tolist():
             limiter = rows["limiter_id"][i].decode("utf-8", "backslashreplace")
             self._links.decision(limiter, int(rows["t_ns"][i]), int(rows["pid"][i]), ids[i][:2])
         return spans
 
-    def _samples(self, decisions: np.ndarray, pairs: list[tuple[int, int]], tables: Mapping[str, np.ndarray]) -> dict[int, list[bytes]]:
+    def _samples(
+        self, decisions: np.ndarray, pairs: list[tuple[int, int]], tables: Mapping[str, np.ndarray]
+    ) -> dict[int, list[bytes]]:
         """Serialised events by decision: the samples of its sockets' round-trip time, at their interval's end where that lies inside."""
         out: dict[int, list[bytes]] = {}
         if not pairs:
@@ -113,8 +124,8 @@ class SpanEncoder:
         of, at = (np.array(x, np.int64) for x in zip(*pairs, strict=True))
         chosen, inside = tables["tcp_rtt"][at], decisions[of]
         wall, _ = self._inside(chosen["t_ns"], np.zeros_like(chosen["t_ns"]), inside)
-        cells = _cells("tcp_rtt", chosen)
-        columns = [self._event_attribute.column(_name("tcp_rtt", c), v) for c, v in cells.items()]
+        cells = cells_of("tcp_rtt", chosen)
+        columns = [self._event_attribute.column(attribute_of("tcp_rtt", c), v) for c, v in cells.items()]
         attributes = [b"".join(row) for row in zip(*columns, strict=True)] if columns else [b""] * len(chosen)
         for d, end, more in zip(of.tolist(), wall.tolist(), attributes, strict=True):
             event = Span.Event(name="tcp rtt", time_unix_nano=end).SerializeToString() + more
@@ -137,25 +148,40 @@ class SpanEncoder:
         digest = self._hash(24, table.encode(), raw, nth.to_bytes(4, "little"))
         return digest[:16], digest[16:], b""
 
-    def _encode(self, table: str, rows: np.ndarray, ids: list[tuple[bytes, bytes, bytes]], inside: np.ndarray | None,
-                chances: np.ndarray | None = None) -> list[bytes]:
+    def _encode(
+        self,
+        table: str,
+        rows: np.ndarray,
+        ids: list[tuple[bytes, bytes, bytes]],
+        inside: np.ndarray | None,
+        chances: np.ndarray | None = None,
+    ) -> list[bytes]:
         if not len(rows):
             return []
         kind = KINDS[table]
         start, end, cut = self._times(table, rows, inside)
         cells = self.cells(table, rows)
         if cut.any():
-            cells["duration_ns"] = [int(v) if c else None for v, c in zip(rows["duration_ns"].tolist(), cut.tolist(), strict=True)]
+            cells["duration_ns"] = [
+                int(v) if c else None for v, c in zip(rows["duration_ns"].tolist(), cut.tolist(), strict=True)
+            ]
         if chances is not None:
-            cells[_CHANCE] = list(chances.tolist())
+            cells[CHANCE] = list(chances.tolist())
         names = cells.get(kind.column, [None] * len(rows))
         outcome = cells.get(kind.error[0], [None] * len(rows))
-        columns = [self._attribute.column(_name(table, c), v) for c, v in cells.items()]
+        columns = [self._attribute.column(attribute_of(table, c), v) for c, v in cells.items()]
         attributes = [b"".join(row) for row in zip(*columns, strict=True)] if columns else [b""] * len(rows)
         out = []
         for i, (trace, span, parent) in enumerate(ids):
-            message = Span(trace_id=trace, span_id=span, parent_span_id=parent, name=f"{kind.word} {names[i]}" if names[i] else kind.word,
-                           kind=Span.SPAN_KIND_INTERNAL, start_time_unix_nano=start[i], end_time_unix_nano=end[i])
+            message = Span(
+                trace_id=trace,
+                span_id=span,
+                parent_span_id=parent,
+                name=f"{kind.word} {names[i]}" if names[i] else kind.word,
+                kind=Span.SPAN_KIND_INTERNAL,
+                start_time_unix_nano=start[i],
+                end_time_unix_nano=end[i],
+            )
             if chances is not None:
                 message.trace_state = tracestate(float(chances[i]))
             if outcome[i] in kind.error[1]:
@@ -173,23 +199,25 @@ class SpanEncoder:
     @staticmethod
     def attribute_name(column: str) -> str:
         """Of a column of ``finding``."""
-        return _name("finding", column)
+        return attribute_of("finding", column)
 
     def cells(self, table: str, rows: np.ndarray) -> dict[str, list[Value | None]]:
         """A row's columns as attribute values; what a finding says, with wall times (UTC): outside nobody knows what boot+ is."""
-        out = _cells(table, rows)
+        out = cells_of(table, rows)
         if "sentence" in out:
             said = zip(rows["said"].tolist(), rows["sentence"].tolist(), strict=True)
-            out["sentence"] = [dated(pieces(*one), self._to_wall, utc=True) if one[1] else None for one in said]
+            out["sentence"] = [told(pieces(*one), self._to_wall, utc=True) if one[1] else None for one in said]
         return out
 
-    def _times(self, table: str, rows: np.ndarray, inside: np.ndarray | None) -> tuple[list[int], list[int], np.ndarray]:
+    def _times(
+        self, table: str, rows: np.ndarray, inside: np.ndarray | None
+    ) -> tuple[list[int], list[int], np.ndarray]:
         """(start, end) as Unix time ns, and whether the start was cut off."""
         end = rows["t_ns"].copy()
         if table == "finding":
-            end, length = _or(rows["end_ns"], end), _or(rows["end_ns"], end) - _or(rows["start_ns"], end)
+            end, length = known_or(rows["end_ns"], end), known_or(rows["end_ns"], end) - known_or(rows["start_ns"], end)
         elif "duration_ns" in (rows.dtype.names or ()):
-            length = _or(rows["duration_ns"], np.zeros_like(end))
+            length = known_or(rows["duration_ns"], np.zeros_like(end))
         else:
             length = np.zeros_like(end)
         length = np.maximum(length, 0)
@@ -199,82 +227,26 @@ class SpanEncoder:
     def _inside(self, end: np.ndarray, length: np.ndarray, decisions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(end as Unix time, length) of what is drawn of a child: the part inside its decision, whose end alone is converted."""
         last = decisions["t_ns"]
-        first = last - np.maximum(_or(decisions["duration_ns"], np.zeros_like(last)), 0)
+        first = last - np.maximum(known_or(decisions["duration_ns"], np.zeros_like(last)), 0)
         ends = np.clip(end, first, last)
         return self._to_wall(last) - (last - ends), np.minimum(length, ends - first)
 
     def _explain(self, message: Span, row: np.void) -> None:
         """A finding's causes and evidence as events, with links to the spans that it explains, where they were sent lately."""
         for word, column in (("cause", "causes"), ("evidence", "evidence")):
-            items = _items(row[column])
-            message.dropped_events_count += max(len(items) - _MAX_EVIDENCE, 0)
-            for item in items[:_MAX_EVIDENCE]:
+            listed = items(row[column])
+            message.dropped_events_count += max(len(listed) - _MAX_EVIDENCE, 0)
+            for item in listed[:_MAX_EVIDENCE]:
                 flat = {k: v for k, v in item.items() if isinstance(v, str | int | float)}
                 at = flat.get("t_ns")
                 t_ns = at if isinstance(at, int) else int(row["t_ns"])
-                message.events.add(time_unix_nano=int(self._to_wall(np.array([t_ns]))[0]), name=word,
-                                   attributes=key_values((f"tickscope.{word}.{k}", v) for k, v in flat.items()))
+                message.events.add(
+                    time_unix_nano=int(self._to_wall(np.array([t_ns]))[0]),
+                    name=word,
+                    attributes=key_values((f"tickscope.{word}.{k}", v) for k, v in flat.items()),
+                )
         t_ns = int(row["t_ns"])
         start_ns, end_ns = (t_ns if row[c] == NULL_I64 else int(row[c]) for c in ("start_ns", "end_ns"))
-        links, message.dropped_links_count = self._links.of(_items(row["evidence"]), start_ns, end_ns)
+        links, message.dropped_links_count = self._links.of(items(row["evidence"]), start_ns, end_ns)
         for trace, span in links:
             message.links.add(trace_id=trace, span_id=span)
-
-
-def _items(raw: bytes) -> list[dict[str, object]]:
-    """A JSON column's entries; a finding cut by its column's width has none, which its sentence does not depend on."""
-    try:
-        value = json.loads(raw) if raw else []
-    except ValueError:
-        return []
-    return [v if isinstance(v, dict) else {"text": str(v)} for v in value] if isinstance(value, list) else []
-
-
-def _raw(rows: np.ndarray) -> list[bytes]:
-    size, raw = rows.dtype.itemsize, rows.tobytes()
-    return [raw[i : i + size] for i in range(0, len(raw), size)]
-
-
-def _numbered(rows: np.ndarray) -> list[tuple[bytes, int]]:
-    """Each row's bytes, and how many equal rows came before it: two events that look alike are two spans."""
-    seen: dict[bytes, int] = {}
-    out = []
-    for raw in _raw(rows):
-        seen[raw] = nth = seen.get(raw, -1) + 1
-        out.append((raw, nth))
-    return out
-
-
-def _or(values: np.ndarray, instead: np.ndarray) -> np.ndarray:
-    return np.where(values == NULL_I64, instead, values)
-
-
-def _id(raw: bytes, size: int) -> bytes | None:
-    """A W3C id's bytes; None where it is missing, malformed or all zero."""
-    if len(raw) != 2 * size:
-        return None
-    try:
-        value = bytes.fromhex(raw.decode("ascii"))
-    except ValueError:
-        return None
-    return value if any(value) else None
-
-
-def _cells(table: str, rows: np.ndarray) -> dict[str, list[Value | None]]:
-    names = rows.dtype.names or ()
-    has_address = "daddr" in names
-    out: dict[str, list[Value | None]] = {}
-    for column in TABLES[table].columns:
-        if column.name not in names or column.name in _LEFT_OUT or (column.kind == "peer" and has_address):
-            continue
-        values = column_values(column, rows[column.name])
-        if any(v is not None for v in values):
-            out[column.name] = values
-    return out
-
-
-def _name(table: str, column: str) -> str:
-    if column == _CHANCE:
-        return f"tickscope.{_CHANCE}"
-    declared: Column = TABLES[table].by_name[column]
-    return declared.attribute or f"tickscope.{column}"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from agent import host
-from agent.config import Config, listen_address
+from agent.common import host
 from agent.errors import AgentError
 from agent.log import say
 
 if TYPE_CHECKING:
+    from agent.config import Config
     from agent.contracts import Sink
     from exporters.aggregate import MetricStore
     from exporters.prometheus import PrometheusEndpoint
@@ -27,18 +27,19 @@ class Exports(NamedTuple):
 
 def start(config: Config, boot: str, history: Any) -> Exports:
     """OTLP and the Prometheus page; neither is imported unless it is configured."""
-    from exporters.config import resolve
+    from exporters.otlp_settings import resolve, resource_attributes
 
     otlp = resolve(config.otlp, os.environ, {})
     if not otlp.enabled and not config.prometheus:
         return Exports([], None, None, {})
     from exporters.aggregate import MetricStore
-    from exporters.page_config import PageConfig
+    from exporters.page_settings import PageConfig, listen_address
     from exporters.resource import describe
 
     page = PageConfig.parse(config.metrics)
     metrics = MetricStore(max_samples=page.max_samples, full=page.detail == "full")
-    resource, missing, served = describe(boot, os.environ, host.version()), {}, None
+    given = resource_attributes(config.otlp)
+    resource, missing, served = describe(boot, os.environ, host.version(), given), {}, None
     sinks: list[Sink] = [metrics]
     if otlp.enabled:
         from exporters.otlp import OtlpExporter

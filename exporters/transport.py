@@ -1,102 +1,175 @@
-"""HTTP requests whose answers are bounded: a collector, or whoever answers in its place, costs at most a megabyte and the time-out of one request.
+"""POST over HTTP with bounds: a collector, or whoever answers in its place, costs at most a megabyte and the time-out of one request.
 
-urllib3's own time-out is one for each read, so a server that sends a byte now and then holds a request for hours; and it reads a body
-whole, however long. Imports urllib3: import late.
+The standard library's client, since what it keeps from its caller is small: its time-out is one for each read, so a server that sends a byte
+now and then would hold a request for hours, it reads a body whole, however long, and a chunk of negative size to the end.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import socket
+import ssl
 import threading
 import zlib
 from collections.abc import Mapping
-from typing import Any
-
-import urllib3
-from opentelemetry.exporter.http.transport._base import BaseHTTPResult
-from opentelemetry.exporter.http.transport._urllib3 import Urllib3HTTPResult, Urllib3HTTPTransport
-from urllib3.connection import HTTPConnection, HTTPSConnection
+from email.message import Message
+from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteRead
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlsplit
 
 #: What is read of an answer. An OTLP response has a number and a sentence; of what is longer, the beginning is enough to tell that it is none.
 MAX_BODY_BYTES = 1 << 20
 _GZIP_OR_ZLIB = 47  # zlib.decompressobj: either, by its header
+_IN_PATHS = "%/:@!$&'()*+,;=~"
+#: The other end has closed the connection, maybe long ago.
+_CLOSED = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 
-class _Answer:
-    """The part of a response that results are read from."""
+class Answer(NamedTuple):
+    """``body``: at most MAX_BODY_BYTES, unpacked."""
 
-    def __init__(self, data: bytes, headers: Mapping[str, str]) -> None:
-        self.data, self.headers = data, headers
+    status: int
+    reason: str
+    headers: Message
+    body: bytes
 
 
-class BoundedTransport(Urllib3HTTPTransport):
-    """One connection at a time, for one thread; ``last`` is the last answer, whose body and headers the client does not hand out."""
+class Transport:
+    """One connection to one URL, kept between requests; for one thread, but for ``abort``."""
 
-    def __init__(self, *, verify: bool | str = True, cert: str | tuple[str, str] | None = None) -> None:
-        super().__init__(verify=verify, cert=cert)
-        self.last: BaseHTTPResult | None = None
-        self._socket: socket.socket | None = None
+    def __init__(self, url: str, *, certificate: str = "", client_certificate: str = "", client_key: str = "") -> None:
+        parts = urlsplit(url)
+        self._path = quote(parts.path or "/", safe=_IN_PATHS) + (
+            f"?{quote(parts.query, safe=_IN_PATHS + '?')}" if parts.query else ""
+        )
+        self._host, self._tls = str(parts.hostname), parts.scheme == "https"
+        self._port = parts.port or (443 if self._tls else 80)
+        self._certificates = (certificate, client_certificate, client_key)
+        self._connection: _Connection | None = None
         self._given_up = False
-        owner = self
 
-        class Plain(HTTPConnection):
-            def connect(self) -> None:
-                super().connect()
-                owner._socket = self.sock
-
-        class Secure(HTTPSConnection):
-            def connect(self) -> None:
-                super().connect()
-                owner._socket = self.sock
-
-        class PlainPool(urllib3.HTTPConnectionPool):
-            ConnectionCls = Plain
-
-        class SecurePool(urllib3.HTTPSConnectionPool):
-            ConnectionCls = Secure
-
-        self._pool.pool_classes_by_scheme = {"http": PlainPool, "https": SecurePool}
-
-    def request(self, method: str, url: str, *, headers: dict[str, str] | None = None, timeout: float | None = None,
-                data: bytes | None = None) -> BaseHTTPResult:  # fmt: skip
+    def post(self, data: bytes, headers: Mapping[str, str], timeout_s: float) -> Answer:
+        """Blocks for at most ``timeout_s`` once the host's name is looked up (which the resolver's settings bound) and one of its addresses is
+        connected to (``timeout_s`` each). Raises OSError and HTTPException where there was no whole answer, ValueError for what no header can hold,
+        RuntimeError where no thread can be started."""
         self._given_up = False
-        watchdog = threading.Timer(timeout, self.abort) if timeout is not None else None
-        if watchdog is not None:
-            watchdog.daemon = True
-            watchdog.start()
+        watchdog = threading.Timer(timeout_s, self.abort)
+        watchdog.daemon = True
+        watchdog.start()
         try:
-            self.last = self._request(method, url, headers, timeout, data)
-            if self._given_up:  # what ended is not the answer, but the connection
-                raise TimeoutError("no whole answer in time")
-        except Exception as error:  # noqa: BLE001 - as the transport that this one is made of
-            self.last = Urllib3HTTPResult(error=error)
-        finally:
-            if watchdog is not None:
-                watchdog.cancel()
-        return self.last
-
-    def _request(self, method: str, url: str, headers: dict[str, str] | None, timeout: float | None, data: bytes | None) -> BaseHTTPResult:
-        limit = urllib3.Timeout(total=timeout) if timeout is not None else None
-        response: Any = self._pool.request(method, url, headers=headers, body=data, timeout=limit, preload_content=False)
-        try:
-            body = response.read(MAX_BODY_BYTES + 1, decode_content=False)
-        except Exception:
-            response.close()
+            answer = self._post(data, headers, timeout_s)
+        except (OSError, HTTPException, ValueError):
+            self.close()
+            if self._given_up:
+                raise TimeoutError("no whole answer in time") from None
             raise
-        if len(body) > MAX_BODY_BYTES:
-            response.close()  # with its connection: nobody wants the rest
-        else:
-            response.release_conn()
-        answer: Any = _Answer(_unpacked(body[:MAX_BODY_BYTES], response.headers.get("content-encoding", "")), response.headers)
-        return Urllib3HTTPResult(status_code=response.status, reason=(response.reason or "")[:100], response=answer)
+        finally:
+            watchdog.cancel()
+        if self._given_up:  # what ended is not the answer, but the connection
+            self.close()
+            raise TimeoutError("no whole answer in time")
+        return answer
+
+    def _post(self, data: bytes, headers: Mapping[str, str], timeout_s: float) -> Answer:
+        if self._connection is not None and self._connection.sock is not None:
+            # A server may have ended the one that was kept, which is seen only now.
+            with contextlib.suppress(*_CLOSED):
+                return self._exchange(self._connection, data, headers)
+            self.close()
+        self._connection = _Connection(self._host, self._port, timeout_s, self._context())
+        if self._given_up:  # before there was this one to end
+            raise TimeoutError
+        self._connection.connect()
+        return self._exchange(self._connection, data, headers)
+
+    def _exchange(self, connection: _Connection, data: bytes, headers: Mapping[str, str]) -> Answer:
+        response, whole = _asked(connection, self._path, data, headers)
+        body = response.read(MAX_BODY_BYTES + 1)
+        if response.length and len(body) <= MAX_BODY_BYTES:
+            raise IncompleteRead(body, response.length)
+        if not (whole and response.isclosed()):
+            connection.close()  # nobody wants the rest
+        unpacked = _unpacked(body[:MAX_BODY_BYTES], response.headers.get("content-encoding", ""))
+        return Answer(response.status, (response.reason or "")[:100], response.headers, unpacked)
+
+    def _context(self) -> ssl.SSLContext | None:
+        if not self._tls:
+            return None
+        authority, certificate, key = self._certificates
+        context = ssl.create_default_context(cafile=authority or None)
+        if certificate:
+            context.load_cert_chain(certificate, key or None)
+        return context
 
     def abort(self) -> None:
         """Ends the request under way. Callable from any thread."""
         self._given_up = True
-        if self._socket is not None:
+        if self._connection is not None:
+            self._connection.end()
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+
+class _Bounded(io.BufferedReader):
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or size < 0:
+            raise HTTPException("a chunk of negative size")
+        return super().read(size)
+
+
+class _Response(HTTPResponse):
+    """Reads no more than it is asked for, whatever the server says."""
+
+    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        self.fp = _Bounded(self.fp.detach())
+
+
+class _Connection(HTTPConnection):
+    """It can be ended from another thread at any time; what is under way ends then or, before there is a socket, when it is connected."""
+
+    response_class = _Response
+
+    def __init__(self, host: str, port: int, timeout_s: float, context: ssl.SSLContext | None) -> None:
+        self.default_port = 443 if context else 80
+        super().__init__(host, port, timeout=timeout_s)
+        self._context = context
+        self._under_way: socket.socket | None = None
+        self._ended = False
+
+    def connect(self) -> None:
+        sock = socket.create_connection((self.host, self.port), self.timeout)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._context:
+            sock = self._context.wrap_socket(sock, server_hostname=self.host, do_handshake_on_connect=False)
+        self.sock = self._under_way = sock
+        if self._ended:
+            raise TimeoutError("ended before it was connected")
+        if isinstance(sock, ssl.SSLSocket):
+            sock.do_handshake()
+
+    def end(self) -> None:
+        self._ended = True
+        if self._under_way is not None:
             with contextlib.suppress(OSError):
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # not SSLSocket's own, which takes the TLS state away
+                socket.socket.shutdown(
+                    self._under_way, socket.SHUT_RDWR
+                )  # not SSLSocket's own, which takes the TLS state away
+
+
+def _asked(connection: _Connection, path: str, data: bytes, headers: Mapping[str, str]) -> tuple[HTTPResponse, bool]:
+    """The answer, and whether the request was sent whole: a server that refuses it (413, 401) may answer and close before it has read it."""
+    try:
+        connection.request("POST", path, data, dict(headers))
+    except _CLOSED as error:
+        try:
+            return connection.getresponse(), False
+        except (OSError, HTTPException):
+            raise error from None
+    return connection.getresponse(), True
 
 
 def _unpacked(body: bytes, encoding: str) -> bytes:

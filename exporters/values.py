@@ -29,7 +29,11 @@ def column_values(column: Column, values: np.ndarray) -> list[Value | None]:
     """
     if column.kind == "i64":
         known: list[Value | None] = [None if v == NULL_I64 else v for v in values.tolist()]
-        return [errno.errorcode.get(int(v), str(v)) if v else None for v in known] if column.attribute == "error.type" else known
+        return (
+            [errno.errorcode.get(int(v), str(v)) if v else None for v in known]
+            if column.attribute == "error.type"
+            else known
+        )
     if column.kind == "f64":
         return [None if math.isnan(v) else v for v in values.tolist()]
     if column.kind == "bool":

@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from agent.ask.question import Question, Spread
+    from agent.ask.window import Bound, Window
     from agent.clock.history import History
-    from agent.store.window import Bound, Window
 
 
 class Result(NamedTuple):
@@ -34,7 +34,7 @@ class Source(Protocol):
         """Boot ids, oldest first."""
 
     def bound(self, text: str) -> Bound:
-        """A time in words (agent/store/window.py); those that count back do so from now, or from where the rows end for good. Raises AgentError (exit 2)."""
+        """A time in words (agent/ask/window.py); those that count back do so from now, or from where the rows end for good. Raises AgentError (exit 2)."""
 
     @property
     def notes(self) -> list[str]:
@@ -77,5 +77,8 @@ class Source(Protocol):
 
 def gap_bounds(gap: dict[str, Any]) -> tuple[int, int]:
     """A loss row's interval, CLOCK_BOOTTIME ns; where an end is not known, the other, or when it was told."""
-    begin, end = (next(gap[name] for name in names if gap[name] is not None) for names in (("from_ns", "to_ns", "t_ns"), ("to_ns", "t_ns")))
+    begin, end = (
+        next(gap[name] for name in names if gap[name] is not None)
+        for names in (("from_ns", "to_ns", "t_ns"), ("to_ns", "t_ns"))
+    )
     return begin, end

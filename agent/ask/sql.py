@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from agent.ask.names import quote
 from agent.ask.question import Condition, Question, Value, Where
-from agent.store.names import quote
-from agent.store.window import Window
+from agent.ask.window import Window
 
 
 def select(question: Question, boots: Sequence[str], window: Window) -> str:
@@ -59,7 +59,13 @@ def _latest(question: Question, boots: Sequence[str]) -> str:
 
 def _value(value: Value) -> str:
     column = quote(value.column)
-    made = {"count": "count(*)", "min": f"min({column})", "max": f"max({column})", "last": f"last({column} ORDER BY t_ns)", "all": f"bool_and({column})"}[value.how]
+    made = {
+        "count": "count(*)",
+        "min": f"min({column})",
+        "max": f"max({column})",
+        "last": f"last({column} ORDER BY t_ns)",
+        "all": f"bool_and({column})",
+    }[value.how]
     return f"{made}{f' FILTER ({_condition(value.where)})' if value.where else ''} AS {quote(value.name)}"
 
 

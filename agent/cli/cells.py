@@ -6,21 +6,66 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from agent.clock.instants import iso
 from agent.common.duration import span
+from agent.common.instants import iso
+from agent.common.table import DERIVED
 from agent.errors import printable
-from agent.tables import DERIVED, TABLES
+from agent.tables import TABLES
 
 _BOOT_TIMES = {"t_ns", "proc_start_ns", "from_ns", "to_ns", "start_ns", "end_ns", "last_update_ns", "last_ns"}
 _WALL_TIMES = {"wall_ns", "wall_alt_ns", "program_wall_ns"}
-_OFFSETS = {"real_mono_ns", "boot_mono_ns", "mono_raw_ns", "tai_mono_ns", "real_mono_before_ns", "real_mono_after_ns", "requested_ns",
-            "real_raw_ns"}
+_OFFSETS = {
+    "real_mono_ns",
+    "boot_mono_ns",
+    "mono_raw_ns",
+    "tai_mono_ns",
+    "real_mono_before_ns",
+    "real_mono_after_ns",
+    "requested_ns",
+    "real_raw_ns",
+}
 _BARS = "▁▂▃▄▅▆▇█"
 #: Columns a narrow terminal does without, the least important first.
-_EXPENDABLE = ("wall_alt_ns", "host", "boot_id", "real_boot_ns", "wall_err_ns", "wall_state", "proc_start_ns", "container_id", "cgroup_id",
-               "netns", "sock_id", "goroutine", "nr", "library_version", "interval_ns", "sample_rate", "saddr", "sport", "daddr", "dport",
-               "family", "tid", "t_ns", "rtt_sum_us", "sum_ns", "poll_ns", "trace_id", "span_id", "ruled_out", "evidence", "causes", "said",
-               "freq_after_ppb", "err_ns", "exact", "inexact_reason", "library", "source")
+_EXPENDABLE = (
+    "wall_alt_ns",
+    "host",
+    "boot_id",
+    "real_boot_ns",
+    "wall_err_ns",
+    "wall_state",
+    "proc_start_ns",
+    "container_id",
+    "cgroup_id",
+    "netns",
+    "sock_id",
+    "goroutine",
+    "nr",
+    "library_version",
+    "interval_ns",
+    "sample_rate",
+    "saddr",
+    "sport",
+    "daddr",
+    "dport",
+    "family",
+    "tid",
+    "t_ns",
+    "rtt_sum_us",
+    "sum_ns",
+    "poll_ns",
+    "trace_id",
+    "span_id",
+    "ruled_out",
+    "evidence",
+    "causes",
+    "said",
+    "freq_after_ppb",
+    "err_ns",
+    "exact",
+    "inexact_reason",
+    "library",
+    "source",
+)
 
 
 @cache
@@ -69,7 +114,9 @@ def fit(names: Sequence[str], widths: Mapping[str, int], room: int) -> list[str]
     """The columns that fit ``room`` characters: expendable ones go first, but not the name that a row begins with, then from the right; one always stays."""
     shown = list(names)
     kept = {*names[:1]} - {"t_ns", "boot_id"}
-    going = [n for n in _EXPENDABLE if n in shown and n not in kept] + [n for n in reversed(names) if n not in _EXPENDABLE]
+    going = [n for n in _EXPENDABLE if n in shown and n not in kept] + [
+        n for n in reversed(names) if n not in _EXPENDABLE
+    ]
     for name in going[: len(names) - 1]:
         if sum(widths[n] + 2 for n in shown) - 2 <= room:
             break

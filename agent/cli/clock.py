@@ -76,17 +76,29 @@ def _now(fmt: str, store: str) -> None:
         emit_rows(changes, fmt, _CHANGES)
 
 
-def _words(row: dict[str, Any], notices: dict[str, Any], daemons: list[dict[str, Any]], known: list[dict[str, Any]] | None) -> Iterator[tuple[str, str]]:
+def _words(
+    row: dict[str, Any], notices: dict[str, Any], daemons: list[dict[str, Any]], known: list[dict[str, Any]] | None
+) -> Iterator[tuple[str, str]]:
     """(what, in words), the most urgent first. known: the changes in the store, None where it cannot be read."""
     from agent.cli.cells import duration
 
     bounds = f"the kernel bounds its error by {duration(row['maxerror_us'] * 1e3)}, estimates {duration(row['esterror_us'] * 1e3)}"
-    yield "synchronised", f"yes; {bounds}" if row["synchronised"] else f"NO: no time daemon disciplines this clock; {bounds}"
+    yield (
+        "synchronised",
+        f"yes; {bounds}" if row["synchronised"] else f"NO: no time daemon disciplines this clock; {bounds}",
+    )
     yield "offset", f"{_signed(row['ntp_offset_ns'])} still to be slewed away"
     tick = f", of it {(row['tick_us'] - 10_000) * 100:+d} ppm by its tick" if row["tick_us"] != 10_000 else ""
     yield "frequency", f"{row['freq_ppb'] / 1e3:+.3f} ppm correction{tick}"
-    yield "drift", "unknown" if row["drift_ppb"] is None else f"{row['drift_ppb'] / 1e3:+.3f} ppm against the raw oscillator"
-    yield "leap second", f"{_LEAP[row['leap_indicator']]}; TAI - UTC is {row['tai_s']} s" + ("" if row["tai_s"] else " (nobody has set it)")
+    yield (
+        "drift",
+        "unknown" if row["drift_ppb"] is None else f"{row['drift_ppb'] / 1e3:+.3f} ppm against the raw oscillator",
+    )
+    yield (
+        "leap second",
+        f"{_LEAP[row['leap_indicator']]}; TAI - UTC is {row['tai_s']} s"
+        + ("" if row["tai_s"] else " (nobody has set it)"),
+    )
     yield from clock_daemons.words(daemons)
     yield "clocksource", row["clocksource"] or "unknown"
     yield "last jump", "unknown" if known is None else _jump(row["last_jump"])
@@ -95,10 +107,17 @@ def _words(row: dict[str, Any], notices: dict[str, Any], daemons: list[dict[str,
         for entry in notices.get("waiting", []):
             late = duration(time.clock_gettime_ns(time.CLOCK_BOOTTIME) - entry["since_ns"])
             limiter = f"limiter {entry['limiter']} of " if entry["limiter"] else ""
-            yield "", f"not re-anchored: {limiter}{entry['comm']} pid {entry['pid']}, {entry['pending']} pending, the oldest for {late}"
+            yield (
+                "",
+                f"not re-anchored: {limiter}{entry['comm']} pid {entry['pid']}, {entry['pending']} pending, the oldest for {late}",
+            )
         for channel, hook in notices.get("hooks", {}).items():
             failed = f", {hook['failed']} failed ({hook['error']})" if hook["failed"] else ""
-            yield f"  {channel}", f"{hook['state']}: {hook['delivered']} delivered{failed}" + (f", {hook['dropped']} left out" if hook["dropped"] else "")
+            yield (
+                f"  {channel}",
+                f"{hook['state']}: {hook['delivered']} delivered{failed}"
+                + (f", {hook['dropped']} left out" if hook["dropped"] else ""),
+            )
     if row["watch"] not in (None, "running"):
         yield "clock watch", str(row["watch"])
     yield "real - mono", f"{row['real_mono_ns']} ns"
@@ -115,13 +134,23 @@ def _signed(ns: int) -> str:
 
 def _jump(jump: dict[str, Any] | None) -> str:
     from agent.cli.cells import cell, duration
-    from agent.host import boot_id
+    from agent.common.host import boot_id
 
     if jump is None:
         return "none in the store"
     way = "back" if jump["size_ns"] < 0 else "forward"
-    ago = duration(time.clock_gettime_ns(time.CLOCK_BOOTTIME) - jump["t_ns"]) + " ago" if jump["boot_id"] == boot_id() else "before this boot"
-    who = f"{jump['comm']} pid {jump['pid']} ({jump['via']})" if jump["pid"] else "the kernel, leap second" if jump["kind"] == "leap" else "an unseen actor"
+    ago = (
+        duration(time.clock_gettime_ns(time.CLOCK_BOOTTIME) - jump["t_ns"]) + " ago"
+        if jump["boot_id"] == boot_id()
+        else "before this boot"
+    )
+    who = (
+        f"{jump['comm']} pid {jump['pid']} ({jump['via']})"
+        if jump["pid"]
+        else "the kernel, leap second"
+        if jump["kind"] == "leap"
+        else "an unseen actor"
+    )
     return f"{way} by {duration(abs(jump['size_ns']))}, {ago} ({cell('wall_ns', jump['wall_ns'])}, {cell('t_ns', jump['t_ns'])}), by {who}"
 
 
@@ -133,8 +162,8 @@ def _subscribers(notices: dict[str, Any]) -> str:
 
 def _changes(store: str) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
     """(the last changes, oldest first; the last jump)."""
-    from agent.ask.places import opened
     from agent.ask.question import Question, Where
+    from agent.store.sources import opened
 
     jumped = (Where("kind", "in", ("step", "leap")), Where("size_ns", "<>", 0), Where("ret", ">=", 0, or_unknown=True))
     with opened(store, ["clock_change"]) as source:

@@ -11,9 +11,9 @@ from agent.cli import options
 from agent.errors import NO_ROWS, USAGE, AgentError
 
 if TYPE_CHECKING:
+    from agent.ask.window import Bound
     from agent.clock.history import History
     from agent.clock.timens import Offsets
-    from agent.store.window import Bound
 
 _CONVERTED = ("boot_id", "t_ns", "wall_ns", "err_ns", "state", "alt_ns")
 _OF_PROCESS = ("pid", "process_boottime_ns", "process_monotonic_ns")
@@ -23,8 +23,17 @@ _MONO = re.compile(r"mono\+(\d+(?:\.\d+)?)s?")
 
 @click.command("convert")
 @click.argument("time", nargs=-1, required=True)
-@click.option("--pid", type=int, metavar="PID", help="TIME is as this process reads it, in its time namespace; what its clocks read then is shown.")
-@click.option("--boot", metavar="BOOT", help="The boot that boot+ and mono+ count from: the first characters of its id, or -1 for the one before this.")
+@click.option(
+    "--pid",
+    type=int,
+    metavar="PID",
+    help="TIME is as this process reads it, in its time namespace; what its clocks read then is shown.",
+)
+@click.option(
+    "--boot",
+    metavar="BOOT",
+    help="The boot that boot+ and mono+ count from: the first characters of its id, or -1 for the one before this.",
+)
 @options.reading
 def command(time: tuple[str, ...], pid: int | None, boot: str | None, fmt: str, store: str) -> None:
     """TIME through the offset history: boot+SECONDS or mono+SECONDS (CLOCK_MONOTONIC) to wall time; an ISO time, @SECONDS since 1970, or 5m
@@ -41,11 +50,11 @@ def command(time: tuple[str, ...], pid: int | None, boot: str | None, fmt: str, 
     tickscope clock convert 5m ago
     tickscope clock convert mono+86400.5 --pid 4711
     """
-    from agent.ask.places import opened
     from agent.cli.clock_history import histories
     from agent.cli.output import emit_rows, note
     from agent.clock import timens
-    from agent.host import boot_id
+    from agent.common.host import boot_id
+    from agent.store.sources import opened
 
     text, offsets = " ".join(time), _offsets(pid, boot)
     with opened(store, ["clock_offset"]) as source:
@@ -54,7 +63,9 @@ def command(time: tuple[str, ...], pid: int | None, boot: str | None, fmt: str, 
         mono = _MONO.fullmatch(text.strip())
         bound = source.bound("boot+" + mono[1] if mono else text)
         if not all(abs(ns) < _FAR_NS for ns in (bound.t_ns, bound.wall_ns or 0)):
-            raise AgentError(f"cannot convert {text}", why="no clock is that far from the boot or from 1970", exit_code=USAGE)
+            raise AgentError(
+                f"cannot convert {text}", why="no clock is that far from the boot or from 1970", exit_code=USAGE
+            )
         # By what has passed, whatever the wall clock said meanwhile; before this boot there is only the wall clock.
         back = bound.boot_id is not None and mono is None and not text.strip().startswith("boot+")
         ago = back and bound.boot_id in known and bound.t_ns >= 0 and chosen in (None, bound.boot_id)
@@ -63,7 +74,9 @@ def command(time: tuple[str, ...], pid: int | None, boot: str | None, fmt: str, 
         rows = []
         for name, one in known.items():
             if name == (chosen or (bound.boot_id if counts else name)):
-                rows += _converted(name, one, bound, name == source.boots[-1], counts, told_by, from_mono=mono is not None)
+                rows += _converted(
+                    name, one, bound, name == source.boots[-1], counts, told_by, from_mono=mono is not None
+                )
     if pid is not None:
         rows = [row for row in rows if row["boot_id"] == boot_id()]
         for row in rows:
@@ -84,7 +97,11 @@ def _offsets(pid: int | None, boot: str | None) -> Offsets:
     try:
         return timens.of(pid)
     except (OSError, ValueError) as error:
-        raise AgentError(f"cannot tell the time namespace of process {pid}", why=getattr(error, "strerror", None) or str(error), exit_code=USAGE) from error
+        raise AgentError(
+            f"cannot tell the time namespace of process {pid}",
+            why=getattr(error, "strerror", None) or str(error),
+            exit_code=USAGE,
+        ) from error
 
 
 def _chosen(boot: str | None, boots: list[str]) -> str | None:
@@ -97,16 +114,22 @@ def _chosen(boot: str | None, boots: list[str]) -> str | None:
     else:
         found = [b for b in boots if b.startswith(boot)]
     if len(found) != 1:
-        raise AgentError(f"--boot {boot} names {len(found) or 'no'} boots of the store", why=f"it holds {', '.join(boots) or 'none'}", exit_code=USAGE)
+        raise AgentError(
+            f"--boot {boot} names {len(found) or 'no'} boots of the store",
+            why=f"it holds {', '.join(boots) or 'none'}",
+            exit_code=USAGE,
+        )
     return found[0]
 
 
-def _converted(boot: str, history: History, bound: Bound, newest: bool, counts: bool, offsets: Offsets, from_mono: bool) -> list[dict[str, Any]]:
+def _converted(
+    boot: str, history: History, bound: Bound, newest: bool, counts: bool, offsets: Offsets, from_mono: bool
+) -> list[dict[str, Any]]:
     """The row of one boot, none where it did not have that time. counts: the time counts from the boot, else it is a wall time."""
     import numpy as np
 
     from agent.columns import NULL_I64
-    from agent.tables import DERIVED
+    from agent.common.table import DERIVED
 
     states = next(c for c in DERIVED if c.name == "wall_state").names
     if counts:
@@ -122,7 +145,16 @@ def _converted(boot: str, history: History, bound: Bound, newest: bool, counts: 
     if not counts and (err is None or not (newest or answer <= history.watched_ns)):
         return []
     t_ns, wall_ns = (given, answer) if counts else (answer, given)
-    return [{"boot_id": boot, "t_ns": t_ns, "wall_ns": wall_ns, "err_ns": err, "state": states[int(got.state[0])], "alt_ns": alt}]
+    return [
+        {
+            "boot_id": boot,
+            "t_ns": t_ns,
+            "wall_ns": wall_ns,
+            "err_ns": err,
+            "state": states[int(got.state[0])],
+            "alt_ns": alt,
+        }
+    ]
 
 
 def _add_process(row: dict[str, Any], pid: int, history: History, offsets: Offsets) -> None:
@@ -130,4 +162,10 @@ def _add_process(row: dict[str, Any], pid: int, history: History, offsets: Offse
     import numpy as np
 
     mono = int(history.boot_to_mono(np.array([row["t_ns"]]))[0])
-    row.update({"pid": pid, "process_boottime_ns": row["t_ns"] + offsets.boottime_ns, "process_monotonic_ns": mono + offsets.monotonic_ns})
+    row.update(
+        {
+            "pid": pid,
+            "process_boottime_ns": row["t_ns"] + offsets.boottime_ns,
+            "process_monotonic_ns": mono + offsets.monotonic_ns,
+        }
+    )

@@ -63,7 +63,9 @@ class Course:
         out = []
         for begin, last in zip(edges[::2], edges[1::2], strict=True):
             line: list[tuple[int, int, int]] = []
-            for start, end, moved, err in zip(self.start_ns.tolist(), ends, self.moved_ns.tolist(), self.err_ns.tolist(), strict=True):
+            for start, end, moved, err in zip(
+                self.start_ns.tolist(), ends, self.moved_ns.tolist(), self.err_ns.tolist(), strict=True
+            ):
                 if start <= last and end >= begin and (end > begin or begin == last):
                     line += [(max(start, begin), moved, err), (min(end, last), moved, err)]
             out.append(line)

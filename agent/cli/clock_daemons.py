@@ -17,18 +17,27 @@ _RECENT_NS = 600_000_000_000
 
 def rows(store: str) -> list[dict[str, Any]]:
     """The last row of each daemon (whatever source it has now), of each of its sources, and of each comparison, in the newest boot. Raises AgentError."""
-    from agent.ask.places import opened
     from agent.ask.question import Question, Value, Where
+    from agent.store.sources import opened
 
     with opened(store, ["clock_daemon", "clock_offset"]) as source:
         if not source.boots:
             return []
         mine = Where("boot_id", "=", source.boots[-1])
-        read_ns = source.rows(Question("clock_offset", where=(mine,), values=(Value("last_ns", "max", "t_ns"),)))[0]["last_ns"]
+        read_ns = source.rows(Question("clock_offset", where=(mine,), values=(Value("last_ns", "max", "t_ns"),)))[0][
+            "last_ns"
+        ]
         if read_ns is None:
             return []
         recent = Where("t_ns", ">=", read_ns - _RECENT_NS)
-        said = source.rows(Question("clock_daemon", _COLUMNS, (mine, recent, Where("kind", "in", _KINDS)), latest=("daemon", "kind", "source")))
+        said = source.rows(
+            Question(
+                "clock_daemon",
+                _COLUMNS,
+                (mine, recent, Where("kind", "in", _KINDS)),
+                latest=("daemon", "kind", "source"),
+            )
+        )
     last = {(row["daemon"], row["kind"], None if row["kind"] == "system" else row["source"]): row for row in said}
     return sorted(last.values(), key=lambda r: (r["daemon"] or "", _KINDS.index(r["kind"]), r["source"] or ""))
 
@@ -52,7 +61,11 @@ def _belief(row: dict[str, Any]) -> str:
     from agent.cli.cells import duration
 
     what = "to" if row["state"] in ("synchronised", "unsynchronised") else "asked at"
-    said = [row["state"] + (f" {what} {row['source']}" if row["source"] else "") + (f", stratum {row['stratum']}" if row["stratum"] is not None else "")]
+    said = [
+        row["state"]
+        + (f" {what} {row['source']}" if row["source"] else "")
+        + (f", stratum {row['stratum']}" if row["stratum"] is not None else "")
+    ]
     if row["offset_ns"] is not None:
         way = "slow" if row["offset_ns"] > 0 else "fast"
         bound = "" if row["distance_ns"] is None else f", within {duration(row['distance_ns'])}"

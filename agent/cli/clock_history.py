@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from agent.cli.clock_course import Course
     from agent.clock.history import History
 
-_WATCHED_NS = 30 * 10**9  # a running agent stores a sample each 10 s (agent/clock/source.py, ROW_NS), and at each change
+_WATCHED_NS = (
+    30 * 10**9
+)  # a running agent stores a sample each 10 s (agent/clock/source.py, ROW_NS), and at each change
 #: Segments in a table where nobody asked for more.
 _TABLE_ROWS = 1_000
 #: Of so many, their actors are asked for one by one.
@@ -36,10 +38,21 @@ def histories(source: Source) -> dict[str, History]:
 
 
 @click.command("history")
-@click.option("--since", metavar="TIME", help="Segments that hold after this time: 90s, 5m, 2h, 1d, ISO 8601, @SECONDS, boot+SECONDS.")
+@click.option(
+    "--since",
+    metavar="TIME",
+    help="Segments that hold after this time: 90s, 5m, 2h, 1d, ISO 8601, @SECONDS, boot+SECONDS.",
+)
 @click.option("--until", metavar="TIME", help="Segments that start before this time.")
-@click.option("--limit", type=click.IntRange(1), metavar="N", help=f"At most N segments: the newest. By default {_TABLE_ROWS:,} in a table, else all.")
-@click.option("--plot", metavar="FILE", help="Draw it, instead of rows: FILE.svg, FILE.png, or - for the terminal's plot.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    metavar="N",
+    help=f"At most N segments: the newest. By default {_TABLE_ROWS:,} in a table, else all.",
+)
+@click.option(
+    "--plot", metavar="FILE", help="Draw it, instead of rows: FILE.svg, FILE.png, or - for the terminal's plot."
+)
 @options.reading
 def command(since: str | None, until: str | None, limit: int | None, plot: str | None, fmt: str, store: str) -> None:
     """The offset history: from when on which offset of the wall clock held, and the step that began it, with who made it.
@@ -51,10 +64,10 @@ def command(since: str | None, until: str | None, limit: int | None, plot: str |
     tickscope clock history --since 1d --plot clock.svg
     tickscope clock history --limit 20
     """
-    from agent.ask.places import opened
     from agent.cli.gaps import tell
     from agent.cli.output import emit_rows, note, quiet_pipe
     from agent.cli.picture import FORMATS
+    from agent.store.sources import opened
 
     if plot and plot != "-" and Path(plot).suffix.lower() not in FORMATS:
         raise AgentError(f"cannot draw {plot}", why=f"its name ends in none of {', '.join(FORMATS)}", exit_code=USAGE)
@@ -91,12 +104,18 @@ def command(since: str | None, until: str | None, limit: int | None, plot: str |
     if not plot:
         emit_rows(rows, fmt, _SEGMENT, {"gaps": gaps})
         if len(rows) < total:
-            note(f"note: the newest {len(rows):,} of {total:,} segments; --limit {total} shows all, --since and --until others")
+            note(
+                f"note: the newest {len(rows):,} of {total:,} segments; --limit {total} shows all, --since and --until others"
+            )
     if not total:
         note("no offset history in that time")
         click.get_current_context().exit(NO_ROWS)
     if plot and course is None:
-        raise AgentError("nothing to plot yet", why="there is one sample in that time", remedy="wait ten seconds, or choose a longer time")
+        raise AgentError(
+            "nothing to plot yet",
+            why="there is one sample in that time",
+            remedy="wait ten seconds, or choose a longer time",
+        )
 
 
 def _ends(source: Source, boot: str, history: History) -> np.ndarray:
@@ -134,7 +153,12 @@ def _course(source: Source, boot: str, history: History, at: np.ndarray) -> Cour
     t, raw, freq = found["t_ns"], found["mono_raw_ns"], found["freq_ppb"]
     if len(t) < 2 or t[0] == t[-1]:
         return None
-    s, host = history.segments, source.rows(Question("clock_offset", where=(mine,), within=False, values=(Value("host", "max", "host"),)))[0]["host"]
+    s, host = (
+        history.segments,
+        source.rows(Question("clock_offset", where=(mine,), within=False, values=(Value("host", "max", "host"),)))[0][
+            "host"
+        ],
+    )
     shown = at[s.start_ns[at] <= t[-1]]
     jumped = shown[1:][(s.start_ns[shown[1:]] >= t[0])]
     size = s.real_boot_ns[jumped] - s.real_boot_ns[jumped - 1]
@@ -148,14 +172,29 @@ def _course(source: Source, boot: str, history: History, at: np.ndarray) -> Cour
     few = furthest(s.start_ns[shown], moved, s.err_ns[shown])
     new = np.flatnonzero((freq != NULL_I64) & np.append(True, np.diff(freq) != 0))
     new = new[furthest(t[new], freq[new])]
-    return Course(host or "this host", int(t[0]), int(t[-1]), int(s.real_boot_ns[-1]), s.start_ns[shown[few]], moved[few], s.err_ns[shown[few]], steps, len(jumped),
-                  *rates(t[raw != NULL_I64], raw[raw != NULL_I64]), t[new], freq[new] / 1e3, unwatched(t, _WATCHED_NS))
+    return Course(
+        host or "this host",
+        int(t[0]),
+        int(t[-1]),
+        int(s.real_boot_ns[-1]),
+        s.start_ns[shown[few]],
+        moved[few],
+        s.err_ns[shown[few]],
+        steps,
+        len(jumped),
+        *rates(t[raw != NULL_I64], raw[raw != NULL_I64]),
+        t[new],
+        freq[new] / 1e3,
+        unwatched(t, _WATCHED_NS),
+    )
 
 
 def _who(row: dict[str, Any]) -> str:
     if not row["pid"]:
         return "by whom was not seen"
-    return f"{printable(row['comm'] or '')} {row['pid']}" + (f" ({row['via']})" if row["via"] not in (None, "none") else "")
+    return f"{printable(row['comm'] or '')} {row['pid']}" + (
+        f" ({row['via']})" if row["via"] not in (None, "none") else ""
+    )
 
 
 def _rows(source: Source, boot: str, history: History, at: np.ndarray) -> list[dict[str, Any]]:
@@ -165,12 +204,20 @@ def _rows(source: Source, boot: str, history: History, at: np.ndarray) -> list[d
     from agent.ask.question import Question, Where
 
     s, starts = history.segments, history.segments.start_ns[at].tolist()
-    which = (Where("t_ns", "in", tuple(starts)),) if len(at) <= _LISTED else (Where("t_ns", ">=", starts[0]), Where("t_ns", "<=", starts[-1]))
-    said = source.rows(Question("clock_change", ("t_ns", "via", "pid", "comm"), (Where("boot_id", "=", boot), *which), within=False))
+    which = (
+        (Where("t_ns", "in", tuple(starts)),)
+        if len(at) <= _LISTED
+        else (Where("t_ns", ">=", starts[0]), Where("t_ns", "<=", starts[-1]))
+    )
+    said = source.rows(
+        Question("clock_change", ("t_ns", "via", "pid", "comm"), (Where("boot_id", "=", boot), *which), within=False)
+    )
     actors = {row["t_ns"]: (row["via"], row["pid"], row["comm"]) for row in said}
     before = s.real_boot_ns[np.maximum(at - 1, 0)].tolist()
     out = []
-    for i, start, offset, err, earlier in zip(at.tolist(), starts, s.real_boot_ns[at].tolist(), s.err_ns[at].tolist(), before, strict=True):
+    for i, start, offset, err, earlier in zip(
+        at.tolist(), starts, s.real_boot_ns[at].tolist(), s.err_ns[at].tolist(), before, strict=True
+    ):
         via, pid, comm = actors.get(start, (None, None, None))
         out.append({"boot_id": boot, "t_ns": start, "wall_ns": start + offset, "real_boot_ns": offset, "err_ns": err,
                     "step_ns": offset - earlier if i else None, "via": via, "pid": pid, "comm": comm})  # fmt: skip

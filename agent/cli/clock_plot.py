@@ -32,7 +32,11 @@ def times(course: Course, most: int) -> list[tuple[int, str]]:
     """Round local times in the range: (t_ns, label)."""
     span = (course.to_ns - course.from_ns) / 1e9
     every = next((s for s in _TIMES_S if span / s <= most), _TIMES_S[-1] * math.ceil(span / most / _TIMES_S[-1]))
-    zone = int((datetime.fromtimestamp((course.to_ns + course.wall_ns) / 1e9).astimezone().utcoffset() or _NO_ZONE).total_seconds())
+    zone = int(
+        (
+            datetime.fromtimestamp((course.to_ns + course.wall_ns) / 1e9).astimezone().utcoffset() or _NO_ZONE
+        ).total_seconds()
+    )
     first = math.ceil(((course.from_ns + course.wall_ns) / 1e9 + zone) / every) * every - zone
     form = "%H:%M:%S" if every < 60 else "%H:%M" if every < 43200 else "%m-%d %H:%M" if every < 86400 else "%m-%d"
     seconds = range(first, (course.to_ns + course.wall_ns) // 10**9 + 1, every)
@@ -46,16 +50,28 @@ def scaled(low: float, high: float) -> tuple[float, str]:
 
 
 def title(course: Course) -> str:
-    begin, end = (datetime.fromtimestamp((t + course.wall_ns) / 1e9).astimezone() for t in (course.from_ns, course.to_ns))
+    begin, end = (
+        datetime.fromtimestamp((t + course.wall_ns) / 1e9).astimezone() for t in (course.from_ns, course.to_ns)
+    )
     what = f"{course.jumps:,} jump{'s' * (course.jumps != 1)} of the wall clock"
     zone = f"{end:%z}"
     zone = "UTC" if zone == "+0000" else f"UTC{zone[:3]}:{zone[3:]}"
-    return f"{course.host}, {begin:%Y-%m-%d %H:%M:%S} to {end:%H:%M:%S} {zone}: {what}" if begin.date() == end.date() else (
-        f"{course.host}, {begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} {zone}: {what}")
+    return (
+        f"{course.host}, {begin:%Y-%m-%d %H:%M:%S} to {end:%H:%M:%S} {zone}: {what}"
+        if begin.date() == end.date()
+        else (f"{course.host}, {begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} {zone}: {what}")
+    )
 
 
-def _frame(picture: Picture, box: tuple[float, float, float, float], low: float, high: float, size: float,
-           course: Course, clocks: bool) -> tuple[Callable[[float], float], Callable[[float], float]]:
+def _frame(
+    picture: Picture,
+    box: tuple[float, float, float, float],
+    low: float,
+    high: float,
+    size: float,
+    course: Course,
+    clocks: bool,
+) -> tuple[Callable[[float], float], Callable[[float], float]]:
     """Axes of one panel. box: left, top, right, bottom. Returns what maps a time and a value to the picture."""
     left, top, right, bottom = box
 
@@ -67,7 +83,10 @@ def _frame(picture: Picture, box: tuple[float, float, float, float], low: float,
 
     for value in nice(low / size, high / size, 6):
         y = at_y(value * size)
-        picture.add(Line([(left, y), (right, y)], _PALE), Text((left - 8, y + 4), f"{value:+.6g}" if value else "0", size=11, anchor="end"))
+        picture.add(
+            Line([(left, y), (right, y)], _PALE),
+            Text((left - 8, y + 4), f"{value:+.6g}" if value else "0", size=11, anchor="end"),
+        )
     for t, label in times(course, 9):
         picture.add(Line([(at_x(t), bottom), (at_x(t), bottom + 4)], _GREY))
         if clocks:
@@ -94,7 +113,9 @@ def _moved(picture: Picture, course: Course, box: tuple[float, float, float, flo
     size, unit = scaled(low, high)
     at_x, at_y = _frame(picture, box, low, high, size, course, clocks=False)
     for begin, end in course.blank:
-        picture.add(Area([(at_x(begin), box[1]), (at_x(end), box[1]), (at_x(end), box[3]), (at_x(begin), box[3])], _UNWATCHED))
+        picture.add(
+            Area([(at_x(begin), box[1]), (at_x(end), box[1]), (at_x(end), box[3]), (at_x(begin), box[3])], _UNWATCHED)
+        )
     for corners in course.corners():
         upper, lower = [(at_x(t), at_y(m + e)) for t, m, e in corners], [(at_x(t), at_y(m - e)) for t, m, e in corners]
         for i in range(0, len(corners), 2):
@@ -107,12 +128,19 @@ def _moved(picture: Picture, course: Course, box: tuple[float, float, float, flo
         picture.add(Line([(at_x(t), at_y(m)) for t, m, _ in corners], _BLUE, 2))
     for label in labels:
         y = box[1] - 4 - _LEVEL * label.level
-        picture.add(Area([(label.begin - 2, y - 11), (label.end + 2, y - 11), (label.end + 2, y + 3), (label.begin - 2, y + 3)], "#ffffff"))
+        picture.add(
+            Area(
+                [(label.begin - 2, y - 11), (label.end + 2, y - 11), (label.end + 2, y + 3), (label.begin - 2, y + 3)],
+                "#ffffff",
+            )
+        )
         picture.add(Text((label.begin, y), label.words, label.colour, 11))
     err = duration(int(course.err_ns.max()))
     unnamed = course.jumps - len(labels)
     narrow = len(course.unwatched) - len(course.blank)
-    notes = ["; grey: nobody watched"] * bool(course.blank) + [f"; nor {narrow:,} times too short to be drawn"] * bool(narrow)
+    notes = ["; grey: nobody watched"] * bool(course.blank) + [f"; nor {narrow:,} times too short to be drawn"] * bool(
+        narrow
+    )
     notes += [f"; {unnamed:,} smaller jumps have no name"] * bool(unnamed)
     said = f"Moved by jumps, {unit} (REALTIME - BOOTTIME, from the left edge on; band: error bound, at most {err}{''.join(notes)})"
     picture.add(Text((box[0], top - 10), said))
@@ -133,10 +161,21 @@ def _labels(course: Course, left: float, right: float) -> list[_Label]:
     out: list[_Label] = []
     for step in sorted(course.steps, key=lambda s: -abs(s.size_ns))[:NAMED]:
         words = f"{'+' if step.size_ns > 0 else '-'}{duration(abs(step.size_ns))} {step.actor}"
-        x, wide = left + (step.t_ns - course.from_ns) / (course.to_ns - course.from_ns) * (right - left), len(words) * _LETTER
+        x, wide = (
+            left + (step.t_ns - course.from_ns) / (course.to_ns - course.from_ns) * (right - left),
+            len(words) * _LETTER,
+        )
         begin = x + 5 if x + 5 + wide <= right else x - 5 - wide
         taken = {o.level for o in out if begin < o.end + 8 and begin + wide > o.begin - 8}
-        out.append(_Label(words, _RED if step.size_ns < 0 else _GREEN, begin, begin + wide, next(i for i in range(NAMED) if i not in taken)))
+        out.append(
+            _Label(
+                words,
+                _RED if step.size_ns < 0 else _GREEN,
+                begin,
+                begin + wide,
+                next(i for i in range(NAMED) if i not in taken),
+            )
+        )
     return out
 
 
@@ -144,11 +183,23 @@ def _rate(picture: Picture, course: Course, box: tuple[float, float, float, floa
     values = [*course.rate_ppm.tolist(), *course.asked_ppm.tolist()]
     low, high = extent(values or [0.0], 0.2)
     at_x, at_y = _frame(picture, box, low, high, 1, course, clocks=True)
-    asked = [(max(int(t), course.from_ns), v) for t, v in zip(course.asked_t_ns.tolist(), course.asked_ppm.tolist(), strict=True)]
-    line = [p for (t, v), (end, _) in zip(asked, [*asked, (course.to_ns, 0.0)][1:], strict=True) for p in ((at_x(t), at_y(v)), (at_x(end), at_y(v)))]
+    asked = [
+        (max(int(t), course.from_ns), v)
+        for t, v in zip(course.asked_t_ns.tolist(), course.asked_ppm.tolist(), strict=True)
+    ]
+    line = [
+        p
+        for (t, v), (end, _) in zip(asked, [*asked, (course.to_ns, 0.0)][1:], strict=True)
+        for p in ((at_x(t), at_y(v)), (at_x(end), at_y(v)))
+    ]
     if line:
         picture.add(Line(line, _GREY, 1.5, (5, 3)))
     measured = [(at_x(t), at_y(v)) for t, v in zip(course.rate_t_ns.tolist(), course.rate_ppm.tolist(), strict=True)]
     if len(measured) > 1:
         picture.add(Line(measured, _BLUE, 1.5))
-    picture.add(Text((box[0], box[1] - 10), "Rate against the raw oscillator, ppm (line: measured; dashes: the kernel's frequency correction)"))
+    picture.add(
+        Text(
+            (box[0], box[1] - 10),
+            "Rate against the raw oscillator, ppm (line: measured; dashes: the kernel's frequency correction)",
+        )
+    )

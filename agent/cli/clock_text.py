@@ -34,7 +34,10 @@ class Dots:
 
     def rows(self, plain: bool) -> list[str]:
         """From the top. plain: where the terminal has no Braille, one asterisk a character."""
-        return ["".join((" " if not c else "*") if plain else chr(0x2800 + c) if c else " " for c in cells) for cells in self._cells]
+        return [
+            "".join((" " if not c else "*") if plain else chr(0x2800 + c) if c else " " for c in cells)
+            for cells in self._cells
+        ]
 
 
 def text(course: Course, columns: int, rows: int = 12) -> list[str]:
@@ -43,7 +46,10 @@ def text(course: Course, columns: int, rows: int = 12) -> list[str]:
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     low, high = course.reach(1000)
     size, unit = scaled(low, high)
-    labels = {round((v * size - low) / (high - low) * (rows - 1)): f"{v:+.6g} {unit}" if v else f"0 {unit}" for v in nice(low / size, high / size, 5)}
+    labels = {
+        round((v * size - low) / (high - low) * (rows - 1)): f"{v:+.6g} {unit}" if v else f"0 {unit}"
+        for v in nice(low / size, high / size, 5)
+    }
     left = max(map(len, labels.values())) + 1
     room = max(columns - left - 2, 20)
     dots = Dots(room, rows)
@@ -76,7 +82,10 @@ def text(course: Course, columns: int, rows: int = 12) -> list[str]:
     if more := course.jumps - len(largest):
         out.append(f"  and {more:,} smaller")
     longest = sorted(course.unwatched, key=lambda span: span[0] - span[1])[:_TOLD]
-    out += [f"  ? nobody watched for {duration(end - begin)}, until {cell('wall_ns', end + course.wall_ns)}" for begin, end in sorted(longest)]
+    out += [
+        f"  ? nobody watched for {duration(end - begin)}, until {cell('wall_ns', end + course.wall_ns)}"
+        for begin, end in sorted(longest)
+    ]
     if more := len(course.unwatched) - len(longest):
         out.append(f"  ? and {more} times more")
     return out

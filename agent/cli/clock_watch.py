@@ -46,10 +46,16 @@ def _lines(path: str) -> Iterator[bytes]:
                 notices.connect(path)
                 notices.shutdown(socket.SHUT_WR)  # it only looks on: nothing is to be acknowledged
             except OSError as error:
-                raise AgentError(f"no {'more ' if again else ''}notices at {path}", why=str(error.strerror),
-                                 remedy="tickscope status, or start an agent: sudo tickscope run", exit_code=UNREACHABLE) from error
+                raise AgentError(
+                    f"no {'more ' if again else ''}notices at {path}",
+                    why=str(error.strerror),
+                    remedy="tickscope status, or start an agent: sudo tickscope run",
+                    exit_code=UNREACHABLE,
+                ) from error
             if again:
-                note("note: connected anew, since the connection had ended: a jump in between would be missing here, tickscope clock history has it")
+                note(
+                    "note: connected anew, since the connection had ended: a jump in between would be missing here, tickscope clock history has it"
+                )
             with notices.makefile("rb") as lines, contextlib.suppress(ConnectionResetError):
                 yield from (line for line in lines if line.endswith(b"\n"))
         time.sleep(_AGAIN_S)

@@ -17,12 +17,20 @@ if TYPE_CHECKING:
 
 
 @click.command("demo")
-@click.option("--config", "config_file", type=click.Path(dir_okay=False), envvar="TICKSCOPE_CONFIG", help="Settings (YAML).")
+@click.option(
+    "--config", "config_file", type=click.Path(dir_okay=False), envvar="TICKSCOPE_CONFIG", help="Settings (YAML)."
+)
 @options.duration
-@click.option("--step-clock", is_flag=True, help="Step the wall clock by +0.3 ms and back, once. Without it no clock is touched.")
-@click.option("--syscalls", type=click.Choice(SYSCALL_MODES), help="How much of system call time is measured [default: sampled].")
+@click.option(
+    "--step-clock", is_flag=True, help="Step the wall clock by +0.3 ms and back, once. Without it no clock is touched."
+)
+@click.option(
+    "--syscalls", type=click.Choice(SYSCALL_MODES), help="How much of system call time is measured [default: sampled]."
+)
 @click.option("--store", type=click.Path(file_okay=False), help="The store's directory [default: /var/lib/tickscope].")
-def command(config_file: str | None, duration: float | None, step_clock: bool, syscalls: str | None, store: str | None) -> None:
+def command(
+    config_file: str | None, duration: float | None, step_clock: bool, syscalls: str | None, store: str | None
+) -> None:
     """Run the agent together with a small workload of its own, on loopback, which is removed at the end.
 
     A private Redis with a stream and a consumer group, a rate limiter in Python that asks it, a Go program with
@@ -40,7 +48,7 @@ def command(config_file: str | None, duration: float | None, step_clock: bool, s
     from agent.cli.run import flags
     from agent.config import resolve
     from agent.demo.session import Workload
-    from agent.privilege import require_root
+    from agent.posix.privilege import require_root
 
     given: dict[str, Any] = flags(duration, syscalls=syscalls, store=store)
     settings = resolve(given, os.environ, config_file)
@@ -50,7 +58,9 @@ def command(config_file: str | None, duration: float | None, step_clock: bool, s
         for text in workload.notes:
             note(f"demo: {text}")
         if workload.redis_url is not None:
-            settings = resolve({**given, "redis": (*settings.redis, workload.redis_url)}, os.environ, config_file)
+            settings = resolve(
+                {**given, "redis": (*settings.brokers.get("redis", ()), workload.redis_url)}, os.environ, config_file
+            )
         status = _agent(settings, workload)
     click.get_current_context().exit(status)
 
@@ -70,8 +80,11 @@ def _agent(config: Config, workload: Workload) -> int:
             run_agent(config)
         finally:
             os._exit(1)
+
     def pass_on(number: int, _: object) -> None:
-        os.kill(child, signal.SIGTERM if number == signal.SIGHUP else number)  # whose terminal was closed is no demo any more
+        os.kill(
+            child, signal.SIGTERM if number == signal.SIGHUP else number
+        )  # whose terminal was closed is no demo any more
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH):
         signal.signal(number, pass_on)

@@ -29,32 +29,45 @@ def command(finding: str, fmt: str, store: str) -> None:
     """
     import numpy as np
 
-    from agent.ask.places import opened
     from agent.ask.question import Where
     from agent.cli.findings import in_wall_time, latest, left_open, none
     from agent.cli.gaps import tell, unjudged
     from agent.cli.output import emit, note
+    from agent.store.sources import opened
 
     if finding != "last" and not re.fullmatch(r"[0-9a-fA-F]{1,32}", finding):
-        raise AgentError(f"no finding has the id {finding!r}", remedy="name an id that `tickscope findings` shows, or: last", exit_code=USAGE)
+        raise AgentError(
+            f"no finding has the id {finding!r}",
+            remedy="name an id that `tickscope findings` shows, or: last",
+            exit_code=USAGE,
+        )
     with opened(store, ["finding", "loss", "probe_status"]) as source:
         rows = latest(source, *() if finding == "last" else [Where("finding_id", "starts", finding.lower())])
         gaps = source.gaps()
         if rows:
             row = rows[-1]
-            ended, words = source.written_by if left_open(source, row) else "", in_wall_time(source, row)
+            ended = source.written_by if left_open(source, row) else ""
+            row["sentence"] = in_wall_time(source, row, utc=fmt != "table")
             began_ns = int(source.wall(row["boot_id"], np.array([row["start_ns"]], np.int64))[0])
             gaps = [gap for gap in gaps if _overlaps(gap, row)]
         left_out = [] if rows else unjudged(source)
         notes = [*source.notes, *left_out]
     tell(gaps if rows or finding == "last" else [], notes, fmt if rows else "table")
     if not rows:
-        note(none(gaps, left_out) if finding == "last" else f"no finding's id starts with {finding}; see: tickscope findings")
+        note(
+            none(gaps, left_out)
+            if finding == "last"
+            else f"no finding's id starts with {finding}; see: tickscope findings"
+        )
         click.get_current_context().exit(NO_ROWS)
     if finding != "last" and len({row["finding_id"] for row in rows}) > 1:
-        raise AgentError(f"{len(rows)} findings have an id that starts with {finding}", why=", ".join(row["finding_id"] for row in rows[:5]),
-                         remedy="give more of the id", exit_code=USAGE)
-    emit({"finding": row, "gaps": gaps}, fmt, lambda: click.echo("\n".join(map(printable, told({**row, "sentence": words}, began_ns, ended)))))
+        raise AgentError(
+            f"{len(rows)} findings have an id that starts with {finding}",
+            why=", ".join(row["finding_id"] for row in rows[:5]),
+            remedy="give more of the id",
+            exit_code=USAGE,
+        )
+    emit({"finding": row, "gaps": gaps}, fmt, lambda: click.echo("\n".join(map(printable, told(row, began_ns, ended)))))
 
 
 def _overlaps(gap: dict[str, Any], found: dict[str, Any]) -> bool:
@@ -72,11 +85,27 @@ def told(row: dict[str, Any], began_ns: int, left_open: str = "") -> list[str]:
 
     start, end = row["start_ns"], row["end_ns"]
     wall = f"{cell('wall_ns', began_ns)}, " if began_ns != NULL_I64 else ""
-    going = f"lasted {duration(end - start)}" if row["state"] == "closed" else f"still going on after {duration(end - start)}"
+    going = (
+        f"lasted {duration(end - start)}"
+        if row["state"] == "closed"
+        else f"still going on after {duration(end - start)}"
+    )
     going += f", when {left_open} ended" if left_open else ""
-    lines = [f"Finding {row['finding_id']} ({'left open' if left_open else row['state']})", "", *_wrapped(row["sentence"], ""), "",
-             *_wrapped(f"began    {wall}boot+{start / 1e9:.3f}; {going}", "  ", 11), *_wrapped(f"symptom  {row['symptom']} of {row['subject']}", "  ", 11),
-             *_wrapped(f"cause    {row['cause']}, confidence {row['confidence']:.2f}{_meaning(row['cause'])}", "  ", 11)]
+    lines = [
+        f"Finding {row['finding_id']} ({'left open' if left_open else row['state']})",
+        "",
+        *_wrapped(row["sentence"], ""),
+        "",
+        *_wrapped(f"began    {wall}boot+{start / 1e9:.3f}; {going}", "  ", 11),
+        *_wrapped(f"symptom  {row['symptom']} of {row['subject']}", "  ", 11),
+        *_wrapped(
+            f"cause    {row['cause']}{_detail(row)}, confidence {row['confidence']:.2f}{_meaning(row['cause'])}",
+            "  ",
+            11,
+        ),
+        *(_wrapped(f"culprit  {culprit}", "  ", 11) if (culprit := _culprit(row)) else []),
+        *(_wrapped(f"next     {todo}", "  ", 11) if (todo := _todo(row)) else []),
+    ]
     others = [c for c in row["causes"] if c["cause"] != row["cause"]]
     if others:
         lines += ["", "Other causes that fit less well"]
@@ -99,6 +128,29 @@ def told(row: dict[str, Any], began_ns: int, left_open: str = "") -> list[str]:
     return lines
 
 
+def _detail(row: dict[str, Any]) -> str:
+    return f" ({row['cause_detail']})" if row.get("cause_detail") else ""
+
+
+def _culprit(row: dict[str, Any]) -> str:
+    """Who did it; empty where that is not known. Rows of earlier versions have none of these columns."""
+    from agent.correlate.words import process
+
+    pid, comm, what = (row.get(f"culprit_{name}") for name in ("pid", "comm", "object"))
+    who = process(comm or "", pid) if comm or pid is not None else ""
+    return ", ".join(part for part in (who, what) if part)
+
+
+def _todo(row: dict[str, Any]) -> str:
+    """What to do about the cause, or, where none was seen, what to look at."""
+    from agent.correlate.catalogue import causes, symptoms
+
+    if (cause := causes().get(row["cause"])) and cause.name != "unknown":
+        return cause.todo
+    symptom = symptoms().get(row["symptom"])
+    return symptom.todo if symptom else ""
+
+
 def _meaning(cause: str) -> str:
     """What the word means, where this version has it."""
     from agent.correlate.catalogue import causes
@@ -111,7 +163,9 @@ def _wrapped(text: str, indent: str, hang: int = 0) -> list[str]:
 
     from agent.cli.layout import room, wrapped
 
-    return wrapped(text, min(room(sys.stdout) or _WIDTH, _WIDTH), indent, " " * hang or indent + ("  " if indent else ""))
+    return wrapped(
+        text, min(room(sys.stdout) or _WIDTH, _WIDTH), indent, " " * hang or indent + ("  " if indent else "")
+    )
 
 
 def _relative(ns: int) -> str:
@@ -126,8 +180,11 @@ def _entry(entry: dict[str, Any]) -> str:
     usual = f" (usually {_amount(entry['baseline'], entry.get('unit', ''))})" if "baseline" in entry else ""
     lasting = f", for {_amount(entry['end_ns'] - entry['t_ns'], 'ns')}" if "end_ns" in entry and "t_ns" in entry else ""
     of = f" of {entry['subject']}" if "subject" in entry else ""
-    more = ", ".join(f"{k.removesuffix('_ns')} {_amount(v, 'ns') if k.endswith('_ns') else v}"
-                     for k, v in entry.items() if k not in _TOLD and "mono" not in k)
+    more = ", ".join(
+        f"{k.removesuffix('_ns')} {_amount(v, 'ns') if k.endswith('_ns') else v}"
+        for k, v in entry.items()
+        if k not in _TOLD and "mono" not in k
+    )
     return f"{entry['what'].replace('_', ' ')}{of}: {value}{usual}{lasting}" + (f"  [{more}]" if more else "")
 
 

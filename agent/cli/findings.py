@@ -34,10 +34,10 @@ def command(only_open: bool, since: str | None, until: str | None, fmt: str, sto
     tickscope findings --since 1h
     tickscope findings --open -o json
     """
-    from agent.ask.places import opened
     from agent.ask.question import Where
     from agent.cli.gaps import tell, unjudged
     from agent.cli.output import note
+    from agent.store.sources import opened
 
     with opened(store, ["finding", "loss", "probe_status"], since, until) as source:
         rows = latest(source, *[Where("state", "=", "open")] if only_open else ())
@@ -45,8 +45,9 @@ def command(only_open: bool, since: str | None, until: str | None, fmt: str, sto
             rows = [row for row in rows if not left_open(source, row)]
         if fmt == "table" and not until:
             rows = [{**row, "state": "left open"} if left_open(source, row) else row for row in rows]
+        rows = [{**row, "sentence": in_wall_time(source, row, utc=fmt != "table")} for row in rows]
         if fmt == "table":
-            rows = [{**row, "sentence": in_wall_time(source, row), **_times(source, row)} for row in rows]
+            rows = [{**row, **_times(source, row)} for row in rows]
         gaps, left_out = source.gaps(), unjudged(source)
         notes = [*source.notes, *left_out]
     show(rows, fmt, {"gaps": gaps}, _TOLD)
@@ -65,18 +66,21 @@ def latest(source: Source, *where: Where) -> list[dict[str, Any]]:
 
 def left_open(source: Source, row: dict[str, Any]) -> bool:
     """Open, and the agent that followed it has ended: how it went on is not known."""
-    from agent.host import boot_id
+    from agent.common.host import boot_id
 
     since_ns = source.written_since_ns
     return row["state"] == "open" and (since_ns is None or row["boot_id"] != boot_id() or row["t_ns"] < since_ns)
 
 
-def in_wall_time(source: Source, row: dict[str, Any]) -> str:
-    """A finding's sentence for people."""
-    from agent.clock.instants import dated
-    from agent.store.prose import pieces
+def in_wall_time(source: Source, row: dict[str, Any], utc: bool) -> str:
+    """A finding's sentence by all that is known of the clock today."""
+    from agent.common.sentence import pieces, told
 
-    return dated(pieces(json.dumps(row.get("said") or None), row["sentence"]), lambda t_ns: source.wall(row["boot_id"], t_ns))
+    return told(
+        pieces(json.dumps(row.get("said") or None), row["sentence"]),
+        lambda t_ns: source.wall(row["boot_id"], t_ns),
+        utc,
+    )
 
 
 def none(gaps: Sequence[dict[str, Any]], left_out: Sequence[str], when: str = "") -> str:
@@ -90,7 +94,18 @@ def none(gaps: Sequence[dict[str, Any]], left_out: Sequence[str], when: str = ""
 
 def decoded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows with their JSON texts as values."""
-    return [{**row, **{name: json.loads(row.get(name) or "[]") for name in ("causes", "evidence", "ruled_out", "said")}} for row in rows]
+    return [
+        {**row, **{name: _list(row.get(name)) for name in ("causes", "evidence", "ruled_out", "said")}} for row in rows
+    ]
+
+
+def _list(text: str | None) -> list[Any]:
+    """Of a JSON text; empty where it is none, which a file that somebody else wrote may hold."""
+    try:
+        value = json.loads(text or "[]")
+    except (ValueError, RecursionError):
+        return []
+    return value if isinstance(value, list) else []
 
 
 def _times(source: Source, row: dict[str, Any]) -> dict[str, str]:
@@ -98,16 +113,21 @@ def _times(source: Source, row: dict[str, Any]) -> dict[str, str]:
     import numpy as np
 
     from agent.cli.cells import cell, duration
-    from agent.clock.instants import iso
     from agent.columns import NULL_I64
+    from agent.common.instants import iso
 
     wall = int(source.wall(row["boot_id"], np.array([row["start_ns"]], np.int64))[0])
-    return {"began": cell("start_ns", row["start_ns"]) if wall == NULL_I64 else iso(wall, 0), "lasted": duration(row["end_ns"] - row["start_ns"])}
+    return {
+        "began": cell("start_ns", row["start_ns"]) if wall == NULL_I64 else iso(wall, 0),
+        "lasted": duration(row["end_ns"] - row["start_ns"]),
+    }
 
 
-def show(rows: Sequence[dict[str, Any]], fmt: str, extra: dict[str, Any] | None = None, told: Sequence[str] = SHOWN) -> None:
+def show(
+    rows: Sequence[dict[str, Any]], fmt: str, extra: dict[str, Any] | None = None, told: Sequence[str] = SHOWN
+) -> None:
     """Prints findings in the asked format. extra: members of the JSON document beside them. told: the columns of the table format."""
+    from agent.ask.names import columns
     from agent.cli.output import emit_rows
-    from agent.store.names import columns
 
     emit_rows(rows, fmt, told if fmt == "table" else columns("finding"), extra, below="sentence")

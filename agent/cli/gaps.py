@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agent.unjudged import NAME as UNJUDGED
+from agent.service.unjudged import NAME as UNJUDGED
 
 if TYPE_CHECKING:
     from agent.ask.source import Source
@@ -25,14 +25,18 @@ def tell(gaps: Iterable[Gap], notes: Iterable[str], fmt: str) -> None:
     for (_, stage, source), each in alike.items():
         times = f" in {len(each)} intervals" if len(each) > 1 else ""
         lost = "an unknown number of" if any(g["count"] is None for g in each) else sum(g["count"] for g in each)
-        note(f"gap: {lost} records lost in {stage} ({source}){times}, between {_when(each[0], 'from')} and {_when(each[-1], 'to')}")
+        note(
+            f"gap: {lost} records lost in {stage} ({source}){times}, between {_when(each[0], 'from')} and {_when(each[-1], 'to')}"
+        )
 
 
 def _when(gap: Gap, end: str) -> str:
     """That end of it by the wall clock, in CLOCK_BOOTTIME where the wall clock then is not known."""
     from agent.cli.cells import cell
 
-    return cell("wall_ns", gap[f"{end}_wall_ns"]) if gap[f"{end}_wall_ns"] is not None else cell("t_ns", gap[f"{end}_ns"])
+    return (
+        cell("wall_ns", gap[f"{end}_wall_ns"]) if gap[f"{end}_wall_ns"] is not None else cell("t_ns", gap[f"{end}_ns"])
+    )
 
 
 def hides_findings(gaps: Sequence[Gap]) -> bool:
@@ -41,9 +45,11 @@ def hides_findings(gaps: Sequence[Gap]) -> bool:
 
 
 def unjudged(source: Source) -> list[str]:
-    """What the correlator did not look at in the source's window (agent/unjudged.py), as a note. Needs probe_status."""
+    """What the correlator did not look at in the source's window (agent/service/unjudged.py), as a note. Needs probe_status."""
     from agent.ask.question import Question, Where
 
-    said = [row["reason"] for row in source.rows(Question("probe_status", ("reason",), (Where("probe", "=", UNJUDGED),)))]
+    said = [
+        row["reason"] for row in source.rows(Question("probe_status", ("reason",), (Where("probe", "=", UNJUDGED),)))
+    ]
     times = f" (and {len(said) - 1} times more before)" if len(said) > 1 else ""
     return [f"{said[-1]}{times}"] if said else []

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 _out = click.option("--out", "out", type=click.Path(file_okay=False, path_type=Path), required=True, metavar="DIR",
                     help="Where recording, truth and logs go; a new directory.")  # fmt: skip
-_step = click.option("--step-clock", is_flag=True, help="Allow kinds that step the wall clock, by at most 0.5 ms. Without it no clock is touched.")
+_step = click.option(
+    "--step-clock",
+    is_flag=True,
+    help="Allow kinds that step the wall clock, by at most 0.5 ms. Without it no clock is touched.",
+)
 _throwaway = click.option("--throwaway-vm", is_flag=True, help="Allow kinds that move the wall clock by hours, change its rate, or need netem. Refused on every "
                           "machine that was not booted with tickscope.throwaway_vm on its kernel's command line.")  # fmt: skip
 
@@ -52,14 +56,31 @@ def list_(fmt: str) -> None:
 
 @command.command("run")
 @click.argument("names", nargs=-1, required=True, metavar="KIND...")
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="The same seed gives the same faults.")
-@click.option("--duration", "duration", type=options.Duration(), metavar="S", help="How long each fault lasts [default: by its kind and the seed].")
+@click.option(
+    "--seed", type=click.IntRange(0), default=1, show_default=True, help="The same seed gives the same faults."
+)
+@click.option(
+    "--duration",
+    "duration",
+    type=options.Duration(),
+    metavar="S",
+    help="How long each fault lasts [default: by its kind and the seed].",
+)
 @click.option("--sham", is_flag=True, help="Write the faults into the truth, but do not inject them.")
 @_step
 @_throwaway
 @_out
 @options.output
-def run(names: tuple[str, ...], seed: int, duration: float | None, sham: bool, step_clock: bool, throwaway_vm: bool, out: Path, fmt: str) -> None:
+def run(
+    names: tuple[str, ...],
+    seed: int,
+    duration: float | None,
+    sham: bool,
+    step_clock: bool,
+    throwaway_vm: bool,
+    out: Path,
+    fmt: str,
+) -> None:
     """Inject each KIND once, one after the other, and report what was injected, who felt it, what was found, and when."""
     from dataclasses import replace
 
@@ -84,13 +105,30 @@ def run(names: tuple[str, ...], seed: int, duration: float | None, sham: bool, s
 @click.option("--runs", type=click.IntRange(1), default=300, show_default=True, help="How many faults.")
 @click.option("--seed-from", type=click.IntRange(0), default=1, show_default=True,
               help="Seed of the first sitting. Those from 1,000,000 on are never used for tuning.")  # fmt: skip
-@click.option("--each", type=click.IntRange(1), default=12, show_default=True, help="Faults a sitting: agent and workload are started anew for each.")
-@click.option("--kind", "names", multiple=True, metavar="KIND", help="Only these; may be given several times [default: all].")
+@click.option(
+    "--each",
+    type=click.IntRange(1),
+    default=12,
+    show_default=True,
+    help="Faults a sitting: agent and workload are started anew for each.",
+)
+@click.option(
+    "--kind", "names", multiple=True, metavar="KIND", help="Only these; may be given several times [default: all]."
+)
 @_step
 @_throwaway
 @_out
 @options.output
-def bench(runs: int, seed_from: int, each: int, names: tuple[str, ...], step_clock: bool, throwaway_vm: bool, out: Path, fmt: str) -> None:
+def bench(
+    runs: int,
+    seed_from: int,
+    each: int,
+    names: tuple[str, ...],
+    step_clock: bool,
+    throwaway_vm: bool,
+    out: Path,
+    fmt: str,
+) -> None:
     """Inject many faults of all kinds, sitting by sitting, and print the score. Begun anew with the same directory, it goes on where it was."""
     from subprocess import CalledProcessError
 
@@ -123,7 +161,13 @@ def bench(runs: int, seed_from: int, each: int, names: tuple[str, ...], step_clo
 
 @command.command("score")
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
-@click.option("--without", "without", multiple=True, metavar="RULE", help="Leave out a rule of the diagnosis, to see what it is worth; may be given several times.")
+@click.option(
+    "--without",
+    "without",
+    multiple=True,
+    metavar="RULE",
+    help="Leave out a rule of the diagnosis, to see what it is worth; may be given several times.",
+)
 @options.output
 def score(directory: Path, without: tuple[str, ...], fmt: str) -> None:
     """Replay the recordings in DIR, of one sitting or of many, and compare the findings with the truth beside them. Needs no root."""
@@ -143,11 +187,21 @@ def _chosen(names: Sequence[str], step_clock: bool, throwaway_vm: bool) -> list[
             import difflib
 
             near = difflib.get_close_matches(name, known, 1)
-            raise AgentError(f"there is no kind of fault {name!r}", remedy=f"did you mean {near[0]}?" if near else "tickscope lab list", exit_code=USAGE)
+            raise AgentError(
+                f"there is no kind of fault {name!r}",
+                remedy=f"did you mean {near[0]}?" if near else "tickscope lab list",
+                exit_code=USAGE,
+            )
         if "step_clock" in refused & set(known[name].needs):
-            raise AgentError(f"{name} steps the wall clock of this host", remedy="say --step-clock if that may be", exit_code=USAGE)
+            raise AgentError(
+                f"{name} steps the wall clock of this host", remedy="say --step-clock if that may be", exit_code=USAGE
+            )
         if "throwaway_vm" in refused & set(known[name].needs):
-            raise AgentError(f"{name} is for virtual machines that are thrown away", remedy="say --throwaway-vm in such a machine", exit_code=USAGE)
+            raise AgentError(
+                f"{name} is for virtual machines that are thrown away",
+                remedy="say --throwaway-vm in such a machine",
+                exit_code=USAGE,
+            )
     return [known[name] for name in names] if names else [k for k in known.values() if not refused & set(k.needs)]
 
 
@@ -162,7 +216,11 @@ def _score(directory: Path, fmt: str, without: tuple[str, ...] = ()) -> None:
     from agent.lab.replay import score as scored
     from agent.lab.report import SCORE_COLUMNS, figures, notes
 
-    whole = scored(directory, without, lambda file, why: note(f"note: {file} is cut off: {why}; what came after it counts as not found")).to_json()
+    whole = scored(
+        directory,
+        without,
+        lambda file, why: note(f"note: {file} is cut off: {why}; what came after it counts as not found"),
+    ).to_json()
     if fmt == "json":
         emit_doc(whole)
     else:

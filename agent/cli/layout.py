@@ -24,7 +24,9 @@ def wrapped(text: str, width: int | None, indent: str = "", hang: str = _INDENT)
     """The text in lines of at most ``width`` characters, broken between words; a word that is longer than a line has one of its own."""
     if width is None or len(indent) + len(text) <= width:
         return [indent + text]
-    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False) or [indent]
+    return textwrap.wrap(
+        text, width, initial_indent=indent, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False
+    ) or [indent]
 
 
 def widths(text: Mapping[str, Sequence[str]], flowing: Sequence[str], width: int, keep_all: bool) -> dict[str, int]:
@@ -52,5 +54,7 @@ def lines(cells_: Mapping[str, str], sizes: Mapping[str, int], right: frozenset[
     out = []
     for i in range(max(map(len, parts.values()))):
         part = {n: parts[n][i] if i < len(parts[n]) else "" for n in sizes}
-        out.append("  ".join(part[n].rjust(size) if n in right else part[n].ljust(size) for n, size in sizes.items()).rstrip())
+        out.append(
+            "  ".join(part[n].rjust(size) if n in right else part[n].ljust(size) for n, size in sizes.items()).rstrip()
+        )
     return out

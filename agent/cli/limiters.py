@@ -12,11 +12,37 @@ from agent.errors import NO_ROWS
 if TYPE_CHECKING:
     from agent.ask.question import Question
 
-_COLUMNS = ("limiter_id", "library", "library_version", "source", "pid", "comm", "decisions", "allowed", "refused", "delayed", "cancelled", "errors",
-            "limit_per_s", "unlimited", "burst", "step_immune", "on_step_back", "on_step_forward", "sample_rate", "last_ns")
-_KNOWN = ("library", "language", "clock", "on_step_back", "on_step_forward", "versions", "probed")
+_COLUMNS = (
+    "limiter_id",
+    "library",
+    "library_version",
+    "source",
+    "pid",
+    "comm",
+    "decisions",
+    "allowed",
+    "refused",
+    "delayed",
+    "cancelled",
+    "errors",
+    "limit_per_s",
+    "unlimited",
+    "burst",
+    "step_immune",
+    "on_step_back",
+    "on_step_forward",
+    "sample_rate",
+    "last_ns",
+)
+_KNOWN = ("library", "language", "clock", "algorithm", "on_step_back", "on_step_forward", "versions", "probed")
 _LIMITER = ("limiter_id", "library", "library_version", "source", "pid")
-_RESULTS = {"allowed": "allowed", "refused": "refused", "delayed": "delayed", "cancelled": "cancelled", "errors": "error"}
+_RESULTS = {
+    "allowed": "allowed",
+    "refused": "refused",
+    "delayed": "delayed",
+    "cancelled": "cancelled",
+    "errors": "error",
+}
 
 
 def _decisions() -> Question:
@@ -39,8 +65,18 @@ def _binaries() -> Question:
 
 
 @click.command("limiters")
-@click.option("--since", metavar="TIME", default="5m", show_default=True, help="Decisions from this time on: 90s, 5m, 2h, ISO 8601, or boot+SECONDS.")
-@click.option("--known", is_flag=True, help="List the limiter libraries that are known and what a clock step does to them. Needs no store.")
+@click.option(
+    "--since",
+    metavar="TIME",
+    default="5m",
+    show_default=True,
+    help="Decisions from this time on: 90s, 5m, 2h, ISO 8601, or boot+SECONDS.",
+)
+@click.option(
+    "--known",
+    is_flag=True,
+    help="List the limiter libraries that are known and what a clock step does to them. Needs no store.",
+)
 @options.reading
 def command(since: str, known: bool, fmt: str, store: str) -> None:
     """Rate limiters: who uses them, their decisions, limits, and what a clock step would do to each.
@@ -54,7 +90,7 @@ def command(since: str, known: bool, fmt: str, store: str) -> None:
     if known:
         emit_rows(_known(), fmt, _KNOWN)
         return
-    from agent.ask.places import opened
+    from agent.store.sources import opened
 
     with opened(store, ["limiter_decision", "probe_status", "loss"], since) as source:
         rows = [_judged(row) for row in source.rows(_decisions())]
@@ -83,5 +119,17 @@ def _judged(row: dict[str, Any]) -> dict[str, Any]:
 def _known() -> list[dict[str, Any]]:
     from agent.limiters.catalogue import CATALOGUE
 
-    return [{"library": one.library, "language": one.language, "clock": one.clock, "on_step_back": one.back,
-             "on_step_forward": one.forward, "versions": None if one.versions == ".*" else one.versions, "probed": one.probed} for one in CATALOGUE]
+    return [
+        {
+            "library": one.library,
+            "language": one.language,
+            "clock": one.clock,
+            "algorithm": one.algorithm,
+            "on_step_back": step.back,
+            "on_step_forward": step.forward,
+            "versions": None if step.versions == ".*" else step.versions,
+            "probed": one.seen is not None,
+        }
+        for one in CATALOGUE
+        for step in one.steps
+    ]

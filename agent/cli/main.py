@@ -7,8 +7,8 @@ import sys
 
 import click
 
-from agent import host
 from agent.cli import options
+from agent.common import host
 from agent.errors import INTERRUPTED, USAGE, AgentError
 from agent.log import say_last
 
@@ -74,7 +74,11 @@ class Verbs(options.Verbs):
         click.Command.format_options(self, ctx, formatter)
 
 
-@click.group(cls=Verbs, subcommand_metavar="VERB [ARGS]...", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=Verbs,
+    subcommand_metavar="VERB [ARGS]...",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.version_option(host.version(), prog_name="tickscope")
 def cli() -> None:
     """Which limiter decisions and queue delays were caused by a clock jump, a slow network, a TLS handshake or a system call.
@@ -107,6 +111,11 @@ def main() -> None:
     except AgentError as error:
         from agent.cli.layout import room, wrapped
 
-        say_last("\n".join(part for line in f"tickscope: {error}".splitlines() for part in wrapped(line, room(sys.stderr), "", "       ")))
+        say_last(
+            "\n".join(
+                part
+                for line in f"tickscope: {error}".splitlines()
+                for part in wrapped(line, room(sys.stderr), "", "       ")
+            )
+        )
         sys.exit(error.exit_code)
-

@@ -34,7 +34,9 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click
 class Verbs(click.Group):
     """A group of verbs; one that is not there gets the nearest one's name."""
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -47,7 +49,9 @@ class Verbs(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Verbs"):
-            formatter.write_dl([(name, command.get_short_help_str(200)) for name, command in commands if command is not None])
+            formatter.write_dl(
+                [(name, command.get_short_help_str(200)) for name, command in commands if command is not None]
+            )
 
     def nearest(self, name: str) -> list[str]:
         import difflib
@@ -79,17 +83,25 @@ class Columns(click.ParamType):  # type: ignore[type-arg]
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """The last of the names; those before it stay."""
-        from agent.store.names import columns
-        from agent.tables import DERIVED, TABLES
+        from agent.ask.names import columns
+        from agent.common.table import DERIVED
+        from agent.tables import TABLES
 
-        names = [ctx.params.get("table"), *ctx.args]  # an option that still lacks its value leaves click's arguments unread
+        names = [
+            ctx.params.get("table"),
+            *ctx.args,
+        ]  # an option that still lacks its value leaves click's arguments unread
         table = next((TABLES[name] for name in names if name and name in TABLES), None)
         if table is None:
             return []
         before, comma, last = incomplete.rpartition(",")
         meanings = {c.name: c.meaning for c in (*DERIVED, *table.columns)}
         taken = set(before.split(","))
-        return [CompletionItem(f"{before}{comma}{n}", help=meanings.get(n)) for n in (*columns(table.name), *self._more) if n.startswith(last) and n not in taken]
+        return [
+            CompletionItem(f"{before}{comma}{n}", help=meanings.get(n))
+            for n in (*columns(table.name), *self._more)
+            if n.startswith(last) and n not in taken
+        ]
 
 
 class FindingId(click.ParamType):  # type: ignore[type-arg]
@@ -98,43 +110,95 @@ class FindingId(click.ParamType):  # type: ignore[type-arg]
     name = "finding"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from agent.ask.places import opened
         from agent.ask.question import Question, Where
+        from agent.store.sources import opened
 
         found: list[tuple[str, str]] = []
         with contextlib.suppress(AgentError), opened(ctx.params.get("store") or DEFAULT_STORE, ["finding"]) as source:
             begins = Where("finding_id", "starts", incomplete)
             newest = Question("finding", ("finding_id", "sentence"), (begins,), order=("-start_ns",), limit=50)
             found = [(row["finding_id"], row["sentence"]) for row in source.rows(newest)]
-        return [CompletionItem(name, help=text) for name, text in [("last", "the one that began last"), *found] if name.startswith(incomplete)]
+        return [
+            CompletionItem(name, help=text)
+            for name, text in [("last", "the one that began last"), *found]
+            if name.startswith(incomplete)
+        ]
 
 
 duration = click.option("--duration", type=Duration(), metavar="S", help="Stop by itself after this long: 90s, 5m, 2h.")
 table = click.argument("table", type=Table(), metavar="TABLE")
 
 
+def brokers(function: F) -> F:
+    """A flag for each kind of broker, passed under its name: servers whose queues to watch."""
+    from agent.queues import catalogue
+
+    for name, one in reversed(catalogue.brokers().items()):
+        function = click.option(
+            one.flag,
+            name,
+            multiple=True,
+            metavar="SERVER",
+            help=f"{one.title}: a server to watch, {one.form} ({one.note}).",
+        )(function)
+    return function
+
+
 def output(function: F) -> F:
     """``-o FORMAT``, passed as ``fmt``."""
-    return click.option("-o", "--output", "fmt", type=click.Choice(["table", "json", "ndjson", "csv"]), default="table",
-                        show_default=True, help="Output format.")(function)
+    return click.option(
+        "-o",
+        "--output",
+        "fmt",
+        type=click.Choice(["table", "json", "ndjson", "csv"]),
+        default="table",
+        show_default=True,
+        help="Output format.",
+    )(function)
 
 
 def store(function: F) -> F:
     """``--store DIR``, passed as ``store``."""
-    return click.option("--store", type=click.Path(file_okay=False, readable=False), envvar="TICKSCOPE_STORE", default=DEFAULT_STORE,
-                        show_default=True, show_envvar=True, help="The store's directory.")(function)
+    return click.option(
+        "--store",
+        type=click.Path(file_okay=False, readable=False),
+        envvar="TICKSCOPE_STORE",
+        default=DEFAULT_STORE,
+        show_default=True,
+        show_envvar=True,
+        help="The store's directory.",
+    )(function)
 
 
 def place(function: F) -> F:
-    """``--store DIR`` or ``--from FILE``, passed as ``store``: whatever has rows (agent/ask/places.py)."""
-    return click.option("--store", "--from", "store", type=click.Path(readable=False), envvar="TICKSCOPE_STORE", default=DEFAULT_STORE, metavar="DIR|FILE",
-                        show_default=True, show_envvar=True, help="The store's directory, or a recording (tickscope record).")(function)
+    """``--store DIR`` or ``--from FILE``, passed as ``store``: whatever has rows (agent/store/sources.py)."""
+    return click.option(
+        "--store",
+        "--from",
+        "store",
+        type=click.Path(readable=False),
+        envvar="TICKSCOPE_STORE",
+        default=DEFAULT_STORE,
+        metavar="DIR|FILE",
+        show_default=True,
+        show_envvar=True,
+        help="The store's directory, or a recording (tickscope record).",
+    )(function)
 
 
 def common(function: F) -> F:
     """Output format, and a store that the verb does not open: TICKSCOPE_STORE may well name a recording."""
-    return output(click.option("--store", type=click.Path(readable=False), envvar="TICKSCOPE_STORE", default=DEFAULT_STORE,
-                               show_default=True, show_envvar=True, help="The store's directory.")(function))
+    return output(
+        click.option(
+            "--store",
+            type=click.Path(readable=False),
+            envvar="TICKSCOPE_STORE",
+            default=DEFAULT_STORE,
+            show_default=True,
+            show_envvar=True,
+            help="The store's directory.",
+        )(function)
+    )
 
 
 def reading(function: F) -> F:

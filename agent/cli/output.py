@@ -47,8 +47,16 @@ def _forget_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def emit_rows(rows: Sequence[Row], fmt: str, columns: Sequence[str] | None = None, extra: Mapping[str, Any] | None = None, *,
-              units: Mapping[str, str] | None = None, chosen: bool | None = None, below: str = "") -> None:
+def emit_rows(
+    rows: Sequence[Row],
+    fmt: str,
+    columns: Sequence[str] | None = None,
+    extra: Mapping[str, Any] | None = None,
+    *,
+    units: Mapping[str, str] | None = None,
+    chosen: bool | None = None,
+    below: str = "",
+) -> None:
     """Print rows.
 
     columns: their order; by default that of the first row. extra: members of the JSON document beside ``rows`` (before it).
@@ -140,7 +148,9 @@ def _table(rows: Sequence[Row], names: list[str], units: Mapping[str, str], chos
     width = layout.room(sys.stdout)
     text = {n: [cells.cell(n, row.get(n), units.get(n)) for row in rows] for n in names}
     right = frozenset(n for n in names if any(isinstance(row.get(n), (int, float)) for row in rows))
-    shown = names if chosen or width is None else [n for n in names if any(row.get(n) is not None for row in rows)] or names
+    shown = (
+        names if chosen or width is None else [n for n in names if any(row.get(n) is not None for row in rows)] or names
+    )
     under = text[below] if below in shown and width is not None else None
     beside = {n: text[n] for n in shown if under is None or n != below}
     if width is None:
@@ -154,4 +164,7 @@ def _table(rows: Sequence[Row], names: list[str], units: Mapping[str, str], chos
         if under is not None:
             print(*layout.wrapped(under[i], width, "    "), sep="\n")
     if hidden := len(names) - len(sizes) - (under is not None):
-        note(f"{hidden} empty or less important columns hidden: -o json shows all" + ("" if chosen is None else ", --columns chooses"))
+        note(
+            f"{hidden} empty or less important columns hidden: -o json shows all"
+            + ("" if chosen is None else ", --columns chooses")
+        )

@@ -55,7 +55,9 @@ class Picture:
     def write(self, path: Path) -> None:
         """In the format that the name's end says. Raises AgentError."""
         if path.suffix.lower() not in FORMATS:
-            raise AgentError(f"cannot draw {path}", why=f"its name ends in none of {', '.join(FORMATS)}", exit_code=USAGE)
+            raise AgentError(
+                f"cannot draw {path}", why=f"its name ends in none of {', '.join(FORMATS)}", exit_code=USAGE
+            )
         data = self.png() if path.suffix.lower() == ".png" else self.svg().encode()
         try:
             path.write_bytes(data)
@@ -65,19 +67,25 @@ class Picture:
     def svg(self) -> str:
         """SVG 1.1, with a white ground."""
         size = f'viewBox="0 0 {self.width} {self.height}" width="{self.width}" height="{self.height}"'
-        out = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="Helvetica, Arial, sans-serif">',
-               '<rect width="100%" height="100%" fill="#ffffff"/>']
+        out = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="Helvetica, Arial, sans-serif">',
+            '<rect width="100%" height="100%" fill="#ffffff"/>',
+        ]
         for s in self.shapes:
             if isinstance(s, Text):
-                out.append(f'<text x="{s.at[0]:.1f}" y="{s.at[1]:.1f}" font-size="{s.size}" fill="{s.colour}" text-anchor="{s.anchor}">'
-                           f"{escape(s.words)}</text>")
+                out.append(
+                    f'<text x="{s.at[0]:.1f}" y="{s.at[1]:.1f}" font-size="{s.size}" fill="{s.colour}" text-anchor="{s.anchor}">'
+                    f"{escape(s.words)}</text>"
+                )
                 continue
             points = " ".join(f"{x:.1f},{y:.1f}" for x, y in s.points)
             if isinstance(s, Area):
                 out.append(f'<polygon points="{points}" fill="{s.colour}"/>')
             else:
                 dash = f' stroke-dasharray="{s.dash[0]} {s.dash[1]}"' if s.dash else ""
-                out.append(f'<polyline points="{points}" fill="none" stroke="{s.colour}" stroke-width="{s.width:g}" stroke-linejoin="round"{dash}/>')
+                out.append(
+                    f'<polyline points="{points}" fill="none" stroke="{s.colour}" stroke-width="{s.width:g}" stroke-linejoin="round"{dash}/>'
+                )
         return "\n".join([*out, "</svg>", ""])
 
     def png(self) -> bytes:
@@ -87,16 +95,27 @@ class Picture:
         try:
             from PIL import Image, ImageDraw, ImageFont
         except ImportError as error:
-            raise AgentError("a PNG needs Pillow, which cannot be imported", why=str(error),
-                             remedy=f"name a file that ends in .svg, or: sudo {sys.executable} -m pip install 'pillow>=10.1,<13'") from error
+            raise AgentError(
+                "a PNG needs Pillow, which cannot be imported",
+                why=str(error),
+                remedy=f"name a file that ends in .svg, or: sudo {sys.executable} -m pip install 'pillow>=10.1,<13'",
+            ) from error
         scale = 2 * _FINER  # painted larger, then reduced: that smooths the edges
         image = Image.new("RGB", (self.width * scale, self.height * scale), "#ffffff")
         draw = ImageDraw.Draw(image)
-        fonts = {size: ImageFont.load_default(size * scale) for size in {s.size for s in self.shapes if isinstance(s, Text)}}
+        fonts = {
+            size: ImageFont.load_default(size * scale) for size in {s.size for s in self.shapes if isinstance(s, Text)}
+        }
         for s in self.shapes:
             if isinstance(s, Text):
                 x, y = s.at
-                draw.text((x * scale, y * scale), s.words, s.colour, fonts[s.size], {"start": "ls", "middle": "ms", "end": "rs"}[s.anchor])
+                draw.text(
+                    (x * scale, y * scale),
+                    s.words,
+                    s.colour,
+                    fonts[s.size],
+                    {"start": "ls", "middle": "ms", "end": "rs"}[s.anchor],
+                )
                 continue
             points = [(x * scale, y * scale) for x, y in s.points]
             if isinstance(s, Area):
@@ -107,7 +126,9 @@ class Picture:
             else:
                 draw.line(points, s.colour, round(s.width * scale), joint="curve")
         out = io.BytesIO()
-        image.resize((self.width * _FINER, self.height * _FINER), Image.Resampling.LANCZOS).save(out, "PNG", optimize=True)
+        image.resize((self.width * _FINER, self.height * _FINER), Image.Resampling.LANCZOS).save(
+            out, "PNG", optimize=True
+        )
         return out.getvalue()
 
 

@@ -17,5 +17,7 @@ def command(fmt: str, store: str) -> None:
     every BPF program of this host a little slower. missed: runs that the kernel left out.
     """
     answer = document()
-    rows = answer["probes"] + [{"programs": None, "hits": None, "run_ns": None, "missed": None, **told} for told in answer["programs"]]
+    rows = answer["probes"] + [
+        {"programs": None, "hits": None, "run_ns": None, "missed": None, **told} for told in answer["programs"]
+    ]
     output.emit_rows(rows, fmt, ["probe", "state", "programs", "hits", "run_ns", "missed", "reason", "remedy"])

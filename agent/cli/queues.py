@@ -38,8 +38,12 @@ _NAMED = {"queue": "destination", "length": "lag_messages", "oldest_s": "oldest_
 
 
 @click.command("queues")
-@click.option("--since", default="5m", show_default=True, metavar="TIME", help="Forget queues that were not seen since.")
-@click.option("--now", is_flag=True, help="Ask the kernel now, by pyroute2, for sockets and devices; needs no agent and no store.")
+@click.option(
+    "--since", default="5m", show_default=True, metavar="TIME", help="Forget queues that were not seen since."
+)
+@click.option(
+    "--now", is_flag=True, help="Ask the kernel now, by pyroute2, for sockets and devices; needs no agent and no store."
+)
 @options.reading
 def command(since: str, now: bool, fmt: str, store: str) -> None:
     """The latest state of every queue: consumer groups, accept queues, connections with much unread, devices.
@@ -69,20 +73,35 @@ def _asked() -> list[dict[str, Any]]:
 
 def _stored(store: str, since: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
     """(queues, gaps, notes)."""
-    from agent.ask.places import opened
     from agent.ask.question import Question
+    from agent.store.sources import opened
 
     with opened(store, ["queue_lag", "socket_queue", "loss"], since) as source:
         brokers = source.rows(Question("queue_lag", latest=_BROKERS, order=("system", "destination", "consumer_group")))
-        kernel = source.rows(Question("socket_queue", latest=("host",), order=("kind", "-queue")))  # the last poll, all of it
+        kernel = source.rows(
+            Question("socket_queue", latest=("host",), order=("kind", "-queue"))
+        )  # the last poll, all of it
         gaps, notes = source.gaps(), source.notes
     once = {tuple(row[key] for key in _BROKERS): row for row in brokers}.values()
     named = [{name: row.get(_NAMED.get(name, name)) for name in COLUMNS} for row in once]
-    return [*named, *sorted(map(_kernel, kernel), key=lambda q: (q["system"] or "", -(q["length"] or 0), q["queue"] or ""))], gaps, notes
+    return (
+        [
+            *named,
+            *sorted(map(_kernel, kernel), key=lambda q: (q["system"] or "", -(q["length"] or 0), q["queue"] or "")),
+        ],
+        gaps,
+        notes,
+    )
 
 
 def _kernel(row: dict[str, Any]) -> dict[str, Any]:
     """A kernel queue as a row of the answer."""
-    place = f"{row['saddr'] or '*'}:{row['sport']}" + (f" {row['peer']}" if row["peer"] else "") if row["sport"] is not None else None
+    place = (
+        f"{row['saddr'] or '*'}:{row['sport']}" + (f" {row['peer']}" if row["peer"] else "")
+        if row["sport"] is not None
+        else None
+    )
     same = {name: row[name] for name in ("limit", "overflows", "drops", "peer", "t_ns", "wall_ns", "host")}
-    return dict.fromkeys(COLUMNS) | same | {"system": row["kind"], "queue": row["device"] or place, "length": row["queue"]}
+    return (
+        dict.fromkeys(COLUMNS) | same | {"system": row["kind"], "queue": row["device"] or place, "length": row["queue"]}
+    )

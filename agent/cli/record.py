@@ -43,7 +43,9 @@ def command(path: str, duration: float | None, store: str) -> None:
             note("note: no agent writes this store now; waiting for one")
         head, frames = wait_for_head(follower, until, _POLL_S)
         if head is None:
-            raise AgentError("nothing to record: no agent wrote to the store", remedy="sudo tickscope run", exit_code=UNREACHABLE)
+            raise AgentError(
+                "nothing to record: no agent wrote to the store", remedy="sudo tickscope run", exit_code=UNREACHABLE
+            )
         with _created(path) as out:
             recorder = Recorder(out, head)
             recorder.add(frames)
@@ -56,15 +58,22 @@ def command(path: str, duration: float | None, store: str) -> None:
                 if follower.missed > missed:
                     recorder.missed(follower.missed - missed)
                 if sys.stderr.isatty():
-                    print(f"\rrecording: {recorder.rows} rows, {recorder.bytes} bytes", end="", file=sys.stderr, flush=True)
+                    print(
+                        f"\rrecording: {recorder.rows} rows, {recorder.bytes} bytes",
+                        end="",
+                        file=sys.stderr,
+                        flush=True,
+                    )
             recorder.close()
         if sys.stderr.isatty():
             print(file=sys.stderr)
-        note(f"recorded {recorder.rows} rows and {recorder.ticks} ticks, "
-             f"{recorder.bytes} bytes, in {path}")
+        note(f"recorded {recorder.rows} rows and {recorder.ticks} ticks, {recorder.bytes} bytes, in {path}")
     except OSError as error:
-        raise AgentError(f"cannot write {path}: {error.strerror}", why="the recording is cut off here; what is in it can be replayed",
-                         remedy="name another place: tickscope record -o FILE") from error
+        raise AgentError(
+            f"cannot write {path}: {error.strerror}",
+            why="the recording is cut off here; what is in it can be replayed",
+            remedy="name another place: tickscope record -o FILE",
+        ) from error
     finally:
         interrupted.restore()
         follower.close()
@@ -77,7 +86,9 @@ def _created(path: str) -> BinaryIO:
     try:
         return open(path, "wb")
     except OSError as error:
-        raise AgentError(f"cannot write {path}: {error.strerror}", remedy="name another place: tickscope record -o FILE") from error
+        raise AgentError(
+            f"cannot write {path}: {error.strerror}", remedy="name another place: tickscope record -o FILE"
+        ) from error
 
 
 class _Interrupted:

@@ -13,7 +13,13 @@ from agent.errors import NO_ROWS
 
 @click.command("replay")
 @click.argument("file", type=click.Path(dir_okay=False), metavar="F")
-@click.option("--without", type=options.Table(), metavar="TABLE", multiple=True, help="As if TABLE had not been recorded; may be given several times.")
+@click.option(
+    "--without",
+    type=options.Table(),
+    metavar="TABLE",
+    multiple=True,
+    help="As if TABLE had not been recorded; may be given several times.",
+)
 @click.option("--jump-threshold", default="all", metavar="SIZE", help="As for `tickscope run`.")
 @options.common
 def command(file: str, without: tuple[str, ...], jump_threshold: str, fmt: str, store: str) -> None:
@@ -26,16 +32,18 @@ def command(file: str, without: tuple[str, ...], jump_threshold: str, fmt: str, 
     tickscope replay trouble.rec
     tickscope replay trouble.rec --without clock_change
     """
+    from agent.ask.names import known
     from agent.cli.findings import show
     from agent.cli.output import note
-    from agent.store.names import known
     from agent.tables import TABLES
 
     found = replayed(file, frozenset(known(name, TABLES, "table") for name in without), jump_threshold)
     show(found.rows, fmt)
     if found.cut:
-        note(f"note: {file} is cut off: {found.cut}; these are the findings up to there "
-             "(the recorder was killed, or the file was copied while it was being written)")
+        note(
+            f"note: {file} is cut off: {found.cut}; these are the findings up to there "
+            "(the recorder was killed, or the file was copied while it was being written)"
+        )
     for reason, count in found.losses.items():
         if count:
             note(f"note: {count} rows were not taken into account ({reason})")
@@ -57,7 +65,7 @@ def replayed(file: str, without: frozenset[str] = frozenset(), jump_threshold: s
     """The findings of a recording, in their latest state, in order of that state's time.
 
     The correlator gets what the recorded one got: the same batches and the same watermarks in the same order. Wall times
-    come from the recording's own offset history. Raises AgentError for a foreign or damaged file.
+    come from the recording's own offset history; sentences have them in UTC. Raises AgentError for a foreign or damaged file.
     """
     import numpy as np
 
@@ -65,12 +73,13 @@ def replayed(file: str, without: frozenset[str] = frozenset(), jump_threshold: s
     from agent.cli.findings import decoded
     from agent.clock.history import History
     from agent.config import jump_threshold_ns
-    from agent.correlate.config import with_threshold
     from agent.correlate.correlator import Correlator
     from agent.correlate.replay import states
+    from agent.correlate.thresholds import with_threshold
     from agent.store.arrow import to_arrow
     from agent.store.live import with_wall
     from agent.store.recording import Recording
+    from agent.store.sentences import in_utc
     from agent.tables import TABLES
 
     correlator, history = Correlator(with_threshold(jump_threshold_ns(jump_threshold))), History()
@@ -86,7 +95,10 @@ def replayed(file: str, without: frozenset[str] = frozenset(), jump_threshold: s
 
     found = {bytes(rows["finding_id"][0]): rows for _, rows in states(correlator, events())}
     rows = np.concatenate([TABLES["finding"].empty(0), *found.values()])
-    rows = rows[np.lexsort((rows["finding_id"], rows["t_ns"]))]
+    rows = in_utc(Batch("finding", rows[np.lexsort((rows["finding_id"], rows["t_ns"]))]), history.wall).rows
     head = recording.head
-    return Replayed(decoded(with_wall(to_arrow("finding", rows, head.boot_id, head.host), rows["t_ns"], history).to_pylist()),
-                    correlator.losses(), recording.cut)
+    return Replayed(
+        decoded(with_wall(to_arrow("finding", rows, head.boot_id, head.host), rows["t_ns"], history).to_pylist()),
+        correlator.losses(),
+        recording.cut,
+    )

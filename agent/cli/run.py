@@ -13,7 +13,7 @@ import click
 from agent.cli import options
 from agent.config import SYSCALL_MODES, Config, resolve
 from agent.log import FORMATS, use
-from agent.signals import hold
+from agent.posix.signals import hold
 
 
 def run_agent(config: Config) -> None:
@@ -25,8 +25,14 @@ def run_agent(config: Config) -> None:
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     # -P: the directory it is started in, a clone perhaps, is none of ours and may be closed to the agent's user.
     # One malloc arena, whose freed arrays go back to the system, and no BLAS threads: the agent has a budget of some tens of megabytes.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1",
-                   "MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "262144"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "OPENBLAS_NUM_THREADS": "1",
+        "MALLOC_ARENA_MAX": "1",
+        "MALLOC_MMAP_THRESHOLD_": "131072",
+        "MALLOC_TRIM_THRESHOLD_": "262144",
+    }
     hold()
     os.execve(sys.executable, [sys.executable, "-P", "-m", "agent.start", str(settings)], environment)
 
@@ -37,16 +43,35 @@ def flags(duration: float | None, **given: Any) -> dict[str, Any]:
 
 
 @click.command("run")
-@click.option("--config", "config_file", type=click.Path(dir_okay=False), envvar="TICKSCOPE_CONFIG", help="Settings (YAML).")
+@click.option(
+    "--config", "config_file", type=click.Path(dir_okay=False), envvar="TICKSCOPE_CONFIG", help="Settings (YAML)."
+)
 @options.duration
-@click.option("--syscalls", type=click.Choice(SYSCALL_MODES), help="How much of system call time is measured [default: sampled].")
+@click.option(
+    "--syscalls", type=click.Choice(SYSCALL_MODES), help="How much of system call time is measured [default: sampled]."
+)
 @click.option("--store", type=click.Path(file_okay=False), help="The store's directory [default: /var/lib/tickscope].")
-@click.option("--jump-threshold", metavar="SIZE", help="Clock steps below SIZE (500us, 128ms, 1s) are rows, and findings only"
-              " where a limiter is affected; from SIZE on they are alarms [default: all are findings, alarms from 128ms].")
-@click.option("--log-format", type=click.Choice(FORMATS), help="Of the lines on stderr: ready, findings, failures [default: text].")
-@click.option("--redis", multiple=True, metavar="URL", help="A Redis whose streams to watch: redis://host:port/db?streams=a,b.")
-def command(config_file: str | None, duration: float | None, syscalls: str | None, store: str | None, jump_threshold: str | None,
-            log_format: str | None, redis: tuple[str, ...]) -> None:
+@click.option(
+    "--jump-threshold",
+    metavar="SIZE",
+    help="Clock steps below SIZE (500us, 128ms, 1s) are rows, and findings only"
+    " where a limiter is affected; from SIZE on they are alarms [default: all are findings, alarms from 128ms].",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(FORMATS),
+    help="Of the lines on stderr: ready, findings, failures [default: text].",
+)
+@options.brokers
+def command(
+    config_file: str | None,
+    duration: float | None,
+    syscalls: str | None,
+    store: str | None,
+    jump_threshold: str | None,
+    log_format: str | None,
+    **servers: tuple[str, ...],
+) -> None:
     """Run the agent in the foreground.
 
     Needs root to load its BPF programs and gives it up before it reads the first event. On a terminal a live summary is shown;
@@ -56,5 +81,12 @@ def command(config_file: str | None, duration: float | None, syscalls: str | Non
     """
     if log_format:
         use(log_format)  # of a mistake in the settings, too
-    given = flags(duration, syscalls=syscalls, store=store, jump_threshold=jump_threshold, log_format=log_format, redis=redis or None)
+    given = flags(
+        duration,
+        syscalls=syscalls,
+        store=store,
+        jump_threshold=jump_threshold,
+        log_format=log_format,
+        **{name: some or None for name, some in servers.items()},
+    )
     run_agent(resolve(given, os.environ, config_file))

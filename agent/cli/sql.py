@@ -10,7 +10,9 @@ from agent.errors import NO_ROWS
 
 @click.command("sql")
 @click.argument("text")
-@click.option("--since", metavar="TIME", help="The tables from this time on: 90s, 5m, 2h, 1d, ISO 8601, or boot+SECONDS.")
+@click.option(
+    "--since", metavar="TIME", help="The tables from this time on: 90s, 5m, 2h, 1d, ISO 8601, or boot+SECONDS."
+)
 @click.option("--until", metavar="TIME", help="Up to this time, not including it.")
 @options.reading
 def command(text: str, since: str | None, until: str | None, fmt: str, store: str) -> None:
@@ -21,10 +23,10 @@ def command(text: str, since: str | None, until: str | None, fmt: str, store: st
     \b
     tickscope sql "SELECT comm, count(*) FROM slow_syscall GROUP BY ALL ORDER BY 2 DESC"
     """
-    from agent.ask.places import opened
+    from agent.ask.names import mentioned
     from agent.cli.gaps import tell
     from agent.cli.output import emit_rows, note
-    from agent.store.names import mentioned
+    from agent.store.sources import opened
     from agent.tables import TABLES
 
     asked = mentioned(text)

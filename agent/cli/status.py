@@ -11,11 +11,20 @@ import click
 
 from agent.cli import options, output
 from agent.config import Config
-from agent.control import ask
 from agent.errors import AgentError
+from agent.service.control import ask
 
 #: What people are told of the clock here; `tickscope clock` tells the rest.
-_CLOCK = ("synchronised", "ntp_offset_ns", "maxerror_us", "drift_ppb", "leap_indicator", "watch", "late_records", "subscribers_dropped")
+_CLOCK = (
+    "synchronised",
+    "ntp_offset_ns",
+    "maxerror_us",
+    "drift_ppb",
+    "leap_indicator",
+    "watch",
+    "late_records",
+    "subscribers_dropped",
+)
 
 
 def run_dir() -> str:
@@ -53,7 +62,14 @@ def document(wait_s: float = 0.0) -> dict[str, Any]:
 
 
 @click.command("status")
-@click.option("--wait", "wait_s", type=float, default=0.0, metavar="S", help="Wait up to S seconds for an agent with all probes attached.")
+@click.option(
+    "--wait",
+    "wait_s",
+    type=float,
+    default=0.0,
+    metavar="S",
+    help="Wait up to S seconds for an agent with all probes attached.",
+)
 @options.common
 def command(wait_s: float, fmt: str, store: str) -> None:
     """What the running agent is doing: processes, probes, losses, clocks, store, export.
@@ -66,10 +82,12 @@ def command(wait_s: float, fmt: str, store: str) -> None:
 
 def _human(d: dict[str, Any]) -> None:
     from agent.cli.cells import cell
-    from agent.unjudged import NAME as UNJUDGED
-    from agent.unjudged import REASONS
+    from agent.service.unjudged import NAME as UNJUDGED
+    from agent.service.unjudged import REASONS
 
-    output.echo(f"agent pid {d['pid']}, up {d['uptime_s']:.0f} s, ready after {d['ready_s']:.2f} s, {d['cpu_s']:.1f} s of processor time")
+    output.echo(
+        f"agent pid {d['pid']}, up {d['uptime_s']:.0f} s, ready after {d['ready_s']:.2f} s, {d['cpu_s']:.1f} s of processor time"
+    )
     for p in d["processes"]:
         memory = "?" if p["pss_bytes"] is None else f"{p['pss_bytes'] / 2**20:.1f} MiB"
         output.echo(f"  {p['role']:<12} pid {p['pid']:<7} uid {p['uid']}  capabilities {p['cap_eff']}  memory {memory}")
@@ -86,20 +104,56 @@ def _human(d: dict[str, Any]) -> None:
         output.echo(f"helper  {d['helper']}")
     for failing in d["sources"]:
         times = f" ({failing['count']} times)" if (failing.get("count") or 0) > 1 else ""
-        output.echo(f"  {failing['source']}: {failing['failure']}{times}" + ("; left out until the next start" if failing.get("left_out") else ""))
+        output.echo(
+            f"  {failing['source']}: {failing['failure']}{times}"
+            + ("; left out until the next start" if failing.get("left_out") else "")
+        )
     for rule in d.get("rules", ()):
         if rule["failures"]:
-            output.echo(f"  {rule['rule']}: {rule['failure']} ({rule['failures']} times)" + ("; left out until the next start" if rule["left_out"] else ""))
+            output.echo(
+                f"  {rule['rule']}: {rule['failure']} ({rule['failures']} times)"
+                + ("; left out until the next start" if rule["left_out"] else "")
+            )
     for told in d["time_daemons"]:
         of = f" of {told['source']}" if told["source"] else ""
-        offset = "" if told["offset_ns"] is None else f", offset {cell('offset_ns', told['offset_ns'])}, bound {cell('distance_ns', told['distance_ns'])}"
-        output.echo(f"{told['daemon']}  {told['state']}{of}{offset}" + (f": {told['reason']}" if told["reason"] else ""))
+        offset = (
+            ""
+            if told["offset_ns"] is None
+            else f", offset {cell('offset_ns', told['offset_ns'])}, bound {cell('distance_ns', told['distance_ns'])}"
+        )
+        output.echo(
+            f"{told['daemon']}  {told['state']}{of}{offset}" + (f": {told['reason']}" if told["reason"] else "")
+        )
     output.echo("rows  " + (", ".join(f"{n} {t}" for t, n in sorted(d["rows"].items())) or "none yet"))
-    output.echo("lost  " + (", ".join(f"{'an unknown number' if x['count'] is None else x['count']} of {x['source']} ({x['stage']})" for x in d["loss"]) or "nothing"))
+    output.echo(
+        "lost  "
+        + (
+            ", ".join(
+                f"{'an unknown number' if x['count'] is None else x['count']} of {x['source']} ({x['stage']})"
+                for x in d["loss"]
+            )
+            or "nothing"
+        )
+    )
     for name, hit in d.get("bounds", {}).items():
         if name != UNJUDGED:
             output.echo(f"bounds hit by {name}  " + "; ".join(f"{count} {words}" for words, count in hit.items()))
-    left_out = [f"{d['correlator_dropped'][reason]} {words}" for reason, words in REASONS.items() if d["correlator_dropped"][reason]]
+    left_out = [
+        f"{d['correlator_dropped'][reason]} {words}"
+        for reason, words in REASONS.items()
+        if d["correlator_dropped"][reason]
+    ]
     output.echo("not looked at for findings  " + ("; ".join(left_out) or "nothing"))
-    for name, part in (("clock", {k: d["clock"].get(k) for k in _CLOCK}), ("store", d["store"]), *((k, v) for k, v in d["export"].items())):
-        output.echo(f"{name}  " + ", ".join(f"{k.removesuffix('_ns').removesuffix('_us')} {cell(k, v)}" for k, v in part.items() if v not in (None, "")))
+    for name, part in (
+        ("clock", {k: d["clock"].get(k) for k in _CLOCK}),
+        ("store", d["store"]),
+        *((k, v) for k, v in d["export"].items()),
+    ):
+        output.echo(
+            f"{name}  "
+            + ", ".join(
+                f"{k.removesuffix('_ns').removesuffix('_us')} {cell(k, v)}"
+                for k, v in part.items()
+                if v not in (None, "")
+            )
+        )

@@ -14,8 +14,15 @@ _POLL_S = 0.1
 
 @click.command("tail")
 @options.table
-@click.option("-o", "--output", "fmt", type=click.Choice(["table", "json", "ndjson", "csv"]), default="ndjson", show_default=True,
-              help="Output format (json is ndjson: a stream has no end).")
+@click.option(
+    "-o",
+    "--output",
+    "fmt",
+    type=click.Choice(["table", "json", "ndjson", "csv"]),
+    default="ndjson",
+    show_default=True,
+    help="Output format (json is ndjson: a stream has no end).",
+)
 @options.store
 def command(table: str, fmt: str, store: str) -> None:
     """New rows of TABLE, one a line, until interrupted (Ctrl-C, exit status 130).
@@ -23,11 +30,11 @@ def command(table: str, fmt: str, store: str) -> None:
     \b
     tickscope tail slow_syscall | jq -r .comm
     """
+    from agent.ask.names import columns, known
     from agent.cli.output import begin_stream, emit_stream, note, quiet_pipe
     from agent.store import segments
     from agent.store.follow import Follower
     from agent.store.frames import Kind
-    from agent.store.names import columns, known
     from agent.tables import TABLES
 
     names = columns(known(table, TABLES, "table"))
@@ -49,7 +56,9 @@ def command(table: str, fmt: str, store: str) -> None:
                     if frame.kind == Kind.ROWS and frame.table == table and follower.head:
                         emit_stream(live.dicts(follower.head, table, frame.rows), fmt, names)
                 if follower.missed > missed:
-                    note(f"gap: {follower.missed - missed} segments were sealed before they could be read; tickscope query has them")
+                    note(
+                        f"gap: {follower.missed - missed} segments were sealed before they could be read; tickscope query has them"
+                    )
                 time.sleep(_POLL_S)
     finally:
         follower.close()

@@ -11,8 +11,8 @@ import signal
 import socket
 import sys
 
-from agent import privilege
 from agent.clock.watch import go_first, run_watch
+from agent.posix import privilege
 
 
 def main() -> None:
@@ -23,7 +23,14 @@ def main() -> None:
     privilege.set_name("tickscope-clock")
     go_first()
     privilege.give_up_all(parent)
-    run_watch(socket.socket(fileno=agent), socket.socket(fileno=notices), socket.socket(fileno=report), pulse, steps, json.loads(sys.argv[7]))
+    run_watch(
+        socket.socket(fileno=agent),
+        socket.socket(fileno=notices),
+        socket.socket(fileno=report),
+        pulse,
+        steps,
+        json.loads(sys.argv[7]),
+    )
 
 
 if __name__ == "__main__":

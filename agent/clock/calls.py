@@ -70,7 +70,11 @@ class Call:
     def asked_ns(self) -> int | None:
         """What was asked: a target time for the set calls, else an offset; None where nothing of the kind."""
         seconds, part, offset = int(self.record["asked_s"]), int(self.record["asked_part"]), int(self.record["offset"])
-        if seconds == part == _UNKNOWN64 and self.nr != LIBC_ADJTIME and (self.sets_time or self.modes & timex.SETOFFSET):
+        if (
+            seconds == part == _UNKNOWN64
+            and self.nr != LIBC_ADJTIME
+            and (self.sets_time or self.modes & timex.SETOFFSET)
+        ):
             return None  # its memory could not be read
         if self.via == "clock_settime":
             return seconds * 1_000_000_000 + part
@@ -81,7 +85,9 @@ class Call:
         if self.modes & timex.SETOFFSET:
             return seconds * 1_000_000_000 + part * (1 if self.modes & timex.NANO else 1000)
         if self.modes & timex.OFFSET:
-            status = int(self.record["status"]) if self.status_after is None else self.status_after  # the caller cannot set STA_NANO by it
+            status = (
+                int(self.record["status"]) if self.status_after is None else self.status_after
+            )  # the caller cannot set STA_NANO by it
             return offset * (1 if self.modes & timex.NANO or status & timex.STA_NANO else 1000)
         if self.modes & timex.TAI:
             return int(self.record["constant"]) * 1_000_000_000
@@ -90,7 +96,12 @@ class Call:
     def conclude(self) -> None:
         """Whose return was not seen, and had the privilege, was refused where its arguments are not valid."""
         r = self.record
-        if self.ret == 0 and not self.libc and not self.woke and not timex.valid(self.modes, int(r["asked_part"]), int(r["freq"]), int(r["tick"])):
+        if (
+            self.ret == 0
+            and not self.libc
+            and not self.woke
+            and not timex.valid(self.modes, int(r["asked_part"]), int(r["freq"]), int(r["tick"]))
+        ):
             self.ret = -EINVAL
 
     def takes(self, record: np.void) -> bool:
@@ -104,7 +115,11 @@ class Call:
             return not self.woke and self.ret != -1
         # ADJ_SETOFFSET is checked twice inside one call; had the first been a call of its own, the clock would have moved.
         again = _offset(record, "before")
-        still = self.before is None or again is None or abs(again[0] - self.before[0]) <= NOISE_NS + self.before[1] + again[1]
+        still = (
+            self.before is None
+            or again is None
+            or abs(again[0] - self.before[0]) <= NOISE_NS + self.before[1] + again[1]
+        )
         return self.asks == 1 and not self.woke and self.ret == 0 and bool(self.modes & timex.SETOFFSET) and still
 
     def add(self, record: np.void) -> None:
@@ -116,7 +131,11 @@ class Call:
             self.ret = int(record["ret"]) or self.ret
         elif source == WOKE:
             after = _offset(record, "after")
-            if self.before is not None and after is not None and abs(after[0] - self.before[0]) <= NOISE_NS + self.before[1] + after[1]:
+            if (
+                self.before is not None
+                and after is not None
+                and abs(after[0] - self.before[0]) <= NOISE_NS + self.before[1] + after[1]
+            ):
                 return  # a timer of the watch fired in this call, before it stepped; or it steps by nothing
             self.woke = True
         else:

@@ -92,7 +92,9 @@ class ToWall:
 
     def __init__(self, s: Segments, wall: WallLine) -> None:
         n = len(s.start_ns)
-        unsure = np.flatnonzero(s.known_ns[:-1] < s.start_ns[1:])  # a step that nobody saw: either offset may have held from then on
+        unsure = np.flatnonzero(
+            s.known_ns[:-1] < s.start_ns[1:]
+        )  # a step that nobody saw: either offset may have held from then on
         edges = np.concatenate([[_FIRST], s.start_ns[1:], s.known_ns[unsure]])
         segment = np.concatenate([np.arange(n), unsure])
         order = np.lexsort((np.arange(len(edges)), edges))
@@ -107,7 +109,9 @@ class ToWall:
     def convert(self, times: np.ndarray, watched: Watched) -> Converted:
         return _in_chunks(times, watched, self._convert)
 
-    def _convert(self, watched: Watched, t: np.ndarray, ns: np.ndarray, err: np.ndarray, state: np.ndarray, alt: np.ndarray) -> None:
+    def _convert(
+        self, watched: Watched, t: np.ndarray, ns: np.ndarray, err: np.ndarray, state: np.ndarray, alt: np.ndarray
+    ) -> None:
         at = self._index.find(t)
         put(self._shift, at, ns)
         ns += t
@@ -123,7 +127,9 @@ class ToWall:
             self._others(some, self._segment[at[some]], ns, state, alt)
         watched.widen(t, t, err, state)
 
-    def _others(self, some: slice | np.ndarray, segment: np.ndarray, ns: np.ndarray, state: np.ndarray, alt: np.ndarray) -> None:
+    def _others(
+        self, some: slice | np.ndarray, segment: np.ndarray, ns: np.ndarray, state: np.ndarray, alt: np.ndarray
+    ) -> None:
         """Fills in which of ``some`` occurred in another segment, too."""
         wall = ns[some]
         piece = self._wall.index.find(wall)
@@ -148,7 +154,9 @@ class ToBoot:
         after = np.minimum(step + 1, len(offset) - 1)
         self._shift = np.where(first < 0, s.start_ns[after], -offset[i])
         unsure = s.start_ns[after] - s.known_ns[step] + np.maximum(s.err_ns[step], s.err_ns[after])
-        self._err = np.where(first < 0, unsure, np.maximum(s.error(i, edges - offset[i]), s.error(j, edges - offset[j])))
+        self._err = np.where(
+            first < 0, unsure, np.maximum(s.error(i, edges - offset[i]), s.error(j, edges - offset[j]))
+        )
         self._alt = np.where(self._state == AMBIGUOUS, -offset[j], NULL_I64)
         self._skips = bool((self._state == SKIPPED).any())
         self._index = wall.index
@@ -156,7 +164,9 @@ class ToBoot:
     def convert(self, times: np.ndarray, watched: Watched) -> Converted:
         return _in_chunks(times, watched, self._convert)
 
-    def _convert(self, watched: Watched, t: np.ndarray, ns: np.ndarray, err: np.ndarray, state: np.ndarray, alt: np.ndarray) -> None:
+    def _convert(
+        self, watched: Watched, t: np.ndarray, ns: np.ndarray, err: np.ndarray, state: np.ndarray, alt: np.ndarray
+    ) -> None:
         at = self._index.find(t)
         for column, part in ((self._shift, ns), (self._err, err), (self._state, state), (self._alt, alt)):
             put(column, at, part)
@@ -170,7 +180,12 @@ class ToBoot:
 def _in_chunks(times: np.ndarray, watched: Watched, convert: Callable[..., None]) -> Converted:
     """convert: (watched, times, ns, err, state, alt), each of shape (n,), fills in the latter."""
     times = np.asarray(times, np.int64)
-    out = Converted(np.empty(times.shape, np.int64), np.empty(times.shape, np.int64), np.empty(times.shape, np.int8), np.empty(times.shape, np.int64))
+    out = Converted(
+        np.empty(times.shape, np.int64),
+        np.empty(times.shape, np.int64),
+        np.empty(times.shape, np.int8),
+        np.empty(times.shape, np.int64),
+    )
     flat = [array.reshape(-1) for array in (times, *out)]
     for start in range(0, times.size, _CHUNK):
         convert(watched, *(array[start : start + _CHUNK] for array in flat))

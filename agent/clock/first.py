@@ -6,7 +6,7 @@ from __future__ import annotations
 import socket
 import struct
 
-from agent import privilege
+from agent.posix import privilege
 
 #: uid, gid; and by SCM_RIGHTS its end of the agent's socket, the listening one, the one for its reports, the page of its sign of life.
 BEGIN = struct.Struct("<II")
@@ -14,7 +14,7 @@ _FDS = 4
 
 
 def serve(sock: socket.socket, parent: int) -> None:
-    """The watch's whole life (``agent.child.fork``). Raises OSError."""
+    """The watch's whole life (``agent.posix.child.fork``). Raises OSError."""
     message, fds, _, _ = socket.recv_fds(sock, BEGIN.size, _FDS, socket.MSG_CMSG_CLOEXEC)
     if not message:
         return

@@ -85,7 +85,9 @@ class History:
     def append(self, clock_offset_rows: np.ndarray) -> None:
         """Adds samples and cuts; rows without t_ns, real_mono_ns or boot_mono_ns are left out."""
         r = clock_offset_rows
-        usable = np.flatnonzero((r["t_ns"] != NULL_I64) & (r["real_mono_ns"] != NULL_I64) & (r["boot_mono_ns"] != NULL_I64))
+        usable = np.flatnonzero(
+            (r["t_ns"] != NULL_I64) & (r["real_mono_ns"] != NULL_I64) & (r["boot_mono_ns"] != NULL_I64)
+        )
         rows = np.empty(len(usable), _ROW)
         for name in _COLUMNS:
             rows[name] = r[name][usable]
@@ -149,6 +151,10 @@ class History:
         time under the offset on the step's other side. Raises ValueError without a sample."""
         made = self._now()
         return made.to_wall.convert(t_ns, made.watched(self._watched_ns))
+
+    def wall(self, t_ns: np.ndarray) -> np.ndarray:
+        """CLOCK_BOOTTIME to Unix ns, shape (n,); NULL_I64 without a sample."""
+        return self.to_wall(t_ns).ns if len(self) else np.full(len(t_ns), NULL_I64)
 
     def to_boot(self, wall_ns: np.ndarray) -> Converted:
         """Unix time to CLOCK_BOOTTIME: the first time it was that late, and in ``alt_ns`` the last where there are several.

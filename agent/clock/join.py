@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from agent.clock import timex
 from agent.clock.calls import CALL_NS, EINVAL, NOISE_NS, Call, group
+from agent.clock.change import Change, flag_kind, is_worth, kind_of, new_slew, rate_kind, tai_real_ns
 from agent.clock.sample import Reading
 from agent.clock.timex import Timex
 
@@ -22,36 +23,9 @@ if TYPE_CHECKING:
 SETTLE_NS = 50_000_000
 #: From the step to the waker's record, at most, on an idle machine.
 _REACH_NS = 100_000
-_REMEMBER_NS = 10_000_000_000
-_SECOND_NS = 1_000_000_000
-#: The most that a frequency correction may be (MAXFREQ); a clock set to run faster or slower than that is being slewed.
-_MAX_FREQUENCY_PPB = 500_000
+_REMEMBER_NS, _SECOND_NS = 10_000_000_000, 1_000_000_000
 #: Of any time that can be set: what an int64 of ns holds, less thirty years of uptime (include/linux/time64.h).
 _SETTOD_MOST_NS = (9_223_372_036 - 30 * 365 * 86_400) * _SECOND_NS
-#: What is left of a slew shrinks by itself; more than this above what was left is a new one.
-_SLEW_NS = 2_000
-
-
-@dataclass
-class Change:
-    """A row of ``clock_change`` to be; None is unknown. record: the wire record with the actor. cut_err_ns: of the new REALTIME - BOOTTIME."""
-
-    t_ns: int
-    kind: str
-    record: np.void | None = None
-    via: str = "none"
-    modes: str = ""
-    requested_ns: int | None = None
-    size_ns: int | None = None
-    err_ns: int | None = None
-    real_mono_before_ns: int | None = None
-    real_mono_after_ns: int | None = None
-    freq_before_ppb: int | None = None
-    freq_after_ppb: int | None = None
-    ret: int | None = None
-    unwatched_ns: int | None = None
-    cut_err_ns: int = 0
-    flags: int = -1
 
 
 @dataclass
@@ -67,21 +41,17 @@ class Join:
     late: int = 0
 
     def __post_init__(self) -> None:
-        self._real_boot, self._err, self._boot_mono = self.reading.real_boot_ns, self.reading.err_ns, self.reading.boot_mono_ns
-        self._freq, self._tick, self._status, self._tai_s = self._discipline(self.timex)
+        self._real_boot, self._err, self._boot_mono = (
+            self.reading.real_boot_ns,
+            self.reading.err_ns,
+            self.reading.boot_mono_ns,
+        )
+        self._freq, self._tick, self._status, self._tai_s = self.timex.discipline
         self._left = self.timex.offset_ns, self.timex.adjust_ns
-        self._tai_real = self._tai_of(self.reading)
+        self._tai_real = tai_real_ns(self.reading)
         self._reported: dict[int, tuple[int, bool]] = {}
         self._odd_since: int | None = None
         self._hint: tuple[int, int] | None = None
-
-    @staticmethod
-    def _discipline(state: Timex) -> tuple[int, int, int, int]:
-        return state.freq_scaled, state.tick_us, state.status, state.tai_s
-
-    @staticmethod
-    def _tai_of(reading: Reading) -> int:
-        return round((reading.tai_mono_ns - reading.real_mono_ns) / 1e9) * _SECOND_NS
 
     def feed(self, records: np.ndarray) -> None:
         """Takes records of ``struct clock_event``, shape (n,)."""
@@ -105,7 +75,11 @@ class Join:
             records = np.concatenate(self.waiting)
             calls = group(records)
             done = 0
-            while done < len(calls) and calls[done].last_ns <= reading.t_ns - SETTLE_NS and not self._under_way(calls[done], calls, reading):
+            while (
+                done < len(calls)
+                and calls[done].last_ns <= reading.t_ns - SETTLE_NS
+                and not self._under_way(calls[done], calls, reading)
+            ):
                 done += 1
             held = {c.tid: c.first_ns for c in reversed(calls[done:])}
             keep = [i for i, r in enumerate(records) if held.get(int(r["proc"]["tid"]), 1 << 62) <= int(r["t_ns"])]
@@ -167,7 +141,7 @@ class Join:
             after = (reading.real_boot_ns, reading.err_ns)
         change = self._change(call, after)
         self._follow(call, change, later, state)
-        if self._worth(call, change):
+        if is_worth(call, change):
             out.append(change)
         return out
 
@@ -223,7 +197,7 @@ class Join:
 
     def _leapt(self, reading: Reading) -> list[Change]:
         """At a leap second the kernel moves REALTIME and TAI - REALTIME against one another, so that TAI stays; no call does that."""
-        tai_real, moved = self._tai_of(reading), reading.real_boot_ns - self._real_boot
+        tai_real, moved = tai_real_ns(reading), reading.real_boot_ns - self._real_boot
         by = self._tai_real - tai_real
         if abs(by) != _SECOND_NS or abs(moved - by) > self._err + reading.err_ns + NOISE_NS:
             return []
@@ -241,9 +215,11 @@ class Join:
         if not moved and not ret and not call.libc and (never or self._is_refused(call)):
             ret = -EINVAL  # the privilege was there, the step never came: of all that can follow, only this fails
         failed = ret is not None and ret < 0
-        stepped = moved or (call.steps and not failed and call.asked_ns != 0)  # chronyd asks for a step by nothing, to see whether it may
+        stepped = moved or (
+            call.steps and not failed and call.asked_ns != 0
+        )  # chronyd asks for a step by nothing, to see whether it may
         change = Change(
-            call.t_ns, self._kind(call, moved), call.record, call.via, timex.mode_names(call.modes), call.asked_ns, size, err,
+            call.t_ns, kind_of(call, moved), call.record, call.via, timex.mode_names(call.modes), call.asked_ns, size, err,
             self._real_boot + self._boot_mono, after[0] + self._boot_mono, self._ppb(), ret=ret, cut_err_ns=after[1],
         )  # fmt: skip
         if moved and ret is None:
@@ -258,18 +234,6 @@ class Join:
             change.real_mono_after_ns, change.size_ns = change.real_mono_before_ns, 0
         return change
 
-    @staticmethod
-    def _kind(call: Call, moved: bool) -> str:
-        if moved or call.steps:
-            return "step"
-        if call.modes & timex.ADJTIME or (call.asked_ns is not None and call.modes & timex.OFFSET):
-            return "slew"
-        if call.modes & timex.TAI:
-            return "tai"
-        if call.modes & (timex.FREQUENCY | timex.TICK):
-            return "frequency"
-        return "unsync"
-
     def _follow(self, call: Call, change: Change, later: Call | None, state: Timex) -> None:
         """The discipline's state after the call: what it returned, else what was asked, else what is read now."""
         previous = self._status
@@ -278,7 +242,7 @@ class Join:
                 self._freq, self._tick = call.freq_after, call.tick_after
                 self._status = self._status if call.status_after is None else call.status_after
             elif later is None:
-                self._freq, self._tick, self._status, self._tai_s = self._discipline(state)
+                self._freq, self._tick, self._status, self._tai_s = state.discipline
             else:
                 self._freq = int(call.record["freq"]) if call.modes & timex.FREQUENCY else self._freq
                 self._tick = int(call.record["tick"]) if call.modes & timex.TICK else self._tick
@@ -288,30 +252,21 @@ class Join:
             self._tai_s = self._tai_real // _SECOND_NS
         change.freq_after_ppb = self._ppb()
         if change.kind == "frequency":
-            change.kind = self._rate_kind(change.freq_before_ppb, change.freq_after_ppb)
+            change.kind = rate_kind(change.freq_before_ppb, change.freq_after_ppb)
         flags = (previous ^ self._status) & timex.FLAGS
         if flags:
             change.modes += " " + timex.flag_names(previous, self._status)
         if change.kind == "unsync":  # so far only: it wrote the status or the error bounds
-            change.kind = self._flag_kind(flags or int(call.record["status"]) & timex.LEAP_FLAGS)
+            change.kind = flag_kind(flags or int(call.record["status"]) & timex.LEAP_FLAGS)
             change.flags = flags
-
-    @staticmethod
-    def _rate_kind(*ppb: int | None) -> str:
-        return "slew" if max(abs(p or 0) for p in ppb) > _MAX_FREQUENCY_PPB else "frequency"
-
-    @staticmethod
-    def _worth(call: Call, change: Change) -> bool:
-        """A status that is written as it was moves nothing; everything else did, or tried to."""
-        return change.flags != 0 or (call.ret is not None and call.ret < 0)
 
     def _unexplained(self, reading: Reading, state: Timex) -> list[Change]:
         """What moved without a call that was seen, once no record about it can still be on its way."""
         moved = abs(reading.real_boot_ns - self._real_boot) > self._err + reading.err_ns + NOISE_NS
-        freq, tick, status, tai_s = self._discipline(state)
+        freq, tick, status, tai_s = state.discipline
         flags = (status ^ self._status) & timex.FLAGS
         slope = (freq, tick) != (self._freq, self._tick)
-        slew = self._new_slew(state)
+        slew = new_slew(state, self._left)
         if not (moved or slope or flags or slew or tai_s != self._tai_s):
             self._odd_since = None
             self._left = state.offset_ns, state.adjust_ns
@@ -326,26 +281,20 @@ class Join:
             out.append(self._step(self._dated(reading, since), "step", reading.real_boot_ns, reading.err_ns))
         before, names = self._ppb(), timex.flag_names(self._status, status)
         self._freq, self._tick, self._status = freq, tick, status
-        rate = self._rate_kind(before, self._ppb())
+        rate = rate_kind(before, self._ppb())
         self._left = state.offset_ns, state.adjust_ns
         still = self._real_boot, self._boot_mono
-        for seen, kind in ((slope, rate), (bool(slew), "slew"), (tai_s != self._tai_s, "tai"), (bool(flags), self._flag_kind(flags))):
+        for seen, kind in (
+            (slope, rate),
+            (bool(slew), "slew"),
+            (tai_s != self._tai_s, "tai"),
+            (bool(flags), flag_kind(flags)),
+        ):
             if seen:
                 row = self._row(since, kind, still, reading.err_ns)
                 row.freq_before_ppb = before
                 row.requested_ns = {"slew": slew or None, "tai": tai_s * _SECOND_NS}.get(kind)
                 row.modes = names if kind in ("unsync", "leap") else ""
                 out.append(row)
-        self._tai_s, self._tai_real = tai_s, self._tai_of(reading)
+        self._tai_s, self._tai_real = tai_s, tai_real_ns(reading)
         return out
-
-    def _new_slew(self, state: Timex) -> int:
-        """What is left to slew, where that is more than was left, else 0."""
-        for left, was in zip((state.offset_ns, state.adjust_ns), self._left, strict=True):
-            if abs(left) > abs(was) + _SLEW_NS or left * was < 0:
-                return left
-        return 0
-
-    @staticmethod
-    def _flag_kind(flags: int) -> str:
-        return "leap" if flags & timex.LEAP_FLAGS else "unsync"

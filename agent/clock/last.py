@@ -26,7 +26,9 @@ class LastReading:
     run: has something done with the file, in order, later perhaps (``agent.store.writer.Writer.later``).
     """
 
-    def __init__(self, dir_fd: int, boot_id: str, run: Callable[[Callable[[], None]], None] = lambda work: work()) -> None:
+    def __init__(
+        self, dir_fd: int, boot_id: str, run: Callable[[Callable[[], None]], None] = lambda work: work()
+    ) -> None:
         self._boot, self._run = uuid.UUID(boot_id).bytes, run
         self._newest: deque[Reading] = deque(maxlen=1)
         self._fd = -1

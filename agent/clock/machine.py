@@ -29,7 +29,7 @@ _HAS_GENERATION = 1 << 8
 _TRIES = 5
 #: Shorter ones are not told from a machine that is merely slow.
 PAUSE_NS = 350_000_000
-#: The agent never sleeps longer (agent/loop.py), so a pause began this soon after it ran last.
+#: The agent never sleeps longer (agent/service/loop.py), so a pause began this soon after it ran last.
 _SLEEP_NS = 100_000_000
 
 
@@ -74,7 +74,9 @@ def work(t_ns: int, stat: bytes) -> Work:
     user, nice, system, _, _, irq, softirq, stolen = (first + [0] * 8)[:8]
     tick = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
     at = stat.index(b"\nctxt ") + 6
-    return Work(t_ns, (user + nice + system + irq + softirq) * tick, stolen * tick, int(stat[at : stat.index(b"\n", at)]))
+    return Work(
+        t_ns, (user + nice + system + irq + softirq) * tick, stolen * tick, int(stat[at : stat.index(b"\n", at)])
+    )
 
 
 def paused(mine: tuple[int, int], late: tuple[int, int], earlier: Work, before: Work, after: Work) -> Gap | None:
@@ -143,7 +145,11 @@ class Watcher:
         before, now = self.life, self._life()
         self.life = now or before
         moved = self._host.moved() if self._host else None
-        how = f"marker {before[0]} > {now[0]} generation {before[1]} > {now[1]}" if before and now and before != now else ""
+        how = (
+            f"marker {before[0]} > {now[0]} generation {before[1]} > {now[1]}"
+            if before and now and before != now
+            else ""
+        )
         if not how and moved is None:
             return None
         return Restored(" ".join([how] * bool(how) + ["host clock"] * bool(moved)), *(moved or ()))

@@ -96,12 +96,18 @@ class NoticeSource(Stating, Failing, Owning):
         """For ``status``: the notice socket's counts with those who have not acknowledged, and each hook's."""
         for channel in self._sockets:
             self._read(channel)
-        hooks = {h.channel: {**self._state[h.channel], "state": "gone" if h.channel in self._gone else "running"} for h in self._hooks}
+        hooks = {
+            h.channel: {**self._state[h.channel], "state": "gone" if h.channel in self._gone else "running"}
+            for h in self._hooks
+        }
         return {**self._state["socket"], "hooks": hooks}
 
     def failures(self) -> dict[str, str]:
         """For ``status``: channels whose process is gone, or does not answer."""
-        return {f"notices {channel}": self._failing(channel) for channel in sorted(self._gone | ({"socket"} if self._trouble else set()))}
+        return {
+            f"notices {channel}": self._failing(channel)
+            for channel in sorted(self._gone | ({"socket"} if self._trouble else set()))
+        }
 
     def processes(self) -> list[dict[str, Any]]:
         """For ``status``."""

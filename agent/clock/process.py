@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.child import Child
 from agent.clock.first import BEGIN
 from agent.clock.host_clock import open_host_clock
 from agent.clock.machine import VMCLOCK, open_kept
 from agent.clock.pulse import Pulse
-from agent.clock.restarts import Restarts
 from agent.clock.watch import LATE, MESSAGE
-from agent.signals import sheltered
+from agent.posix.child import Child
+from agent.posix.restarts import Restarts
+from agent.posix.signals import sheltered
 
 #: Without a sign of life (there are four a second) it counts as silent, and is ended after the second.
 SILENT_S, MOST_SILENT_S = 2.0, 30.0
@@ -74,7 +74,9 @@ class WatchProcess:
     outages: the last times without a watch. restarts: how often it was started again.
     """
 
-    def __init__(self, pid: int, sock: socket.socket, reports: socket.socket, ends: _Ends, notices: socket.socket, pulse: Pulse) -> None:
+    def __init__(
+        self, pid: int, sock: socket.socket, reports: socket.socket, ends: _Ends, notices: socket.socket, pulse: Pulse
+    ) -> None:
         self.vmclock, self.host_clock = open_kept(VMCLOCK), open_host_clock()
         self.pid, self.sock, self.reports, self.alive, self.silent, self.dropped = pid, sock, reports, True, False, 0
         self.counts: dict[str, int] = {}
@@ -186,13 +188,36 @@ class WatchProcess:
                 _, fds, _, _ = socket.recv_fds(self._ends.agent, 16, 1, socket.MSG_DONTWAIT)
                 for fd in fds:
                     os.close(fd)
-        fds = [self._ends.agent.fileno(), self._notices.fileno(), self._ends.report.fileno(), self._pulse.fd, self._steps]
-        command = [sys.executable, "-P", "-m", "agent.clock.again", *map(str, fds), str(os.getpid()), json.dumps(self.counts)]
-        env = {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "PATH": os.environ.get("PATH", ""), "LC_ALL": "C.UTF-8"}
+        fds = [
+            self._ends.agent.fileno(),
+            self._notices.fileno(),
+            self._ends.report.fileno(),
+            self._pulse.fd,
+            self._steps,
+        ]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "agent.clock.again",
+            *map(str, fds),
+            str(os.getpid()),
+            json.dumps(self.counts),
+        ]
+        env = {
+            "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+            "PATH": os.environ.get("PATH", ""),
+            "LC_ALL": "C.UTF-8",
+        }
         keep = [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in fds if fd >= 0]  # which clears close-on-exec
         try:
             with sheltered():
-                self.pid = os.posix_spawn(sys.executable, command, env, file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), *keep])
+                self.pid = os.posix_spawn(
+                    sys.executable,
+                    command,
+                    env,
+                    file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), *keep],
+                )
         except OSError as error:
             self.restarts.ended(now_s, f"cannot be started: {error.strerror}")
             return
@@ -206,7 +231,11 @@ class WatchProcess:
             return f"gone, the last of several in a row: {self.restarts.why}: {_MEANWHILE}; restart tickscope"
         if not self.alive:
             return f"ended ({self.restarts.why}), and is started again: until then {_MEANWHILE}"
-        return f"gives no sign of life: notices wait, and after {MOST_SILENT_S:.0f} s another one is started" if self.silent else ""
+        return (
+            f"gives no sign of life: notices wait, and after {MOST_SILENT_S:.0f} s another one is started"
+            if self.silent
+            else ""
+        )
 
     def state(self) -> dict[str, object]:
         """For ``status``."""
@@ -214,8 +243,16 @@ class WatchProcess:
         if self.silent:
             how = f"silent for {time.monotonic() - self._heard_s:.0f} s: {how}"
         elif not how:
-            why = "CAP_SYS_NICE" if not self.restarts.count else "RLIMIT_RTPRIO, which takes CAP_SYS_RESOURCE; restart tickscope"
-            how = "running" if self._goes_first() else f"running, but may not go first ({why}): a busy host may hold notices up"
+            why = (
+                "CAP_SYS_NICE"
+                if not self.restarts.count
+                else "RLIMIT_RTPRIO, which takes CAP_SYS_RESOURCE; restart tickscope"
+            )
+            how = (
+                "running"
+                if self._goes_first()
+                else f"running, but may not go first ({why}): a busy host may hold notices up"
+            )
         if self.restarts.count:
             how += f"; restarted {self.restarts.count} times, last {time.monotonic() - self.restarts.last_s:.0f} s ago ({self.restarts.why})"
         return {"subscribers_dropped": self.dropped, "watch": how, "watch_restarts": self.restarts.count}

@@ -65,8 +65,14 @@ class Slope:
                 self._alarm = self._since[side][0], err_ns
         return None
 
-    def _settle(self, alarm: tuple[int, int], t_ns: int, apart: int, drift: float, err_ns: int, explained_ppb: int) -> Bend | None:
-        count, time, drifted = self._settling = self._settling[0] + 1, self._settling[1] + apart, self._settling[2] + drift
+    def _settle(
+        self, alarm: tuple[int, int], t_ns: int, apart: int, drift: float, err_ns: int, explained_ppb: int
+    ) -> Bend | None:
+        count, time, drifted = self._settling = (
+            self._settling[0] + 1,
+            self._settling[1] + apart,
+            self._settling[2] + drift,
+        )
         if count < _SETTLE or (alarm[1] + err_ns) / time * 1e9 > _EXACT_PPB:
             return None
         before = self._rest_ppb

@@ -10,8 +10,9 @@ import numpy as np
 from agent.batch import Batch
 from agent.clock import sample, timex
 from agent.clock.calls import NOISE_NS
+from agent.clock.change import Change
 from agent.clock.history import History
-from agent.clock.join import Change, Join
+from agent.clock.join import Join
 from agent.clock.machine import PAUSE_NS, Watcher
 from agent.clock.slope import Slope
 from agent.clock.untold import Untold
@@ -207,7 +208,9 @@ def missed(earlier: sample.Reading, now: sample.Reading, state: timex.Timex) -> 
     size, err = now.real_boot_ns - earlier.real_boot_ns, earlier.err_ns + now.err_ns
     if now.t_ns < earlier.t_ns or abs(size) <= err + NOISE_NS:
         return []
-    shift = now.tai_mono_ns - now.boot_mono_ns - (earlier.tai_mono_ns - earlier.boot_mono_ns)  # of TAI, which a leap second does not move
+    shift = (
+        now.tai_mono_ns - now.boot_mono_ns - (earlier.tai_mono_ns - earlier.boot_mono_ns)
+    )  # of TAI, which a leap second does not move
     leapt = abs(abs(size) - 10**9) <= err + NOISE_NS and abs(shift) <= err + NOISE_NS
     after = now.real_mono_ns
     return [Change(now.t_ns, "leap" if leapt else "step", modes=f"unwatched={(now.t_ns - earlier.t_ns) / 1e9:.1f}s", size_ns=size, err_ns=err,
@@ -221,8 +224,23 @@ def to_rows(changes: Iterable[Change]) -> np.ndarray:
     parts = []
     for change in changes:
         row = table.empty(1) if change.record is None else decode(change.record.reshape(1), "clock_change").rows
-        row["t_ns"], row["kind"], row["via"], row["modes"] = change.t_ns, table.code("kind", change.kind), change.via.encode(), change.modes.encode()
-        for name in ("requested_ns", "size_ns", "err_ns", "real_mono_before_ns", "real_mono_after_ns", "freq_before_ppb", "freq_after_ppb", "ret", "unwatched_ns"):
+        row["t_ns"], row["kind"], row["via"], row["modes"] = (
+            change.t_ns,
+            table.code("kind", change.kind),
+            change.via.encode(),
+            change.modes.encode(),
+        )
+        for name in (
+            "requested_ns",
+            "size_ns",
+            "err_ns",
+            "real_mono_before_ns",
+            "real_mono_after_ns",
+            "freq_before_ppb",
+            "freq_after_ppb",
+            "ret",
+            "unwatched_ns",
+        ):
             value = getattr(change, name)
             row[name] = NULL_I64 if value is None else value
         if change.size_ns and change.kind in ("step", "leap") and (change.ret or 0) >= 0:

@@ -2,7 +2,7 @@
 
 Part of the clock watch, so standard library only. A subscriber may write lines back, ``{"ack": ID, "limiter": NAME}`` with a notice's
 ``id`` or ``t_ns``: it has re-anchored. One that shuts its writing half down only listens, and nothing is pending for it.
-Whatever a subscriber writes costs a bounded number of lines a notice; who writes more is dropped. No user can have all places (agent/places.py).
+Whatever a subscriber writes costs a bounded number of lines a notice; who writes more is dropped. No user can have all places (agent/posix/places.py).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import socket
 import threading
 import time
 
-from agent.listener import NO_ROOM
-from agent.places import Places, peer
-from agent.printable import printable
+from agent.common.printable import printable
+from agent.posix.listener import NO_ROOM
+from agent.posix.places import Places, peer
 
 SUBSCRIBERS = 256
 #: Unacknowledged notices that are counted for one subscriber.
@@ -145,7 +145,10 @@ class Subscribers:
     def _state(self) -> dict[str, object]:
         pending = [s for s in self._by_fd.values() if s.waiting]
         pending.sort(key=Subscriber.oldest)
-        told = [{"pid": s.pid, "comm": s.comm, "limiter": s.limiter, "pending": len(s.waiting), "since_ns": s.oldest()} for s in pending[:_TOLD]]
+        told = [
+            {"pid": s.pid, "comm": s.comm, "limiter": s.limiter, "pending": len(s.waiting), "since_ns": s.oldest()}
+            for s in pending[:_TOLD]
+        ]
         return {"subscribers": len(self._by_fd), "pending": sum(len(s.waiting) for s in pending), **self._counts, "dropped": self.dropped,
                 "waiting": told, "last_ack": self._last_ack}  # fmt: skip
 

@@ -36,7 +36,9 @@ def of(process: int | str) -> Offsets:
         if own != _namespace(Path("/proc/self"), "time"):
             raise ValueError(f"process {process} has unshared its time namespace, and is still in the one before")
         return Offsets() if process == "self" else of("self")
-    clocks = {name: int(seconds) * 1_000_000_000 + int(rest) for name, seconds, rest in map(str.split, text.splitlines())}
+    clocks = {
+        name: int(seconds) * 1_000_000_000 + int(rest) for name, seconds, rest in map(str.split, text.splitlines())
+    }
     if not {"monotonic", "boottime"} <= clocks.keys():  # an ended process that nobody has waited for has none any more
         raise ValueError(f"process {process} has ended")
     return Offsets(clocks["monotonic"], clocks["boottime"])

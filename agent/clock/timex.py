@@ -45,6 +45,11 @@ class Timex(NamedTuple):
     esterror_us: int = 0
 
     @property
+    def discipline(self) -> tuple[int, int, int, int]:
+        """freq_scaled, tick_us, status, tai_s."""
+        return self.freq_scaled, self.tick_us, self.status, self.tai_s
+
+    @property
     def synchronised(self) -> bool:
         return not self.status & STA_UNSYNC
 
@@ -69,7 +74,9 @@ def read() -> Timex:
     state, fields = _call(0)
     offset, freq, maxerror, esterror, status = fields[1:6]
     tick, tai = fields[11], fields[20]
-    return Timex(freq, tick, status, maxerror, offset if status & STA_NANO else offset * 1000, tai, state, adjust, esterror)
+    return Timex(
+        freq, tick, status, maxerror, offset if status & STA_NANO else offset * 1000, tai, state, adjust, esterror
+    )
 
 
 def _call(modes: int) -> tuple[int, tuple[int, ...]]:

@@ -10,7 +10,7 @@ from agent.batch import Batch, Loss, losses
 from agent.clock.calls import NOISE_NS
 
 if TYPE_CHECKING:
-    from agent.clock.join import Change
+    from agent.clock.change import Change
     from agent.clock.process import Outage, Told
 
 SOURCE = "clock notices"
@@ -38,10 +38,21 @@ class Untold:
         return [losses("export", Loss(SOURCE, len(missed), min(missed), max(missed), now_ns))]
 
     def _missed(self, change: Change) -> bool:
-        away = next((o for o in self._outages if o.from_ns <= change.t_ns and (not o.to_ns or change.t_ns <= o.to_ns + _LATE_NS)), None)
-        return away is not None and not any(self._same(change, told) for told in self._told if told.t_ns >= away.from_ns)
+        away = next(
+            (
+                o
+                for o in self._outages
+                if o.from_ns <= change.t_ns and (not o.to_ns or change.t_ns <= o.to_ns + _LATE_NS)
+            ),
+            None,
+        )
+        return away is not None and not any(
+            self._same(change, told) for told in self._told if told.t_ns >= away.from_ns
+        )
 
     @staticmethod
     def _same(change: Change, told: Told) -> bool:
         after = change.real_mono_after_ns
-        return after is not None and abs(after - told.real_mono_after_ns) <= NOISE_NS + (change.err_ns or 0) + told.err_ns
+        return (
+            after is not None and abs(after - told.real_mono_after_ns) <= NOISE_NS + (change.err_ns or 0) + told.err_ns
+        )

@@ -55,7 +55,7 @@ _NICE = -20
 
 
 def go_first() -> None:
-    """Makes this a real-time process, whose threads are such ones too (``Watch.run`` keeps it for those that tell of steps). They run for microseconds a
+    """Makes this a real-time process, whose threads are such ones too (``Sleeper.run`` keeps it for those that tell of steps). They run for microseconds a
     step; a nice value alone counts only among the processes of one session (sched(7), autogroup). The agent's ``state`` says whether it could be done."""
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, _NICE)
@@ -90,7 +90,10 @@ def _tai_real_ns() -> int:
 
 
 def _boot_mono_ns() -> int:
-    return min((time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC) for _ in range(3)), key=abs)
+    return min(
+        (time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC) for _ in range(3)),
+        key=abs,
+    )
 
 
 class Steps:
@@ -112,7 +115,7 @@ class Steps:
         return fresh
 
 
-class Watch:
+class Sleeper:
     """The sockets of ``run_watch``, and the kernel program's steps where there are any. Raises OSError where the timer cannot be had."""
 
     def __init__(self, agent: socket.socket, subscribers: Subscribers, pulse: Pulse, steps: Steps | None) -> None:
@@ -194,11 +197,20 @@ class Watch:
         return MESSAGE.pack(t_ns, before + self._slept, after + self._slept, err, pid if pid > 0 else _UNKNOWN, dropped)
 
     def _send(self, message: bytes) -> None:
-        with contextlib.suppress(BlockingIOError):  # the agent compares offsets itself; this only wakes it and dates the step
+        with contextlib.suppress(
+            BlockingIOError
+        ):  # the agent compares offsets itself; this only wakes it and dates the step
             self._agent.send(message)
 
 
-def run_watch(agent: socket.socket, notices: socket.socket, report: socket.socket, pulse: int, steps: int = -1, counts: dict[str, int] | None = None) -> None:
+def run_watch(
+    agent: socket.socket,
+    notices: socket.socket,
+    report: socket.socket,
+    pulse: int,
+    steps: int = -1,
+    counts: dict[str, int] | None = None,
+) -> None:
     """Watches until the agent's end closes. SIGINT is left to the agent.
 
     agent, report: SOCK_SEQPACKET. notices: listening. pulse: the page of its sign of life. steps: the map clock_last, or -1 where there is none. counts: of
@@ -208,4 +220,4 @@ def run_watch(agent: socket.socket, notices: socket.socket, report: socket.socke
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     agent.setblocking(False)
-    Watch(agent, Subscribers(notices, report, counts), Pulse(pulse), Steps(steps) if steps >= 0 else None).run()
+    Sleeper(agent, Subscribers(notices, report, counts), Pulse(pulse), Steps(steps) if steps >= 0 else None).run()

@@ -23,7 +23,11 @@ def addr_text(raw: bytes) -> str:
     """A stored address (16 bytes), empty where it is all zero, which means unknown."""
     if not any(raw):
         return ""
-    return socket.inet_ntop(socket.AF_INET, raw[12:]) if raw.startswith(V4_MAPPED) else socket.inet_ntop(socket.AF_INET6, raw)
+    return (
+        socket.inet_ntop(socket.AF_INET, raw[12:])
+        if raw.startswith(V4_MAPPED)
+        else socket.inet_ntop(socket.AF_INET6, raw)
+    )
 
 
 def peer_text(raw: bytes) -> str:

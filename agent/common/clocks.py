@@ -25,7 +25,9 @@ class Apart(NamedTuple):
         return (self.after_ns - self.before_ns) // 2 + 1
 
 
-def apart(first: int, others: Sequence[int], close_ns: int = 0, read: Callable[[int], int] = time.clock_gettime_ns) -> list[Apart]:
+def apart(
+    first: int, others: Sequence[int], close_ns: int = 0, read: Callable[[int], int] = time.clock_gettime_ns
+) -> list[Apart]:
     """Each of ``others`` against ``first``, clock ids: the closest of five readings, since a thread may lose its processor within one.
 
     close_ns: a round of which each reading took less is close enough, and the last. Raises OSError where a clock cannot be read.

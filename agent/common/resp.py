@@ -56,12 +56,12 @@ class RedisUrl:
             parts = urlsplit(url)
             query = parse_qs(parts.query)
             if parts.scheme not in ("redis", "rediss", "unix"):
-                raise ValueError(f"it begins with {parts.scheme}:" if parts.scheme else "it names no scheme")
+                raise _Wrong(f"it begins with {parts.scheme}:" if parts.scheme else "it names no scheme")
             unknown = set(query) - {"streams", "db"}
             if unknown:
-                raise ValueError(f"unknown option {min(unknown)!r}")
+                raise _Wrong(f"unknown option {min(unknown)!r}")
             if parts.scheme == "unix" and not parts.path:
-                raise ValueError("no socket path")
+                raise _Wrong("no socket path")
             db = query["db"][0] if "db" in query else parts.path.strip("/") if parts.scheme != "unix" else ""
             return cls(
                 host="" if parts.scheme == "unix" else parts.hostname or "127.0.0.1",
@@ -76,10 +76,16 @@ class RedisUrl:
         except ValueError as error:
             raise AgentError(
                 "a Redis URL of the configuration cannot be read",
-                why=str(error),
-                remedy="write it as redis://host:6379/0?streams=orders,mail*",
+                why=str(error)
+                if isinstance(error, _Wrong)
+                else "its host, port or number of the database cannot be read",
+                remedy="write it as redis://host:6379/0?streams=orders,mail*; in a password / # ? @ : are %2F %23 %3F %40 %3A",
                 exit_code=USAGE,
             ) from None
+
+
+class _Wrong(ValueError):
+    """Words of our own; Python's would have parts of the URL, be they of a password."""
 
 
 class RespClient:
@@ -112,7 +118,9 @@ class RespClient:
             raise RedisDown(f"refused {error}") from None
         except (OSError, hiredis.ProtocolError, MemoryError) as error:
             self.close()
-            raise RedisDown(getattr(error, "strerror", None) or str(error) or type(error).__name__, failure=_failure(error)) from None
+            raise RedisDown(
+                getattr(error, "strerror", None) or str(error) or type(error).__name__, failure=_failure(error)
+            ) from None
 
     def close(self) -> None:
         """Drops the connection; harmless when there is none."""
@@ -142,7 +150,12 @@ class RespClient:
             commands.append(("SELECT", url.db))
         for command, reply in zip(commands, self._exchange(commands, deadline), strict=True):
             if isinstance(reply, hiredis.ReplyError) and (command[0] != "CLIENT" or str(reply).startswith("NOAUTH")):
-                raise RedisDown(f"login refused: {reply}", refused_login=command[0] != "SELECT")
+                said = (
+                    str(reply) if command[0] != "AUTH" else str(reply).partition(",")[0]
+                )  # some repeat what they were given
+                raise RedisDown(f"login refused: {said}", refused_login=command[0] != "SELECT")
+            if isinstance(reply, hiredis.ReplyError) and "max number of clients" in str(reply):
+                raise RedisDown(str(reply).removeprefix("ERR "), failure="refused")
 
     def _exchange(self, commands: Sequence[tuple[bytes | str | int, ...]], deadline: float) -> list[Reply]:
         assert self._socket is not None

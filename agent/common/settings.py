@@ -28,7 +28,11 @@ class Section:
             if key not in names:
                 near = difflib.get_close_matches(str(key), names, 1)
                 hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
-                raise AgentError(f"there is no setting {self._full(str(key)) if self.name else reprlib.repr(key)}", why=hint, exit_code=USAGE)
+                raise AgentError(
+                    f"there is no setting {self._full(str(key)) if self.name else reprlib.repr(key)}",
+                    why=hint,
+                    exit_code=USAGE,
+                )
 
     def one_of(self, key: str, value: object, allowed: Iterable[str]) -> str:
         if value not in (names := list(allowed)):
@@ -42,7 +46,13 @@ class Section:
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not least <= number <= most or number == math.inf:
-            raise self.wrong(key, value, f"it lies between {least:g} and {most:g}" if most < math.inf else f"it is a number of at least {least:g}")
+            raise self.wrong(
+                key,
+                value,
+                f"it lies between {least:g} and {most:g}"
+                if most < math.inf
+                else f"it is a number of at least {least:g}",
+            )
         return number
 
     def whole(self, key: str, value: object, least: int, most: int) -> int:
@@ -76,7 +86,11 @@ class Section:
     def texts(self, key: str, value: object, what: str, most: int = 256) -> tuple[str, ...]:
         """A text, or a list of some."""
         items = [value] if isinstance(value, str) else value
-        if not isinstance(items, (list, tuple)) or len(items) > most or not all(isinstance(item, str) and item for item in items):
+        if (
+            not isinstance(items, (list, tuple))
+            or len(items) > most
+            or not all(isinstance(item, str) and item for item in items)
+        ):
             raise self.wrong(key, value, f"it is {what}")
         return tuple(items)
 

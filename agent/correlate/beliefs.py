@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from agent.correlate.catalogue import Symptom
-from agent.correlate.config import SECOND, CorrelatorConfig
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
+from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
 from agent.correlate.words import text
 from agent.tables import TABLES
@@ -53,4 +53,18 @@ class BeliefWatch(Watch):
     def describe(self, symptom: str, slot: int) -> Episode:
         daemon, against = self.names[slot]
         other = "MONOTONIC_RAW" if against == "raw" else against
-        return Episode(symptom, (daemon, against), slot, f"{daemon}'s time against {other}", "wall clock", 0, 0, "apart", "ns", np.nan, 0.0, 0.0, 0)
+        return Episode(
+            symptom,
+            (daemon, against),
+            slot,
+            f"{daemon}'s time against {other}",
+            "wall clock",
+            0,
+            0,
+            "apart",
+            "ns",
+            np.nan,
+            0.0,
+            0.0,
+            0,
+        )

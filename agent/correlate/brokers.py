@@ -8,17 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent.correlate.catalogue import Symptom
-from agent.correlate.config import CorrelatorConfig
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
 from agent.correlate.rows import groups, known
+from agent.correlate.thresholds import CorrelatorConfig
 from agent.correlate.watch import Watch
 from agent.correlate.words import peer, text
 from agent.tables import TABLES
 
 #: What a symptom of brokers reads.
 READS = {"queue_lag": ("system", "status", "reason", "failure", "poll_ns", "peer")}
-_NO_ANSWER = TABLES["queue_lag"].code("failure", "no_answer")
+_NO_ANSWER, _UNASKED = (TABLES["queue_lag"].code("failure", name) for name in ("no_answer", "unasked"))
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ class BrokerWatch(Watch):
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         q = rows.get("queue_lag")
         self.polls = {}
-        if q is None:
+        if q is not None:
+            q = q[q["failure"] != _UNASKED]
+        if q is None or not len(q):
             return np.empty(0, np.int64)
         q = q[np.lexsort((q["poll_ns"], q["status"] == b"down"))]  # the worst of each broker comes last
         _, group = groups([q["system"], q["peer"]])
@@ -59,7 +61,12 @@ class BrokerWatch(Watch):
         q, slots = q[slots >= 0], slots[slots >= 0]
         self.polls = {slot: self._poll(slot, row) for slot, row in zip(slots.tolist(), q, strict=True)}
         down = q["status"] == b"down"
-        self.series.put(second, slots, poll_ns=np.where(down | ~known(q["poll_ns"]), np.nan, q["poll_ns"]), down=down.astype(np.float64))
+        self.series.put(
+            second,
+            slots,
+            poll_ns=np.where(down | ~known(q["poll_ns"]), np.nan, q["poll_ns"]),
+            down=down.astype(np.float64),
+        )
         return slots
 
     def _slot(self, row: np.void, second: int) -> int:
@@ -92,6 +99,13 @@ class BrokerWatch(Watch):
             self.extend(episode, second, float(end - start), end)
             return []
         episode = self.describe(symptom, slot)
-        episode.metric, episode.unit, episode.start_ns, episode.end_ns, episode.base, episode.words = "poll_ns", "ns", start, end, base, poll.reason
+        episode.metric, episode.unit, episode.start_ns, episode.end_ns, episode.base, episode.words = (
+            "poll_ns",
+            "ns",
+            start,
+            end,
+            base,
+            poll.reason,
+        )
         self.open(episode, second, float(end - start), 1)
         return [episode]

@@ -18,10 +18,11 @@ from agent.tables import TABLES
 if TYPE_CHECKING:
     import numpy as np
 
-    from agent.correlate.config import CorrelatorConfig
     from agent.correlate.episode import Episode, Verdict
+    from agent.correlate.thresholds import CorrelatorConfig
     from agent.correlate.view import View
     from agent.correlate.watch import Second, Watch
+    from agent.correlate.words import Words
 
 Rule = Callable[["Episode", "View"], "Iterator[Verdict]"]
 Reads = Mapping[str, tuple[str, ...]]
@@ -36,6 +37,7 @@ class Symptom:
     it is not judged by seconds. judge: (watch, second) -> the episodes that it opens; it also extends those that go on.
     clause: what was wrong with what, how much, and when. todo: what to look at first.
     asked_by_agent: who suffered is tickscope's own poller. inside: what explains it lies inside the decisions that were slow.
+    bare: whether it is told, too, where no cause is known.
     """
 
     name: str
@@ -45,12 +47,13 @@ class Symptom:
     unit: str
     table: str
     reads: Reads
-    clause: Callable[[Episode], str]
+    clause: Callable[[Episode], Words]
     todo: str
     watch: type[Watch] | None = None
     judge: Callable[[Any, Second], list[Episode]] | None = None
     asked_by_agent: bool = False
     inside: bool = False
+    bare: bool = True
     measured: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -59,13 +62,14 @@ class Jumping:
     """Of a cause that moves the wall clock: what is found of its jumps (agent/correlate/clock.py), and how they are told.
 
     change: the kind of a ``clock_change`` row. one, several: what the clock did. by_somebody: whether it takes an actor.
-    least_ns: the smallest that is looked at.
+    least_ns: the smallest that is looked at. moves: it skips time or has it twice.
     """
 
     change: str
     one: str = "jumped"
     several: str = "jumped"
     by_somebody: bool = True
+    moves: bool = True
     least_ns: Callable[[CorrelatorConfig], int] = lambda _: 0
 
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 import numpy as np
 
 from agent.correlate.catalogue import causes, dtypes
-from agent.correlate.config import SECOND, CorrelatorConfig
 from agent.correlate.guard import Guard
 from agent.correlate.limiters import at_work
 from agent.correlate.rows import Ring, groups
-from agent.correlate.steps import Affected, Jump, Series
+from agent.correlate.steps import Affected, Jump, JumpSeries
+from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.words import text
 from agent.tables import TABLES
 
@@ -24,7 +24,7 @@ _CHANGE = TABLES["clock_change"]
 #: What jumps and their effects are made of.
 READS = {"clock_change": ("kind", "via", "unwatched_ns", "size_ns", "err_ns", "real_mono_before_ns", "real_mono_after_ns", "ret"),
          "limiter_decision": ("limiter_id", "library", "result", "limit_per_s", "burst", "window_ns", "wait_ns", "duration_ns", "step_immune",
-                              "goroutine", "sample_rate")}  # fmt: skip
+                              "goroutine", "sample_rate", "key", "remaining", "program_wall_ns")}  # fmt: skip
 _REFUSED = (TABLES["limiter_decision"].code("result", "refused"), TABLES["limiter_decision"].code("result", "error"))
 
 
@@ -37,13 +37,13 @@ class ClockWatch:
         self.decisions = Ring(dtypes()["limiter_decision"], config.keep_decisions, config.keep_ns)
         self.counting: list[Jump] = []
         self.skipped = 0
-        self._series: dict[tuple[str, str | None], Series] = {}
+        self._series: dict[tuple[str, str | None], JumpSeries] = {}
 
     def judge(self, config: CorrelatorConfig) -> None:
         """Jumps from now on by this configuration's thresholds."""
         self._config = config
 
-    def feed(self, changes: np.ndarray | None, decisions: np.ndarray | None, until_ns: int) -> list[Series]:
+    def feed(self, changes: np.ndarray | None, decisions: np.ndarray | None, until_ns: int) -> list[JumpSeries]:
         """Takes what lies before ``until_ns``; returns the series that are new or grew. Jumps past their time leave ``counting``.
 
         Beyond ``max_findings`` jumps at once, those of a series only count, and others are left out (``skipped``)."""
@@ -51,13 +51,15 @@ class ClockWatch:
             for jump in self.counting:
                 self._count(jump, decisions)
             self.decisions.add(decisions)
-        grown: dict[int, Series] = {}
+        grown: dict[int, JumpSeries] = {}
         for row in () if changes is None else changes:
             made = self._jump(row)
             if made is None or not self._place(made):
                 continue
             grown[id(made.series)] = made.series
-            if len(self.counting) < self._config.max_findings:  # something steps the clock in a loop: the first ones tell
+            if (
+                len(self.counting) < self._config.max_findings
+            ):  # something steps the clock in a loop: the first ones tell
                 self._look_back(made, until_ns)
                 self.counting.append(made)
             else:
@@ -75,7 +77,7 @@ class ClockWatch:
         if len(self.counting) >= self._config.max_findings or len(self._series) >= self._config.max_findings:
             self.skipped += 1
             return False
-        self._series[jump.actor] = Series(jump)
+        self._series[jump.actor] = JumpSeries(jump)
         return True
 
     def _look_back(self, jump: Jump, until_ns: int) -> None:
@@ -83,7 +85,10 @@ class ClockWatch:
         oldest = self.decisions.from_ns
         kept = not self.decisions.dropped or oldest is None or oldest <= jump.t_ns - size
         jump.series.complete &= kept and size <= self._config.clock_cap_ns
-        self._count(jump, self.decisions.between(jump.t_ns - min(self._config.keep_ns, self._config.clock_cap_ns + size), until_ns))
+        self._count(
+            jump,
+            self.decisions.between(jump.t_ns - min(self._config.keep_ns, self._config.clock_cap_ns + size), until_ns),
+        )
 
     def _jump(self, row: np.void) -> Jump | None:
         cause = self._causes.get(int(row["kind"]))
@@ -94,14 +99,28 @@ class ClockWatch:
         if size is None and before is not None and after is not None:
             size = after - before
         ret = _int(row["ret"])
-        least = self._guard.attempt(f"least jump of {cause.name}", cause.jumps.least_ns, self._config, otherwise=self._config.clock_alarm_ns)
+        least = self._guard.attempt(
+            f"least jump of {cause.name}", cause.jumps.least_ns, self._config, otherwise=self._config.clock_alarm_ns
+        )
         if not size or abs(size) < least or (ret is not None and ret < 0):
             return None
         t = int(row["t_ns"])
         via = text(row["via"])
-        return Jump(cause.name, t, size, _int(row["err_ns"]), _int(row["pid"]) or None, text(row["comm"]), "" if via == "none" else via,
-                    t + min(abs(size), self._config.clock_cap_ns) + self._config.clock_settle_ns, before, after,
-                    abs(size) >= self._config.clock_alarm_ns, abs(size) < self._config.clock_min_ns, _int(row["unwatched_ns"]))
+        return Jump(
+            cause.name,
+            t,
+            size,
+            _int(row["err_ns"]),
+            _int(row["pid"]) or None,
+            text(row["comm"]),
+            "" if via == "none" else via,
+            t + min(abs(size), self._config.clock_cap_ns) + self._config.clock_settle_ns,
+            before,
+            after,
+            abs(size) >= self._config.clock_alarm_ns,
+            abs(size) < self._config.clock_min_ns,
+            _int(row["unwatched_ns"]),
+        )
 
     def _near(self, jump: Jump, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Masks: decisions in the interval that happened twice or never, and decisions whose window straddles the jump."""
@@ -126,7 +145,10 @@ class ClockWatch:
         jump.series.complete &= not (rows["sample_rate"] < 1).any()
         refused = np.isin(rows["result"], _REFUSED)
         first, group = groups([rows["limiter_id"], rows["pid"], rows["proc_start_ns"]])
-        counts = [np.bincount(group, mask, len(first)).astype(np.int64) for mask in (inside & ~refused, inside & refused, ~inside)]
+        counts = [
+            np.bincount(group, mask, len(first)).astype(np.int64)
+            for mask in (inside & ~refused, inside & refused, ~inside)
+        ]
         affected = jump.series.affected
         for i, at in enumerate(first):
             row = rows[at]
@@ -137,7 +159,9 @@ class ClockWatch:
                     jump.series.complete = False
                     continue
                 immune = {0: False, 1: True}.get(int(row["step_immune"]))
-                entry = affected[key] = Affected(text(row["limiter_id"]), text(row["library"]), _int(row["pid"]), text(row["comm"]), immune)
+                entry = affected[key] = Affected(
+                    text(row["limiter_id"]), text(row["library"]), _int(row["pid"]), text(row["comm"]), immune
+                )
             entry.inside_allowed += int(counts[0][i])
             entry.inside_refused += int(counts[1][i])
             entry.straddling += int(counts[2][i])

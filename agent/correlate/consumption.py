@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agent.correlate.episode import Episode, item
-from agent.correlate.words import number
+from agent.correlate.clients import READS as CLIENTS
+from agent.correlate.clients import Client, talking
+from agent.correlate.episode import NOBODY, Culprit, Episode, item
+from agent.correlate.view import View
+from agent.correlate.waits import CPUS
+from agent.correlate.words import Words, tell, value
 
-FACTS = ("consumers", "in", "out")
+FACTS = ("consumers", "in", "out", "taken", "since_s")
+READS = {**CLIENTS, **CPUS}
+_HUNGRY = 0.3  #: of the time, from which waiting for a CPU is worth naming
+_NOTHING = 0.03  #: of the usual rate: what was under way when all stopped
+#: Metrics of what was delivered already: others may go on.
+_DELIVERED = ("pending_s", "idle_s")
 
 
 @dataclass(frozen=True)
 class Consumption:
-    """Rates in messages a second, before and while it lasted; None where not known."""
+    """Rates in messages a second, before and while it lasted; None where not known. silent: clients of the server that stopped talking to it then,
+    the most silent first; name: of the consumer that it is about, where the server says it."""
 
     count: float | None
     before: float | None
@@ -20,7 +30,12 @@ class Consumption:
     out_was: float | None
     arriving: float | None
     arriving_was: float | None
-    pending: bool  #: whether it is about messages that were delivered
+    delivered: bool
+    silent: tuple[Client, ...]
+    name: str
+    starved: (
+        tuple[Client, float] | None
+    )  #: the client that waited for a CPU for longest, for how many ns; None where none did for long
 
     @property
     def gone(self) -> bool:
@@ -28,28 +43,108 @@ class Consumption:
 
     @property
     def held(self) -> bool:
-        """One message stays, others go on."""
-        return self.pending and self.out is not None and self.out > 0 and self.out >= 0.7 * (self.out_was or 0)
+        """It is about one consumer; the others go on."""
+        return self.delivered and self.out is not None and self.out > 0 and self.out >= 0.5 * (self.out_was or 0)
 
     @property
     def idle(self) -> bool:
-        return self.out == 0 and ((self.out_was or 0) > 0 or (self.arriving or 0) > 0)
+        """Nothing is acknowledged, beside what was under way."""
+        return (
+            self.out is not None
+            and self.out <= _NOTHING * (self.out_was or 0)
+            and ((self.out_was or 0) > 0 or (self.arriving or 0) > 0)
+        )
 
     @property
-    def usual(self) -> str:
-        return "" if self.out_was is None else f", usually {number(self.out_was)}"
+    def grown(self) -> bool:
+        """Far more arrives than usually, and is taken no more slowly."""
+        out, was = self.arriving, self.arriving_was
+        return (
+            out is not None
+            and was is not None
+            and out >= 1.5 * was
+            and out - was >= 1
+            and self.out is not None
+            and self.out >= 0.8 * (self.out_was or 0)
+        )
+
+    @property
+    def lone(self) -> Client | None:
+        """The one client that stopped while others of the group go on; None where there is none, or it may be several."""
+        named = [client for client in self.silent if self.name and _same(self.name, client)]
+        one = named if len(named) == 1 else self.silent
+        return one[0] if len(one) == 1 and (self.count is None or self.count > 1) else None
+
+    @property
+    def culprit(self) -> Culprit:
+        """As far as it is known: a consumer by its name, a process by what it did not do."""
+        lone = self.lone
+        if lone is None:
+            return Culprit(object=self.name) if self.name else NOBODY
+        return Culprit(lone.pid, lone.comm, self.name)
+
+    @property
+    def who(self) -> Words:
+        """The consumer, for the middle of a sentence; empty where nobody is known."""
+        lone = self.lone
+        if self.name and lone is not None:
+            return tell("consumer {name} ({who})", name=self.name, who=lone.who)
+        return tell("consumer {name}", name=self.name) if self.name else lone.who if lone is not None else ""
+
+    @property
+    def sure(self) -> float:
+        """By how much less that is the consumers' own doing where they starve."""
+        return 1.0 if self.starved is None else 0.6
+
+    @property
+    def usual(self) -> Words:
+        return "" if self.out_was is None else tell(", usually {rate}", rate=value(self.out_was))
 
     @property
     def members(self) -> dict[str, object]:
         return item("queue_lag", "consumers", self.count, "", column="consumers", baseline=self.before)
 
     @property
-    def rates(self) -> tuple[dict[str, object], dict[str, object]]:
-        return (item("queue_lag", "acknowledged", self.out, "1/s", column="out_per_s", baseline=self.out_was),
-                item("queue_lag", "arriving", self.arriving, "1/s", column="in_per_s", baseline=self.arriving_was))
+    def rates(self) -> tuple[dict[str, object], ...]:
+        """What was acknowledged and what arrived; and who did not talk to the server."""
+        return (
+            item("queue_lag", "acknowledged", self.out, "1/s", column="out_per_s", baseline=self.out_was),
+            item("queue_lag", "arriving", self.arriving, "1/s", column="in_per_s", baseline=self.arriving_was),
+            *(
+                item(
+                    "tcp_rtt",
+                    "segments to the server",
+                    round(client.usual * client.share, 2),
+                    "1/s",
+                    column="samples",
+                    baseline=client.usual,
+                    pid=client.pid,
+                    comm=client.comm,
+                )
+                for client in self.silent[:3]
+            ),
+        )
 
 
-def consumption(episode: Episode) -> Consumption:
-    known = episode.facts.get
-    return Consumption(known("consumers"), known("consumers_base"), known("out"), known("out_base"), known("in"), known("in_base"),
-                       episode.metric == "pending_s")  # fmt: skip
+def consumption(episode: Episode, view: View) -> Consumption:
+    return view.once(_consumption, episode)
+
+
+def _consumption(episode: Episode, view: View) -> Consumption:
+    known, server = episode.facts.get, episode.key[-1]
+    assert isinstance(server, bytes)
+    clients = talking(view, server, episode.start_ns, episode.end_ns)
+    silent = tuple(c for c in clients if c.silent)
+    waits = [(view.starved_ns(client.pid, episode), client) for client in clients]
+    worst = max(waits, key=lambda wait: (wait[0], -wait[1].pid), default=None)
+    hungry = worst is not None and worst[0] >= _HUNGRY * (episode.end_ns - episode.start_ns)
+    return Consumption(known("consumers"), known("consumers_base"), known("taken", known("out")), known("out_base"), known("in"), known("in_base"),
+                       episode.metric in _DELIVERED, silent, episode.words,
+                       (worst[1], worst[0]) if worst is not None and hungry else None)  # fmt: skip
+
+
+def _same(name: str, client: Client) -> bool:
+    """Whether a consumer's name is that of a process: many are named after their program, or their pid."""
+    plain = "".join(c for c in name.lower() if c.isalnum())
+    comm = "".join(c for c in client.comm.lower() if c.isalnum())
+    return bool(plain) and ((comm != "" and (plain in comm or comm in plain)) or str(client.pid) in name)

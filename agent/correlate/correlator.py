@@ -10,13 +10,13 @@ from agent.batch import Batch
 from agent.correlate import evidence as evidence_of
 from agent.correlate.catalogue import Cause, Symptom, causes, kept, symptoms
 from agent.correlate.clock import ClockWatch
-from agent.correlate.config import SECOND, CorrelatorConfig
 from agent.correlate.episode import Episode, Verdict
 from agent.correlate.finding import UNKNOWN, Finding
 from agent.correlate.guard import Guard
 from agent.correlate.rank import Judge
 from agent.correlate.rows import Inbox, compact
-from agent.correlate.steps import Series
+from agent.correlate.steps import JumpSeries
+from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import View
 from agent.correlate.watch import Watch
 
@@ -31,18 +31,24 @@ class Correlator:
     asked: the causes that are asked, all by default; fewer of them only to see what each is worth. clock: by which ``guard`` counts what each rule costs.
     """
 
-    def __init__(self, config: CorrelatorConfig | None = None, asked: Collection[Cause] | None = None, clock: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self,
+        config: CorrelatorConfig | None = None,
+        asked: Collection[Cause] | None = None,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
         self._config, self.guard = config or CorrelatorConfig(), Guard(clock)
         self._judge_of = Judge(causes().values() if asked is None else asked, self.guard)
         self._inbox = Inbox(self._config.pending_rows)
         self._view = View(self._config)
         self._clock = ClockWatch(self._config, self.guard)
         self._watches = self._of_symptoms()
+        self._judged = {table for symptom in symptoms().values() for table in symptom.reads}
         self._second: int | None = None
         self._gathered: dict[str, list[np.ndarray]] = {}
         self._held: list[Episode] = []
         self._findings: list[Finding] = []
-        self._untold: list[Series] = []
+        self._untold: list[JumpSeries] = []
         self._mark_ns = -1
         self._late = 0
         self._forced = 0
@@ -68,14 +74,20 @@ class Correlator:
     def losses(self) -> dict[str, int]:
         """Rows that could not be taken into account, by reason.
 
-        pending: dropped before the watermark came; late: came after their second was judged (still used as evidence);
+        pending: dropped before the watermark came; late: came after their second was judged, of tables that symptoms go by (still used as evidence);
         evidence: no longer kept, or beyond what is told of a finding; subjects: not watched, too many; findings: closed early or not made, too many; servers: forgotten, too many;
         rules: judgements of symptoms and causes that failed, or that were not made because their rule is left out.
         """
         rings = sum(ring.dropped for ring in self._view.rings.values()) + self._view.decisions.dropped
-        return {"pending": self._inbox.dropped, "late": self._late, "evidence": rings + self._unfit,
-                "subjects": sum(w.series.dropped for w in self._watches), "findings": self._forced + self._clock.skipped,
-                "servers": self._view.servers.dropped, "rules": self.guard.missed()}
+        return {
+            "pending": self._inbox.dropped,
+            "late": self._late,
+            "evidence": rings + self._unfit,
+            "subjects": sum(w.series.dropped for w in self._watches),
+            "findings": self._forced + self._clock.skipped,
+            "servers": self._view.servers.dropped,
+            "rules": self.guard.missed(),
+        }
 
     def advance(self, watermark_ns: int) -> list[Batch]:
         """Processes rows with ``t_ns <= watermark_ns`` in time order; returns findings that are new, changed or closed, each followed by its
@@ -86,7 +98,9 @@ class Correlator:
         if watermark_ns <= self._mark_ns:
             return []
         taken = self._inbox.take(watermark_ns)
-        self._view.add(taken)  # All that is known already: after a pause of the agent itself, what came later explains what came first.
+        self._view.add(
+            taken
+        )  # All that is known already: after a pause of the agent itself, what came later explains what came first.
         if self._second is None:
             first = [int(rows["t_ns"][0]) for rows in taken.values()]
             self._second = min([watermark_ns, *first]) // SECOND
@@ -116,7 +130,7 @@ class Correlator:
                 continue
             part[table], taken[table] = rows[:n], rows[n:]
             late = int(np.searchsorted(rows["t_ns"][:n], self._second * SECOND, "left"))
-            self._late += late
+            self._late += late if table in self._judged else 0
             if late < n:
                 self._gathered.setdefault(table, []).append(rows[late:n])
         for series in self._clock.feed(part.get("clock_change"), part.get("limiter_decision"), until_ns):
@@ -127,7 +141,7 @@ class Correlator:
             self._stepped(series)
         self._untold = [s for s in self._untold if not s.matters and s.until_ns > until_ns]
 
-    def _stepped(self, series: Series) -> None:
+    def _stepped(self, series: JumpSeries) -> None:
         """A new finding of the clock, or one more step in one that is there."""
         found = next((f for f in self._findings if f.steps is series), None)
         if found is None:
@@ -137,7 +151,9 @@ class Correlator:
         found.closed, found.end_ns = False, max(found.end_ns, series.end_ns)
 
     def _judge(self, second: int) -> None:
-        rows = {table: parts[0] if len(parts) == 1 else np.concatenate(parts) for table, parts in self._gathered.items()}
+        rows = {
+            table: parts[0] if len(parts) == 1 else np.concatenate(parts) for table, parts in self._gathered.items()
+        }
         self._gathered = {}
         self._held += [e for watch in self._watches for e in watch.step(second, rows)]
         for found in self._findings:
@@ -145,7 +161,11 @@ class Correlator:
         due = [e for e in self._held if self._view.informed(e) or second - e.start_ns // SECOND > self._config.hold_s]
         self._held = [e for e in self._held if e not in due]
         for episode in sorted(due, key=lambda e: e.order):
-            self._place(episode, self._judge_of.rank(episode, self._view))
+            verdicts = self._judge_of.rank(episode, self._view)
+            if episode.declared.bare or (verdicts and verdicts[0].score > 0):
+                self._place(episode, verdicts)
+            elif second - episode.last_bad < self._config.quiet_s and second - episode.start_ns // SECOND <= 60:
+                self._held.append(episode)  # its cause may yet be seen
         for found in self._findings:
             if not found.finding_id:
                 found.name(found.cause.cause, found.main.subject)
@@ -180,10 +200,22 @@ class Correlator:
         if steps is not None and not found.closed:
             found.end_ns = max(found.end_ns, min(steps.until_ns - self._config.clock_settle_ns, (second + 1) * SECOND))
         counting = steps is not None and steps.until_ns > (second + 1) * SECOND
-        lasting = any((e.symptom, e.slot) in w.active and w.active[e.symptom, e.slot] is e for e in found.episodes for w in self._watches)
+        lasting = any(
+            (e.symptom, e.slot) in w.active and w.active[e.symptom, e.slot] is e
+            for e in found.episodes
+            for w in self._watches
+        )
         young = second - found.start_ns // SECOND < self._config.adopt_s
         lasts = causes()[found.cause.cause].lasts if not found.closed and young else None
-        if lasts and self.guard.attempt(f"cause {found.cause.cause} lasts", lasts, self._view, found.start_ns, found.end_ns, (second + 1) * SECOND, otherwise=False):
+        if lasts and self.guard.attempt(
+            f"cause {found.cause.cause} lasts",
+            lasts,
+            self._view,
+            found.start_ns,
+            found.end_ns,
+            (second + 1) * SECOND,
+            otherwise=False,
+        ):
             found.last_bad = second  # its pauses between symptoms do not end it
         quiet = not found.episodes or second - found.last_bad >= self._config.quiet_s
         found.closed = found.closed or (not counting and not lasting and quiet)
@@ -197,7 +229,11 @@ class Correlator:
             state, second = found.state(), t_ns // SECOND
             fresh = state[:3] != found.said[:3]
             older = second - found.said_second
-            if fresh or (state != found.said and older >= 1) or (not found.closed and found.episodes and older >= self._config.repeat_s):
+            if (
+                fresh
+                or (state != found.said and older >= 1)
+                or (not found.closed and found.episodes and older >= self._config.repeat_s)
+            ):
                 found.said, found.said_second = state, second
                 symptom, _ = found.about
                 row = self.guard.attempt(f"words of {symptom}", found.row, t_ns, otherwise=None)
@@ -208,6 +244,9 @@ class Correlator:
                 if shown is not None:
                     out.append(shown)
         keep = self._config.merge_ns + self._config.quiet_s * SECOND
-        self._findings = [f for f in self._findings
-                          if not f.closed or f.end_ns + (max(keep, self._config.keep_ns) if f.steps else keep) > t_ns]
+        self._findings = [
+            f
+            for f in self._findings
+            if not f.closed or f.end_ns + (max(keep, self._config.keep_ns) if f.steps else keep) > t_ns
+        ]
         return out

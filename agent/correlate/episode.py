@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from agent.correlate.catalogue import Symptom, symptoms
+from agent.correlate.words import Words
 
 if TYPE_CHECKING:
     from agent.correlate.rank import Ranked
+
 
 @dataclass(eq=False)
 class Episode:
@@ -51,24 +53,43 @@ class Episode:
 
 
 @dataclass(frozen=True)
+class Culprit:
+    """Who did it, as far as that is known. pid: in the agent's namespace. object: a server's ip:port, a consumer, a device, a cgroup."""
+
+    pid: int | None = None
+    comm: str = ""
+    object: str = ""
+
+
+NOBODY = Culprit()
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What one rule says of one episode.
 
     score: 0 (looked at, does not explain it) to 1. scope: what it is about, for example the peer; empty matches any.
-    words: completes "... because" (or says what was looked at, where the score is 0). evidence: rows of JSON members.
+    words: complete "... because" (or say what was looked at, where the score is 0). evidence: rows of JSON members.
+    detail: the finer word of the cause (``finding.cause_detail``).
     """
 
     cause: str
     score: float
     scope: str
-    words: str
+    words: Words
     evidence: tuple[dict[str, object], ...] = ()
+    detail: str = ""
+    culprit: Culprit = NOBODY
 
 
 def item(table: str, what: str, value: float | str | None, unit: str = "", **more: object) -> dict[str, object]:
     """An entry of a finding's evidence. ``column``: of that table, whose value it is; none where rows were counted. Unknown members are left out, floats rounded to what was measured."""
     entry: dict[str, object] = {"table": table, "what": what, "value": value, "unit": unit, **more}
-    return {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in entry.items() if v not in (None, "") and not _endless(v)}
+    return {
+        k: float(f"{v:.6g}") if isinstance(v, float) else v
+        for k, v in entry.items()
+        if v not in (None, "") and not _endless(v)
+    }
 
 
 def _endless(value: object) -> bool:

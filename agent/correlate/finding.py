@@ -7,11 +7,13 @@ from _blake2 import blake2b  # hashlib would bring OpenSSL with it
 from dataclasses import dataclass, field, replace
 
 from agent.batch import Batch, make
+from agent.columns import NULL_I64
+from agent.common.sentence import Piece, plain
 from agent.correlate.catalogue import causes, symptoms
-from agent.correlate.config import SECOND
-from agent.correlate.episode import Episode, Verdict, item
-from agent.correlate.steps import Series
-from agent.correlate.words import capital, fit, fit_json, fit_pieces, listing, pieces, plain, when
+from agent.correlate.episode import NOBODY, Episode, Verdict, item
+from agent.correlate.steps import JumpSeries
+from agent.correlate.thresholds import SECOND
+from agent.correlate.words import Words, capital, fit, fit_json, fit_pieces, listing, pieces, tell, when
 from agent.tables import TABLES
 
 _FINDING = TABLES["finding"]
@@ -29,7 +31,7 @@ class Finding:
     finding_id: str = ""
     episodes: list[Episode] = field(default_factory=list)
     verdicts: dict[int, list[Verdict]] = field(default_factory=dict)
-    steps: Series | None = None
+    steps: JumpSeries | None = None
     closed: bool = False
     said: tuple[object, ...] = ()
     said_second: int = 0
@@ -61,9 +63,11 @@ class Finding:
             for v in self.verdicts[id(episode)]:
                 held = best.get(v.cause)
                 if held is None or v.score > held.score == 0:
-                    best[v.cause] = Verdict(v.cause, v.score, v.scope or (held.scope if held else ""), v.words, v.evidence)
-                elif v.score > held.score:
-                    best[v.cause] = replace(held, score=v.score, scope=v.scope or held.scope)
+                    best[v.cause] = replace(v, scope=v.scope or (held.scope if held else ""))
+                elif v.score > 0:
+                    more = replace(held, score=max(v.score, held.score), scope=(v.score > held.score and v.scope) or held.scope)  # fmt: skip
+                    unnamed = held.culprit == NOBODY and v.culprit != NOBODY  # one episode may know more than the first
+                    best[v.cause] = replace(more, culprit=v.culprit, detail=v.detail) if unnamed else more
         return sorted(best.values(), key=lambda v: -v.score)
 
     @property
@@ -82,7 +86,10 @@ class Finding:
         mine = self.cause
         if self.steps is not None:
             return cause.cause == mine.cause and cause.scope == mine.scope
-        near = episode.start_ns <= max(self.end_ns, (self.last_bad + 1) * SECOND) + merge_ns and episode.end_ns >= self.start_ns - merge_ns
+        near = (
+            episode.start_ns <= max(self.end_ns, (self.last_bad + 1) * SECOND) + merge_ns
+            and episode.end_ns >= self.start_ns - merge_ns
+        )
         same = cause.cause == mine.cause or _kin(cause.cause) == _kin(mine.cause) != ""
         if cause.cause == UNKNOWN:
             return near and same and any(e.scope == episode.scope for e in self.episodes)
@@ -91,7 +98,11 @@ class Finding:
     def state(self) -> tuple[object, ...]:
         """What makes a new row worth emitting at once."""
         steps = self.steps
-        counts = (steps.count, *((a.inside_allowed, a.inside_refused, a.straddling) for a in steps.affected.values())) if steps else ()
+        counts = (
+            (steps.count, *((a.inside_allowed, a.inside_refused, a.straddling) for a in steps.affected.values()))
+            if steps
+            else ()
+        )
         return self.closed, self.cause.cause, len(self.episodes), counts
 
     @property
@@ -114,14 +125,36 @@ class Finding:
         held = [v for v in ranked if v.score > 0]
         symptom, subject = self.about
         said = fit_pieces(pieces(self.sentence() if whole else self._plainly()), 480)
-        causes = [{"cause": v.cause, "confidence": round(v.score, 2), "words": v.words} for v in ([cause] if self.steps else []) + held if whole]
-        ruled_out = [{"cause": v.cause, "words": v.words} for v in ranked if v.score == 0 and whole]
+        causes = [
+            {"cause": v.cause, "confidence": round(v.score, 2), "words": plain(pieces(v.words))}
+            for v in ([cause] if self.steps else []) + held
+            if whole
+        ]
+        ruled_out = [{"cause": v.cause, "words": plain(pieces(v.words))} for v in ranked if v.score == 0 and whole]
         entries = self.evidence(held) if whole else []
-        return make("finding", 1, t_ns=t_ns, finding_id=self.finding_id.encode(), state=_FINDING.code("state", "closed" if self.closed else "open"),
-                    severity=_FINDING.code("severity", self.severity),
-                    start_ns=self.start_ns, end_ns=self.end_ns, symptom=symptom.encode(), subject=fit(subject, 128), cause=cause.cause.encode(),
-                    confidence=round(cause.score, 2) if cause.cause != UNKNOWN else 0.3, sentence=plain(said).encode(), said=_in_json(said),
-                    causes=fit_json(causes, 2048), evidence=fit_json(entries, 6144), ruled_out=fit_json(ruled_out, 2048))
+        return make(
+            "finding",
+            1,
+            t_ns=t_ns,
+            finding_id=self.finding_id.encode(),
+            state=_FINDING.code("state", "closed" if self.closed else "open"),
+            severity=_FINDING.code("severity", self.severity),
+            start_ns=self.start_ns,
+            end_ns=self.end_ns,
+            symptom=symptom.encode(),
+            subject=fit(subject, 128),
+            cause=cause.cause.encode(),
+            cause_detail=fit(cause.detail, 24),
+            culprit_pid=NULL_I64 if cause.culprit.pid is None else cause.culprit.pid,
+            culprit_comm=fit(cause.culprit.comm, 16),
+            culprit_object=fit(cause.culprit.object, 128),
+            confidence=round(cause.score, 2) if cause.cause != UNKNOWN else 0.3,
+            sentence=plain(said).encode(),
+            said=_in_json(said),
+            causes=fit_json(causes, 2048),
+            evidence=fit_json(entries, 6144),
+            ruled_out=fit_json(ruled_out, 2048),
+        )
 
     def evidence(self, held: list[Verdict]) -> list[dict[str, object]]:
         entries: list[dict[str, object]] = []
@@ -140,37 +173,43 @@ class Finding:
         return item(e.declared.table, e.symptom, e.value, e.unit, column=e.declared.measured.get(e.metric), baseline=e.base, t_ns=e.start_ns, end_ns=e.end_ns,
                     subject=e.subject, pid=e.pid)  # fmt: skip
 
-    def _plainly(self) -> str:
+    def _plainly(self) -> Words:
         symptom, subject = self.about
         meaning = symptoms()[symptom].meaning if symptom in symptoms() else "something is wrong"
         cause = f", cause: {self.cause.cause.replace('_', ' ')}" if self.cause.cause != UNKNOWN else ""
-        return f"{capital(meaning)}: {subject}, {when(self)}{cause} (no more could be told of it, see tickscope status)."
+        return tell(
+            "{meaning}: {subject}, {when}{cause} (no more could be told of it, see tickscope status).",
+            meaning=capital(meaning),
+            subject=subject,
+            when=when(self),
+            cause=cause,
+        )
 
-    def sentence(self) -> str:
+    def sentence(self) -> Words:
         if self.steps is not None:
-            return self.steps.sentence() + (f" After it, {_lower(_clause(self.main))}." if self.episodes else "")
+            after = tell(" After it, {what}.", what=capital(_clause(self.main), lower=True)) if self.episodes else ""
+            return tell("{moved}{after}", moved=self.steps.sentence(), after=after)
         cause = self.cause
         if cause.cause == UNKNOWN:
             looked = sorted({v.cause.replace("_", " ") for v in self.ranked()})
-            why = f"; no cause was seen ({'looked at: ' + ', '.join(looked) if looked else 'nothing else was recorded'})"
+            why = tell(
+                "; no cause was seen ({looked})",
+                looked=f"looked at: {', '.join(looked)}" if looked else "nothing else was recorded",
+            )
         else:
-            why = f"{' because' if cause.score >= 0.7 else ', probably because'} {cause.words}"
-        others = [e.subject for e in sorted(self.episodes, key=lambda e: e.order) if e is not self.main]
-        also = f" Also affected: {listing(sorted(set(others) - {self.main.subject}))}." if set(others) - {self.main.subject} else ""
-        return f"{_clause(self.main)}{why}.{also}"
+            why = tell(" because {cause}" if cause.score >= 0.7 else ", probably because {cause}", cause=cause.words)
+        others = sorted({e.subject for e in self.episodes} - {self.main.subject})
+        also = tell(" Also affected: {others}.", others=listing(others)) if others else ""
+        return tell("{clause}{why}.{also}", clause=_clause(self.main), why=why, also=also)
 
 
-def _in_json(said: list[str | int]) -> bytes:
+def _in_json(said: list[Piece]) -> bytes:
     """Empty where what it says needs so much escaping that there is no room for it."""
     raw = json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode()
     return raw if len(raw) <= _FINDING.by_name["said"].width else b""
 
 
-def _lower(clause: str) -> str:
-    return clause[0].lower() + clause[1:]
-
-
-def _clause(e: Episode) -> str:
+def _clause(e: Episode) -> Words:
     """What was wrong with what, how much, and when."""
     return e.declared.clause(e)
 

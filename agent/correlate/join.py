@@ -13,7 +13,9 @@ _INSIDE = ("slow_syscall", "tls_handshake")
 _RTT_REACH_NS = 60_000_000_000
 
 
-def within(key: np.ndarray, t_ns: np.ndarray, of_key: np.ndarray, from_ns: np.ndarray, to_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def within(
+    key: np.ndarray, t_ns: np.ndarray, of_key: np.ndarray, from_ns: np.ndarray, to_ns: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Pairs (interval, event) of equal key with ``from_ns <= t_ns <= to_ns``; all keys are small non-negative integers.
 
     key, t_ns: shape (events,); of_key, from_ns, to_ns: shape (intervals,). Pairs are in order of interval, then time.
@@ -31,13 +33,14 @@ def within(key: np.ndarray, t_ns: np.ndarray, of_key: np.ndarray, from_ns: np.nd
     return interval, order[np.repeat(lo, count) + offset]
 
 
-def _pairs(d: np.ndarray, d_by: list[np.ndarray], e: np.ndarray, e_by: list[np.ndarray],
-           di: np.ndarray, ei: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _pairs(
+    d: np.ndarray, d_by: list[np.ndarray], e: np.ndarray, e_by: list[np.ndarray], di: np.ndarray, ei: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Pairs among the chosen decisions ``di`` and events ``ei`` that agree in every ``by`` column."""
     if not len(di) or not len(ei):
         return di[:0], ei[:0]
     _, number = groups([np.concatenate([a[di], b[ei]]) for a, b in zip(d_by, e_by, strict=True)])
-    i, j = within(number[len(di):], e["t_ns"][ei], number[: len(di)], *at_work(d[di]))
+    i, j = within(number[len(di) :], e["t_ns"][ei], number[: len(di)], *at_work(d[di]))
     return di[i], ei[j]
 
 
@@ -45,7 +48,8 @@ def inside(decisions: np.ndarray, events: np.ndarray) -> tuple[np.ndarray, np.nd
     """Index pairs (decision, event) of events that ended within ``at_work`` of a decision of their own.
 
     Its own is: the same process, and the same goroutine where both know one, else the same thread; a decision whose thread is
-    unknown (the intake socket tells only the process) takes the events of its process.
+    unknown (the intake socket tells only the process) takes the events of its process. An event whose thread is unknown (a lookup of Go's, by a goroutine
+    of its own) is that of any decision of its process.
     """
     proc_d = [decisions["pid"], start_ticks(decisions)]
     proc_e = [events["pid"], start_ticks(events)]
@@ -61,8 +65,13 @@ def inside(decisions: np.ndarray, events: np.ndarray) -> tuple[np.ndarray, np.nd
         _pairs(decisions, by_thread, events, threads, some(timed & thread_d & go_d), some(~go_e)),
         _pairs(decisions, proc_d, events, proc_e, some(timed & ~thread_d & ~go_d), all_e),
     ]
+    nobodys = some(~known(events["tid"]) & ~go_e)
+    if len(nobodys):
+        parts.append(_pairs(decisions, proc_d, events, proc_e, some(timed & (thread_d | go_d)), nobodys))
     if go_e.any():
-        parts.append(_pairs(decisions, by_goroutine, events, [*proc_e, events["goroutine"]], some(timed & go_d), some(go_e)))
+        parts.append(
+            _pairs(decisions, by_goroutine, events, [*proc_e, events["goroutine"]], some(timed & go_d), some(go_e))
+        )
     i, j = np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
     order = np.lexsort((j, i))
     return i[order], j[order]
@@ -81,7 +90,12 @@ def _nearest(of_key: np.ndarray, t_ns: np.ndarray, key: np.ndarray, at_ns: np.nd
     best = np.full(len(of_key), -1)
     for candidate in (after - 1, after):
         event = order[np.clip(candidate, 0, len(order) - 1)]
-        right = (candidate >= 0) & (candidate < len(order)) & (key[event] == of_key) & (np.abs(at_ns[event] - t_ns) <= _RTT_REACH_NS)
+        right = (
+            (candidate >= 0)
+            & (candidate < len(order))
+            & (key[event] == of_key)
+            & (np.abs(at_ns[event] - t_ns) <= _RTT_REACH_NS)
+        )
         best = np.where(right, event, best)
     wanted = np.flatnonzero(best >= 0)
     return wanted, best[wanted]
@@ -103,7 +117,10 @@ def children(decisions_rows: np.ndarray, tables: Mapping[str, np.ndarray]) -> li
         i, j = inside(decisions_rows, rows)
         found += [(int(a), table, int(b)) for a, b in zip(i, j, strict=True)]
         if rtt is not None and len(rtt) and len(i):
-            found += [(int(i[a]), "tcp_rtt", int(b)) for a, b in zip(*_rtt_of(decisions_rows["t_ns"][i], rows[j], rtt), strict=True)]
+            found += [
+                (int(i[a]), "tcp_rtt", int(b))
+                for a, b in zip(*_rtt_of(decisions_rows["t_ns"][i], rows[j], rtt), strict=True)
+            ]
     return sorted(set(found))
 
 
@@ -113,9 +130,9 @@ def _rtt_of(t_ns: np.ndarray, used: np.ndarray, rtt: np.ndarray) -> tuple[np.nda
     rows = np.flatnonzero(known(rtt["sock_id"]))
     want = np.flatnonzero(has)
     _, number = groups([np.concatenate([used["sock_id"][want], rtt["sock_id"][rows]])])
-    a, b = _nearest(number[: len(want)], t_ns[want], number[len(want):], rtt["t_ns"][rows])
+    a, b = _nearest(number[: len(want)], t_ns[want], number[len(want) :], rtt["t_ns"][rows])
     by_sock = want[a], rows[b]
     rest = np.setdiff1d(np.flatnonzero(used["peer"] != np.zeros(1, used["peer"].dtype)), by_sock[0])
     _, number = groups([np.concatenate([used[c][rest], rtt[c]]) for c in ("pid", "peer")])
-    c, d = _nearest(number[: len(rest)], t_ns[rest], number[len(rest):], rtt["t_ns"])
+    c, d = _nearest(number[: len(rest)], t_ns[rest], number[len(rest) :], rtt["t_ns"])
     return np.concatenate([by_sock[0], rest[c]]), np.concatenate([by_sock[1], d])

@@ -5,14 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from agent.correlate.catalogue import Rule
-from agent.correlate.config import SECOND
 from agent.correlate.episode import Episode, Verdict, item
 from agent.correlate.steps import Jump
+from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View
-from agent.correlate.words import process, span
+from agent.correlate.words import process, span, tell
 
 #: What a rule about jumps goes by.
-READS = {"clock_change": ("kind", "via", "unwatched_ns", "size_ns", "err_ns", "real_mono_before_ns", "real_mono_after_ns", "ret")}
+READS = {
+    "clock_change": (
+        "kind",
+        "via",
+        "unwatched_ns",
+        "size_ns",
+        "err_ns",
+        "real_mono_before_ns",
+        "real_mono_after_ns",
+        "ret",
+    )
+}
 _REACH_NS = 900 * SECOND  # how far back a comparison of time daemons may reach
 
 
@@ -21,7 +32,10 @@ def near(episode: Episode, view: View) -> list[Jump]:
     found = []
     for jump in view.jumps:
         lead = episode.start_ns - jump.t_ns
-        if -(view.config.persist_s + 1) * SECOND <= lead <= max(2 * SECOND, min(abs(jump.size_ns), 600 * SECOND)) and jump.t_ns <= episode.end_ns:
+        if (
+            -(view.config.persist_s + 1) * SECOND <= lead <= max(2 * SECOND, min(abs(jump.size_ns), 600 * SECOND))
+            and jump.t_ns <= episode.end_ns
+        ):
             found.append(jump)
     return found
 
@@ -38,13 +52,39 @@ def after(cause: str, enough: Callable[[Episode], float]) -> Rule:
             if any(a.immune for a in mine):
                 yield Verdict(cause, 0.0, "", "that limiter does not use the wall clock")
             elif size < enough(episode):
-                yield Verdict(cause, 0.0, "", f"the clock moved by only {span(size)}",
-                              (item("clock_change", "size", jump.size_ns, "ns", column="size_ns", t_ns=jump.t_ns, pid=jump.pid),))
+                yield Verdict(
+                    cause,
+                    0.0,
+                    "",
+                    tell("the clock moved by only {size}", size=span(size)),
+                    (item("clock_change", "size", jump.size_ns, "ns", column="size_ns", t_ns=jump.t_ns, pid=jump.pid),),
+                )
             else:
                 who = f" by {process(jump.comm, jump.pid)}" if jump.pid or jump.comm else ""
-                words = f"the wall clock was moved {'back' if jump.backward else 'forward'} by {span(size)}{who}"
-                yield Verdict(cause, 0.93 if abs(lead) <= 2 * SECOND else 0.8, str(jump.series.first.t_ns), words,
-                              (item("clock_change", "size", jump.size_ns, "ns", column="size_ns", t_ns=jump.t_ns, pid=jump.pid, lead_ns=lead),))
+                words = tell(
+                    "the wall clock was moved {way} by {size}{who}",
+                    way="back" if jump.backward else "forward",
+                    size=span(size),
+                    who=who,
+                )
+                yield Verdict(
+                    cause,
+                    0.93 if abs(lead) <= 2 * SECOND else 0.8,
+                    str(jump.series.first.t_ns),
+                    words,
+                    (
+                        item(
+                            "clock_change",
+                            "size",
+                            jump.size_ns,
+                            "ns",
+                            column="size_ns",
+                            t_ns=jump.t_ns,
+                            pid=jump.pid,
+                            lead_ns=lead,
+                        ),
+                    ),
+                )
 
     return rule
 
@@ -57,8 +97,20 @@ def unknown_to(cause: str) -> Rule:
         if jump is None or jump.cause != cause:
             return
         who = process(jump.comm, jump.pid) if jump.pid or jump.comm else "somebody who was not seen"
-        words = f"{who} moved the wall clock {'back' if jump.backward else 'forward'} by {span(jump.size_ns)}, which {episode.key[0]} did not know"
-        yield Verdict(cause, 0.93, str(jump.t_ns), words, (item("clock_change", "size", jump.size_ns, "ns", column="size_ns", t_ns=jump.t_ns, pid=jump.pid),))
+        words = tell(
+            "{who} moved the wall clock {way} by {size}, which {daemon} did not know",
+            who=who,
+            way="back" if jump.backward else "forward",
+            size=span(jump.size_ns),
+            daemon=str(episode.key[0]),
+        )
+        yield Verdict(
+            cause,
+            0.93,
+            str(jump.t_ns),
+            words,
+            (item("clock_change", "size", jump.size_ns, "ns", column="size_ns", t_ns=jump.t_ns, pid=jump.pid),),
+        )
 
     return rule
 
@@ -66,14 +118,23 @@ def unknown_to(cause: str) -> Rule:
 def moved(episode: Episode, view: View) -> Jump | None:
     """The last jump by just as much as a time daemon is wrong."""
     apart, bound = episode.facts["apart_ns"], episode.facts["bound_ns"]
-    right = (j for j in view.jumps[::-1] if -SECOND <= episode.start_ns - j.t_ns <= _REACH_NS and abs(j.size_ns - apart) <= bound)
+    right = (
+        j
+        for j in view.jumps[::-1]
+        if -SECOND <= episode.start_ns - j.t_ns <= _REACH_NS and abs(j.size_ns - apart) <= bound
+    )
     return next(right, None)
 
 
 def rules(cause: str) -> dict[str, Rule]:
     """What any move of the wall clock explains, by symptom."""
     risen = after(cause, _of_rise)
-    return {"refusals": after(cause, lambda _: 10e6), "decision_latency": risen, "queue_lag": risen, "clock_disagreement": unknown_to(cause)}
+    return {
+        "refusals": after(cause, lambda _: 10e6),
+        "decision_latency": risen,
+        "queue_lag": risen,
+        "clock_disagreement": unknown_to(cause),
+    }
 
 
 def _of_rise(episode: Episode) -> float:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from agent.correlate.catalogue import Symptom
-from agent.correlate.config import SECOND, CorrelatorConfig
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
 from agent.correlate.rows import groups, known, start_ticks
+from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Second, Watch
 from agent.correlate.words import process, text
 from agent.tables import TABLES
 
-_REFUSED, _DELAYED, _ERROR, _CANCELLED = (TABLES["limiter_decision"].code("result", name) for name in ("refused", "delayed", "error", "cancelled"))
+_REFUSED, _DELAYED, ERROR, _CANCELLED = (
+    TABLES["limiter_decision"].code("result", name) for name in ("refused", "delayed", "error", "cancelled")
+)
 
 #: What a symptom of limiters reads.
 READS = {"limiter_decision": ("tid", "limiter_id", "library", "result", "cost", "limit_per_s", "burst", "window_ns", "wait_ns", "duration_ns",
@@ -32,7 +35,11 @@ def took(rows: np.ndarray) -> np.ndarray:
     duration = np.where(known(rows["duration_ns"]), rows["duration_ns"], np.nan)
     wait = np.where(known(rows["wait_ns"]), rows["wait_ns"], np.nan)
     delayed, cancelled = rows["result"] == _DELAYED, rows["result"] == _CANCELLED
-    return np.where(delayed | (cancelled & ~(wait <= 0)), np.where(cancelled | np.isnan(wait), np.nan, np.maximum(duration - wait, 0)), duration)
+    return np.where(
+        delayed | (cancelled & ~(wait <= 0)),
+        np.where(cancelled | np.isnan(wait), np.nan, np.maximum(duration - wait, 0)),
+        duration,
+    )
 
 
 def at_work(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -42,15 +49,43 @@ def at_work(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return begun, np.where(slept, begun + np.nan_to_num(took(rows)).astype(np.int64), rows["t_ns"])
 
 
+@dataclass(frozen=True)
+class Hung:
+    """One second's decisions of a limiter that took too long. start, end: of these, CLOCK_BOOTTIME; held_ns: time in which one of them hung, and none
+    of the seconds before did."""
+
+    second: int
+    start_ns: int
+    end_ns: int
+    held_ns: float
+    worst_ns: float
+    count: int
+
+
 class LimiterWatch(Watch):
     """One subject is one limiter of one process."""
 
-    metrics = ("n", "refused", "errors", "share", "cost", "med_ns", "high_ns", "max_ns", "limit", "burst", "watched")
+    metrics = (
+        "n",
+        "refused",
+        "errors",
+        "share",
+        "cost",
+        "med_ns",
+        "high_ns",
+        "max_ns",
+        "held_ns",
+        "limit",
+        "burst",
+        "watched",
+    )
 
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
         self.names: dict[int, tuple[str, str, int, int, str]] = {}
         self.of = np.empty(0, np.int64)  # the slot of each decision of the second
+        self.hung: dict[int, list[Hung]] = {}
+        self._stalls: dict[int, list[tuple[int, float]]] = {}
         self._need: dict[int, int] = {}
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -62,7 +97,7 @@ class LimiterWatch(Watch):
         slots = np.array([self._slot(d[i], second) for i in first], np.int64)
         self.of = slots[group]
         n = np.bincount(group).astype(np.float64)
-        errors = np.bincount(group, d["result"] == _ERROR)
+        errors = np.bincount(group, d["result"] == ERROR)
         refused = np.bincount(group, d["result"] == _REFUSED)
         cost = np.bincount(group, np.where(np.isnan(d["cost"]), 1.0, d["cost"]))
         ns = took(d)
@@ -71,11 +106,23 @@ class LimiterWatch(Watch):
         begin = np.cumsum(n).astype(np.int64) - n.astype(np.int64)
         has = timed > 0
         last = len(ns) - 1
-        med, high, top = (np.where(has, ns[order][np.minimum(begin + rank, last)], np.nan)
-                          for rank in ((timed - 1) // 2, 9 * (timed - 1) // 10, timed - 1))
+        med, high, top = (
+            np.where(has, ns[order][np.minimum(begin + rank, last)], np.nan)
+            for rank in ((timed - 1) // 2, 9 * (timed - 1) // 10, timed - 1)
+        )
         fits = slots >= 0
-        values = {"n": n, "refused": refused, "errors": errors, "share": (refused + errors) / n, "cost": cost, "med_ns": med, "high_ns": high, "max_ns": top,
-                  "limit": _last(np.where(d["unlimited"] == 1, np.inf, d["limit_per_s"]), group, len(n)), "burst": _last(d["burst"], group, len(n))}
+        values = {
+            "n": n,
+            "refused": refused,
+            "errors": errors,
+            "share": (refused + errors) / n,
+            "cost": cost,
+            "med_ns": med,
+            "high_ns": high,
+            "max_ns": top,
+            "limit": _last(np.where(d["unlimited"] == 1, np.inf, d["limit_per_s"]), group, len(n)),
+            "burst": _last(d["burst"], group, len(n)),
+        }
         values["watched"] = np.ones(len(n))
         np.minimum.at(values["watched"], group, np.where(d["sample_rate"] < 1, d["sample_rate"], 1.0))
         self.series.put(second, slots[fits], **{k: v[fits] for k, v in values.items()})
@@ -86,15 +133,55 @@ class LimiterWatch(Watch):
         tick = int(row["proc_start_ns"]) // 10_000_000
         slot = self.series.slot((bytes(row["limiter_id"]), pid, tick), second)
         if slot >= 0:
-            self.names[slot] = (text(row["limiter_id"]), text(row["library"]), -1 if pid is None else pid, tick, text(row["comm"]))
+            name = (
+                text(row["limiter_id"]),
+                text(row["library"]),
+                -1 if pid is None else pid,
+                tick,
+                text(row["comm"]),
+            )
+            if self.names.get(slot) != name:
+                self.names[slot] = name
+                self.hung.pop(slot, None)
+                self._stalls.pop(slot, None)
             self._need[slot] = max(self.config.warm_s, min(100, 2 * int(row["window_ns"]) // SECOND))
         return slot
+
+    def habit(self, slot: int, second: int, worst_ns: float) -> float:
+        """Which stalls of this limiter are usual, ns: those that come again and again, longer ago than its series go back. Takes note of this one."""
+        before = [s for s in self._stalls.get(slot, ()) if second - s[0] < self.config.stall_habit_s][-64:]
+        usual = 0.0
+        if len(before) >= self.config.stall_habit:
+            usual = 2 * sorted(worst for _, worst in before)[-3]
+        if worst_ns > self.config.stall_ns:
+            if before and second - before[-1][0] < self.config.quiet_s:
+                before[-1] = second, max(worst_ns, before[-1][1])
+            else:
+                before.append((second, worst_ns))
+        self._stalls[slot] = before
+        return usual
 
     def describe(self, symptom: str, slot: int) -> Episode:
         limiter, _, pid, tick, comm = self.names[slot]
         who = f"{limiter} ({process(comm, pid if pid > 0 else None)})"
-        return Episode(symptom, (limiter, pid, tick), slot, f"limiter {who}", f"{pid}/{tick}", 0, 0, "", "", 0.0, 0.0, 0.0, 0,
-                       pid=pid if pid > 0 else None, start_tick=tick, comm=comm)
+        return Episode(
+            symptom,
+            (limiter, pid, tick),
+            slot,
+            f"limiter {who}",
+            f"{pid}/{tick}",
+            0,
+            0,
+            "",
+            "",
+            0.0,
+            0.0,
+            0.0,
+            0,
+            pid=pid if pid > 0 else None,
+            start_tick=tick,
+            comm=comm,
+        )
 
     def warm(self, second: Second) -> np.ndarray:
         """Which subjects have been seen for long enough to judge a lasting rise."""
@@ -115,7 +202,9 @@ class LimiterWatch(Watch):
             now = now[~np.isnan(now)]
             if not len(now):
                 continue
-            episode.facts[metric] = float(now.sum() if metric in ("errors", "refused") else now.min() if metric == "watched" else np.median(now))
+            episode.facts[metric] = float(
+                now.sum() if metric in ("errors", "refused") else now.min() if metric == "watched" else np.median(now)
+            )
             before = float(self.series.baseline(metric, slot, second, bad).median[0])
             if not math.isnan(before):
                 episode.facts[f"{metric}_base"] = before

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from agent.correlate.catalogue import Symptom
-from agent.correlate.config import CorrelatorConfig
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
 from agent.correlate.rows import groups, known, start_ticks
+from agent.correlate.thresholds import CorrelatorConfig
 from agent.correlate.watch import Watch
 from agent.correlate.words import address, process, text
 from agent.tables import TABLES
@@ -42,7 +42,9 @@ class AcceptWatch(Watch):
         np.maximum.at(drops, group, np.where(known(s["drops"]), s["drops"], 0))
         limit = s["limit"][first].astype(np.float64)
         fits = slots >= 0
-        self.series.put(second, slots[fits], queue=queue[fits], limit=limit[fits], fill=(queue / limit)[fits], drops=drops[fits])
+        self.series.put(
+            second, slots[fits], queue=queue[fits], limit=limit[fits], fill=(queue / limit)[fits], drops=drops[fits]
+        )
         return slots[fits]
 
     def _slot(self, row: np.void, second: int) -> int:
@@ -57,5 +59,21 @@ class AcceptWatch(Watch):
         netns, where, port, pid, tick, comm = self.names[slot]
         name = f"accept queue of {f'[{where}]' if ':' in where else where}:{port}"
         who = f" ({process(comm, pid)})" if pid > 0 else ""
-        return Episode(symptom, (netns, where, port, pid), slot, name + who, f"{pid}/{tick}" if pid > 0 else f"{where} port {port} in {netns}", 0, 0, "", "", 0.0, 0.0, 0.0, 0,
-                       pid=pid if pid > 0 else None, start_tick=tick, comm=comm)
+        return Episode(
+            symptom,
+            (netns, where, port, pid),
+            slot,
+            name + who,
+            f"{pid}/{tick}" if pid > 0 else f"{where} port {port} in {netns}",
+            0,
+            0,
+            "",
+            "",
+            0.0,
+            0.0,
+            0.0,
+            0,
+            pid=pid if pid > 0 else None,
+            start_tick=tick,
+            comm=comm,
+        )

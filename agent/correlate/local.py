@@ -7,6 +7,7 @@ only; any other address is served by whoever has it, wherever, unless two namesp
 from __future__ import annotations
 
 import ipaddress
+from collections import deque
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from agent.correlate.words import text
 
 _ANY = (bytes(16), bytes(10) + b"\xff\xff" + bytes(4))  # also what stands for an address that is not known
 Server = tuple[str, int]
+_FORMER = 4  # of an address: who served it before, or serves it, too
 
 
 def is_loopback(raw: bytes) -> bool:
@@ -40,6 +42,7 @@ class Servers:
     def __init__(self, limit: int, age_ns: int) -> None:
         self._limit, self._age_ns = limit, age_ns
         self._known: dict[tuple[bytes, int, int], tuple[int, Server]] = {}  # who was not seen for longest is first
+        self._former: dict[tuple[bytes, int, int], deque[Server]] = {}
         self._netns: dict[tuple[bytes, int], set[int]] = {}
         self._newest_ns = NULL_I64
         self.dropped = 0
@@ -58,11 +61,20 @@ class Servers:
             address, port, netns = bytes(row["saddr"].tobytes()), int(row["sport"]), int(row["netns"])
             server = text(row["comm"]), int(row["pid"])
             before = self._known.pop((address, port, netns), None)
-            self.version += before is None or before[1] != server
+            if before is None or before[1] != server:
+                self.version += 1
+                self._displace((address, port, netns), before and before[1], server)
             self._known[address, port, netns] = int(row["t_ns"]), server
             self._netns.setdefault((address, port), set()).add(netns)
             self._newest_ns = max(self._newest_ns, int(row["t_ns"]))
         self._forget()
+
+    def _displace(self, key: tuple[bytes, int, int], before: Server | None, server: Server) -> None:
+        others = self._former.setdefault(key, deque(maxlen=_FORMER))
+        if server in others:
+            others.remove(server)
+        if before and before not in others:
+            others.append(before)
 
     def _forget(self) -> None:
         while self._known:
@@ -73,6 +85,7 @@ class Servers:
             self.dropped += not old
             self.version += 1
             del self._known[key]
+            self._former.pop(key, None)
             there = self._netns[address, port]
             there.discard(netns)
             if not there:
@@ -84,14 +97,24 @@ class Servers:
         own_address: the peer's address is the asker's own, so that who listens on all addresses there serves it, too.
         """
         address, port = peer[:16], int.from_bytes(peer[16:18], "little")
+        found = self._places(address, port, netns, own_address)
+        same = {self._known[key][1] for key in found}
+        return same.pop() if len(same) == 1 else None
+
+    def of_late(self, peer: bytes, netns: int | None, own_address: bool = False) -> list[Server]:
+        """Everybody who serves a peer or did so before, the last one first; nobody where several places may be meant."""
+        found = self._places(peer[:16], int.from_bytes(peer[16:18], "little"), netns, own_address)
+        if len({self._known[key][1] for key in found}) != 1:
+            return []
+        return [server for key in found for server in (self._known[key][1], *reversed(self._former.get(key, ())))]
+
+    def _places(self, address: bytes, port: int, netns: int | None, own_address: bool) -> list[tuple[bytes, int, int]]:
         near = is_loopback(address) or own_address
         for where in (address, *_ANY) if near else (address,):
-            found = {n: self._known[where, port, n][1] for n in self._netns.get((where, port), ())}
-            same = {s for n, s in found.items() if netns is None or n in (netns, NULL_I64)}
-            if len(same) == 1:
-                return same.pop()
+            found = [(where, port, n) for n in sorted(self._netns.get((where, port), ()))]
+            same = [key for key in found if netns is None or key[2] in (netns, NULL_I64)]
             if same:
-                return None
-            if not near and len(set(found.values())) == 1:
-                return next(iter(found.values()))
-        return None
+                return same
+            if found and not near:
+                return found
+        return []

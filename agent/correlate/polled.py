@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agent.correlate.episode import Episode, item
+import numpy as np
+
+from agent.correlate.episode import Culprit, Episode, item
+from agent.correlate.local import in_netns
+from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View, place
 from agent.correlate.waits import CPUS, NETWORK, SHARE
-from agent.correlate.words import peer
+from agent.correlate.way import rtt_us
+from agent.correlate.words import peer, text
+from agent.tables import TABLES
 
-READS = {**NETWORK, **CPUS}
+POLLS = {"queue_lag": ("system", "status", "failure", "reason", "poll_ns", "peer")}
+READS = {**POLLS, **NETWORK, **CPUS, "tcp_retransmit": ("netns", "peer", "count")}
+_NO_ANSWER, _UNASKED = (TABLES["queue_lag"].code("failure", name) for name in ("no_answer", "unasked"))
+_SHORTLY_NS = 5 * SECOND
 
 
 @dataclass(frozen=True)
@@ -26,6 +35,7 @@ class Polled:
     took_ns: float
     seen: dict[str, object]
     rtt: dict[str, object]
+    again: int = 0  #: segments between tickscope's host and the server that were sent again
 
     @property
     def who(self) -> str:
@@ -43,7 +53,12 @@ class Polled:
     def slower(self) -> bool:
         """Whether the network explains it."""
         usual, worst = self.usual, self.worst
-        return usual is not None and worst is not None and worst > 2 * usual and (worst - usual) * 1e3 >= SHARE * self.took_ns
+        return (
+            usual is not None
+            and worst is not None
+            and worst > 2 * usual
+            and (worst - usual) * 1e3 >= SHARE * self.took_ns
+        )
 
 
 def polled(episode: Episode, view: View) -> Polled:
@@ -54,10 +69,73 @@ def _polled(episode: Episode, view: View) -> Polled:
     raw = episode.key[1]
     assert isinstance(raw, bytes)
     where, netns = peer(raw), view.netns(episode, raw)
-    usual, worst = view.rtt_us(raw, netns, episode) if where else (None, None)
+    usual, _, worst = rtt_us(view, raw, netns, episode) if where else (None, None, None)
     server = view.server(raw, netns, episode)
     starved = min(view.starved_ns(server[1], episode), episode.value) if server else 0.0
-    seen = item("queue_lag", "time without an answer", episode.value, "ns", column="poll_ns", baseline=episode.base, peer=where, reason=episode.words,
-                t_ns=episode.start_ns)
-    return Polled(where, place(where, raw, netns), server, view.blind_ns(episode), starved, usual, worst, episode.value, seen,
-                  item("tcp_rtt", "smoothed RTT", worst, "us", column="srtt_us", peer=where, baseline=usual))
+    again = in_netns(view.during("tcp_retransmit", episode), netns)
+    again = again[again["peer"] == np.frombuffer(raw, "V18")[0]]
+    seen = item(
+        "queue_lag",
+        "time without an answer",
+        episode.value,
+        "ns",
+        column="poll_ns",
+        baseline=episode.base,
+        peer=where,
+        reason=episode.words,
+        t_ns=episode.start_ns,
+    )
+    return Polled(
+        where,
+        place(where, raw, netns),
+        server,
+        view.blind_ns(episode),
+        starved,
+        usual,
+        worst,
+        episode.value,
+        seen,
+        item("tcp_rtt", "smoothed RTT", worst, "us", column="srtt_us", peer=where, baseline=usual),
+        int(np.maximum(again["count"], 1).sum()),
+    )
+
+
+@dataclass(frozen=True)
+class Away:
+    """The server of a queue that stood still, or was not there (down): for how long in all, and what its polls said."""
+
+    down: bool
+    gone_ns: float
+    why: str
+    scope: str
+    culprit: Culprit
+    seen: dict[str, object]
+
+
+def away(episode: Episode, view: View) -> Away | None:
+    """Whether the queue's server was away for a part of the time that its messages wait, or shortly before; None where it was there."""
+    return view.once(_away, episode)
+
+
+def _away(episode: Episode, view: View) -> Away | None:
+    raw = episode.key[-1]
+    assert isinstance(raw, bytes)
+    where = peer(raw)
+    polls = view.rings["queue_lag"].between(episode.start_ns - _SHORTLY_NS, episode.end_ns)
+    polls = polls[(polls["peer"] == np.frombuffer(raw, "V18")[0]) & (polls["failure"] != _UNASKED)]
+    polls = polls[np.unique(polls["t_ns"], return_index=True)[1]]
+    down = polls["status"] == b"down"
+    bad = polls[down | (polls["poll_ns"] >= view.config.poll_stall_ns)]
+    if not len(bad):
+        return None
+    failed = down & (polls["failure"] != _NO_ANSWER)
+    gone = float(bad["t_ns"][-1] - bad["t_ns"][0] + max(0, int(bad["poll_ns"][0])))
+    if gone < 0.3 * (episode.end_ns - episode.start_ns):
+        return None
+    server = view.server(raw, view.home, episode)
+    seen = item(
+        "queue_lag", "time without an answer", gone, "ns", column="poll_ns", peer=where, t_ns=int(bad["t_ns"][0])
+    )
+    why = text(polls[failed]["reason"][-1]).rpartition(f"{where}: ")[2] if failed.any() else ""
+    culprit = Culprit(server[1], server[0], where) if server else Culprit(object=where)
+    return Away(bool(failed.any()), gone, why, place(where, raw, view.home), culprit, seen)

@@ -8,16 +8,21 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from agent.correlate.catalogue import Symptom
-from agent.correlate.config import SECOND, CorrelatorConfig
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
+from agent.correlate.late import Habits
 from agent.correlate.rows import groups, known
+from agent.correlate.series import SECONDS
+from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
-from agent.correlate.words import peer, text
+from agent.correlate.words import text
 
 #: What a symptom of queues reads.
 READS = {"queue_lag": ("system", "destination", "partition", "consumer_group", "lag_messages", "lag_s", "oldest_undelivered_s", "oldest_pending_s",
-                       "pending", "consumers", "in_per_s", "out_per_s", "status", "peer")}  # fmt: skip
+                       "pending", "consumers", "in_per_s", "out_per_s", "status", "peer", "poll_ns", "holder", "idle_consumer", "idle_s")}  # fmt: skip
+_WELL_NS = 200_000_000  # a poll that took longer says more of the server than of its queues
+_AFTER_S = 2  # and so long after it, since what piled up is being taken
+_CAUGHT_UP = 1.5  # times the usual rate, beyond which a group makes up for what it did not do
 _CARRY_S = 10  # a poll's answer stands for this long, so that slow polling does not look like recovery
 
 
@@ -29,17 +34,24 @@ def _nan(values: np.ndarray) -> np.ndarray:
 class QueueWatch(Watch):
     """One subject is one consumer group of one destination (and partition)."""
 
-    metrics = ("age_s", "pending_s", "lag", "in", "out", "consumers", "stuck")
+    metrics = ("age_s", "pending_s", "lag", "pending", "in", "out", "consumers", "stuck", "at_s", "idle_s")
 
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
-        self.names: dict[int, tuple[str, ...]] = {}
+        self.names: dict[int, tuple[str, str, str, str, bytes]] = {}
+        self.habits = Habits()
+        self.holders: dict[int, str] = {}  # who holds the oldest message that was delivered, by the last poll
+        self.idle: dict[int, str] = {}  # and who has asked for nothing for longest
+        self.fresh = np.empty(0, np.int64)  # the slots that were polled in the second, by a server that was well
+        self._ill: dict[tuple[bytes, bytes], int] = {}
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         slots = np.empty(0, np.int64)
+        self.fresh = slots
         q = rows.get("queue_lag")
         if q is not None:
-            q = q[q["status"] != b"down"]
+            self._look(q, second)
+            q = q[(q["status"] != b"down") & (q["destination"] != b"")]
         if q is not None and len(q):
             _, group = groups([q[c] for c in ("system", "peer", "destination", "partition", "consumer_group")])
             last = np.zeros(int(group.max()) + 1, np.int64)
@@ -47,16 +59,43 @@ class QueueWatch(Watch):
             q = q[last]
             slots = np.array([self._slot(r, second) for r in q], np.int64)
             q, slots = q[slots >= 0], slots[slots >= 0]
+            self.fresh = slots[[self._well(row) for row in q]]
+            for slot, row in zip(slots.tolist(), q, strict=True):
+                self.holders[slot], self.idle[slot] = text(row["holder"]), text(row["idle_consumer"])
             lag = _nan(q["lag_messages"])
             age = np.where(np.isnan(q["oldest_undelivered_s"]), q["lag_s"], q["oldest_undelivered_s"])
             stuck = ((q["status"] == b"stuck") & (lag > 0) & (q["in_per_s"] > 0)).astype(np.float64)
-            self.series.put(second, slots, age_s=np.where(lag == 0, 0.0, age),
-                            pending_s=np.where(_nan(q["pending"]) == 0, 0.0, q["oldest_pending_s"]),
-                            lag=lag, out=q["out_per_s"], stuck=stuck, consumers=_nan(q["consumers"]), **{"in": q["in_per_s"]})
+            self.series.put(
+                second,
+                slots,
+                age_s=np.where(lag == 0, 0.0, age),
+                pending_s=np.where(_nan(q["pending"]) == 0, 0.0, q["oldest_pending_s"]),
+                lag=lag,
+                pending=_nan(q["pending"]),
+                idle_s=q["idle_s"],
+                at_s=q["t_ns"] % SECOND / SECOND,
+                out=q["out_per_s"],
+                stuck=stuck,
+                consumers=_nan(q["consumers"]),
+                **{"in": q["in_per_s"]},
+            )
         return self.series.carry(second, slots, _CARRY_S)
 
+    def _look(self, q: np.ndarray, second: int) -> None:
+        """Remembers servers that failed a poll, or took long for one."""
+        ill = q[(q["status"] == b"down") | (q["poll_ns"] > _WELL_NS)]
+        self._ill = {server: at for server, at in self._ill.items() if at >= second - _AFTER_S}
+        self._ill |= {(row["system"].tobytes(), row["peer"].tobytes()): second for row in ill}
+
+    def _well(self, row: np.void) -> bool:
+        """What messages wait for just after their server stood still tells nothing of those that take them."""
+        return (row["system"].tobytes(), row["peer"].tobytes()) not in self._ill
+
     def _slot(self, row: np.void, second: int) -> int:
-        key = (*(text(row[c]) for c in ("system", "destination", "partition", "consumer_group")), peer(row["peer"].tobytes()))
+        system, destination, partition, group = (
+            text(row[c]) for c in ("system", "destination", "partition", "consumer_group")
+        )
+        key = system, destination, partition, group, row["peer"].tobytes()
         slot = self.series.slot(key, second)
         if slot >= 0:
             self.names[slot] = key
@@ -64,8 +103,12 @@ class QueueWatch(Watch):
 
     def describe(self, symptom: str, slot: int) -> Episode:
         system, destination, partition, group, _ = self.names[slot]
-        queue = f"{system} queue {destination}{f'/{partition}' if partition else ''}" + (f" group {group}" if group else "")
-        return Episode(symptom, self.names[slot], slot, queue, f"queue {destination}/{group}", 0, 0, "", "", 0.0, 0.0, 0.0, 0)
+        queue = f"{system} queue {destination}{f'/{partition}' if partition else ''}" + (
+            f" group {group}" if group else ""
+        )
+        return Episode(
+            symptom, self.names[slot], slot, queue, f"queue {destination}/{group}", 0, 0, "", "", 0.0, 0.0, 0.0, 0
+        )
 
     def settle(self, second: int) -> None:
         for episode in self.active.values():
@@ -85,3 +128,26 @@ class QueueWatch(Watch):
             before = float(self.series.baseline(metric, slot, second, bad + int(self.config.age_rise_s) + 1).median[0])
             if not math.isnan(before):
                 episode.facts[f"{metric}_base"] = before
+        self._taken(episode, slot, second)
+
+    def _taken(self, episode: Episode, slot: np.ndarray, second: int) -> None:
+        """``taken``: messages acknowledged a second since it began, as far as is known; ``since_s``: how long that was at the last poll."""
+        begun = episode.start_ns / SECOND
+        seconds = second - episode.start_ns // SECOND + 1
+        if seconds > SECONDS:
+            return
+        rates, at = (self.series.recent(metric, slot, second, seconds)[0] for metric in ("out", "at_s"))
+        polled = np.arange(second - seconds + 1, second + 1) + at
+        after = polled > begun
+        usual, arriving = episode.facts.get("out_base", 0.0), episode.facts.get("in_base", math.inf)
+        if not episode.facts.get("in", 0.0) > _CAUGHT_UP * arriving:
+            # Its last polls may tell already of what is made up for.
+            caught_up = np.cumsum((rates <= _CAUGHT_UP * usual)[::-1])[::-1] == 0
+            after &= ~caught_up
+        if not after.any() or np.isnan(rates[after]).any():
+            return
+        since_s = float(polled[after][-1] - begun)
+        # The first of these rates is of a time that had begun before.
+        early = usual * max(0.0, 1.0 - float(polled[after][0] - begun))
+        episode.facts["since_s"] = since_s
+        episode.facts["taken"] = max(0.0, float(rates[after].sum()) - early) / since_s

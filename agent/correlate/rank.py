@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agent.correlate.catalogue import Cause, Rule
@@ -37,7 +37,7 @@ class Judge:
         of = episode.end_ns, episode.value, episode.count, tuple(episode.facts.items())
         if episode.ranked is None or episode.ranked.of != of or not view.unchanged(episode.ranked.looked):
             looked = view.look()
-            verdicts = [v if v.score >= _LEAST else Verdict(v.cause, 0.0, v.scope, v.words, v.evidence)
+            verdicts = [v if v.score >= _LEAST else replace(v, score=0.0)
                         for cause in self._causes if (rule := cause.explains.get(episode.symptom))
                         for v in self._guard.attempt(f"cause {cause.name} of {episode.symptom}", _all, rule, episode, view, otherwise=())]  # fmt: skip
             episode.ranked = Ranked(sorted(verdicts, key=lambda v: -v.score), of, view.looked(looked))

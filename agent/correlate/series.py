@@ -81,7 +81,9 @@ class Series:
             grown = min(self._limit, max(8, 2 * len(self._seen)))
             more = grown - len(self._seen)
             self._seen = np.append(self._seen, np.zeros(more, np.int64))
-            self._values = {m: np.concatenate([v, np.full((more, SECONDS), np.nan, np.float32)]) for m, v in self._values.items()}
+            self._values = {
+                m: np.concatenate([v, np.full((more, SECONDS), np.nan, np.float32)]) for m, v in self._values.items()
+            }
             self._usual = np.concatenate([self._usual, np.ones((more, SECONDS), np.bool_)])
             return len(self._slot)
         key, slot = min(self._slot.items(), key=lambda item: (self._seen[item[1]], item[1]))
@@ -115,10 +117,15 @@ class Series:
 
     def baseline(self, metric: str, slots: np.ndarray, second: int, skip: int) -> Baseline:
         """What was usual before the last ``skip`` seconds."""
-        columns = np.arange(second - SECONDS + 1, second - skip + 1) % SECONDS
-        grid = np.ix_(slots, columns)
-        values = np.where(self._usual[grid], self._values[metric][grid].astype(np.float64), np.nan)
+        values = self.history(metric, slots, second, skip)
         median = quantile(values, 0.5)
         with np.errstate(invalid="ignore"):  # no limit is an infinite one
             spread = _SIGMA * quantile(np.abs(values - median[:, None]), 0.5)
-        return Baseline(median, spread, quantile(values, 0.9), quantile(values, 1.0), np.count_nonzero(~np.isnan(values), axis=1))
+        return Baseline(
+            median, spread, quantile(values, 0.9), quantile(values, 1.0), np.count_nonzero(~np.isnan(values), axis=1)
+        )
+
+    def history(self, metric: str, slots: np.ndarray, second: int, skip: int) -> np.ndarray:
+        """What ``baseline`` goes by: the values before the last ``skip`` seconds, NaN in those that were part of a symptom; shape (len(slots), n)."""
+        grid = np.ix_(slots, np.arange(second - SECONDS + 1, second - skip + 1) % SECONDS)
+        return np.where(self._usual[grid], self._values[metric][grid].astype(np.float64), np.nan)

@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from agent.correlate.catalogue import Jumping, causes
-from agent.correlate.episode import Verdict, item
-from agent.correlate.words import instant, listing, plural, process, span
+from agent.correlate.episode import Culprit, Verdict, item
+from agent.correlate.words import Words, joined, listing, process, span, tell, value
 
 _AFFECTED = ("decisions in the interval", "not affected: ignores the wall clock")
 _TOLD = 16  # jumps of a series that are listed as evidence
@@ -53,7 +53,7 @@ class Jump:
     alarm: bool = False
     minor: bool = False
     unwatched_ns: int | None = None
-    series: Series = field(init=False, repr=False)
+    series: JumpSeries = field(init=False, repr=False)
 
     @property
     def declared(self) -> Jumping:
@@ -72,7 +72,7 @@ class Jump:
         return self.cause, unwatched or self.comm or (str(self.pid) if self.pid else None)
 
 
-class Series:
+class JumpSeries:
     """Jumps of one kind by one actor, each soon after the one before: one finding.
 
     count, sum_ns, back, least_ns, most_ns are of all jumps; ``told`` holds the first, ``near`` the last of them in detail.
@@ -120,7 +120,8 @@ class Series:
     @property
     def verdict(self) -> Verdict:
         sure = (1.0 if self.certain else 0.6) * (0.99 if self.pids or not self.first.declared.by_somebody else 0.9)
-        return Verdict(self.first.cause, sure, str(self.first.t_ns), "")
+        culprit = Culprit(self.first.pid or None, self.first.comm)
+        return Verdict(self.first.cause, sure, str(self.first.t_ns), "", culprit=culprit)
 
     def evidence(self) -> list[dict[str, object]]:
         """The first jump, the decisions, then the other jumps, in the order in which they may be cut off."""
@@ -132,51 +133,117 @@ class Series:
                     at_least=None if self.complete else "true") for a in self._sorted()]  # fmt: skip
         return [_change(self.first), *many, *hit, *map(_change, self.told[1:])]
 
-    def sentence(self) -> str:
-        size = span(self.most_ns)
-        many = self.count > 1
+    def sentence(self) -> Words:
         hit = [a for a in self._sorted() if not a.immune]
         inside, near = [a for a in hit if a.inside], [a for a in hit if not a.inside]
+        immune = [f"limiter {a.limiter}" for a in self._sorted() if a.immune]
+        it = "them" if self.count > 1 else "it"
+        return joined([
+            tell("The wall clock {moved}{by}.", moved=self._moved(), by=self._by()),
+            self._inside(inside) if inside else "",
+            tell(" Windows of {limiters} straddle {it}.", limiters=listing([f"limiter {a.limiter}" for a in near]), it=it) if near else "",
+            tell(" Not affected, since it ignores the wall clock: {limiters}.", limiters=listing(immune)) if immune else "",
+            "" if hit or immune else f" No limiter decision was seen near {it}."])  # fmt: skip
+
+    def _inside(self, inside: list[Affected]) -> Words:
         least = "" if self.complete else "at least "
-        head = f"The wall clock {self._moved()}{self._by()}."
-        if inside:
-            decisions = plural(sum(a.inside for a in inside), "decision")
-            where = f"the {size} that happened twice" if self.back else f"{size} around the time that was skipped"
-            told = [f"limiter {a.limiter} ({process(a.comm, a.pid)}; {least}{a.inside_allowed} allowed, {a.inside_refused} refused)" for a in inside]
-            head += f" {least.capitalize()}{decisions} fell into {'time that happened twice or was skipped' if many else where}: {listing(told)}."
-        if near:
-            head += f" Windows of {listing([f'limiter {a.limiter}' for a in near])} straddle {'them' if many else 'it'}."
-        immune = [a.limiter for a in self._sorted() if a.immune]
-        if immune:
-            head += f" Not affected, since it ignores the wall clock: {listing([f'limiter {name}' for name in immune])}."
-        return head if hit or immune else f"{head} No limiter decision was seen near {'them' if many else 'it'}."
+        if not self.first.declared.moves:
+            where = "{size} around it" if self.count == 1 else "the time around them"
+        elif self.count > 1:
+            where = "time that happened twice or was skipped"
+        else:
+            where = (
+                "the {size} that happened twice"
+                if self.back
+                else "the {size} before and after the time that was skipped"
+            )
+        limiters = [
+            tell(
+                "limiter {limiter} ({process}; {least}{allowed} allowed, {refused} refused)",
+                limiter=a.limiter,
+                process=process(a.comm, a.pid),
+                least=least,
+                allowed=value(a.inside_allowed),
+                refused=value(a.inside_refused),
+            )
+            for a in inside
+        ]
+        return tell(
+            " {least}{decisions} fell into {where}: {limiters}.",
+            least=least.capitalize(),
+            decisions=value(sum(a.inside for a in inside), "decision"),
+            where=tell(where, size=span(self.most_ns)),
+            limiters=listing(limiters),
+        )
 
-    def _moved(self) -> str:
+    def _moved(self) -> Words:
         one, several = self.first.declared.one, self.first.declared.several
+        moved = {
+            "did": one,
+            "way": "back" if self.back else "forward",
+            "size": span(self.most_ns),
+            "at": self.first.t_ns,
+        }
         if self.first.unwatched_ns is not None:
-            way = "back" if self.back else "forward"
-            return (f"{one} {way} by {span(self.most_ns)} in the {self.first.unwatched_ns / 1e9:.1f} s before "
-                    f"{instant(self.first.t_ns)}, while no agent was running")
+            return tell(
+                "{did} {way} by {size} in the {unwatched} before {at}, while no agent was running",
+                **moved,
+                unwatched=span(self.first.unwatched_ns),
+            )
         if self.count == 1:
-            return f"{one} {'back' if self.back else 'forward'} by {span(self.most_ns)} at {instant(self.first.t_ns)}"
-        ways = [f"{n} {way}" for n, way in ((self.count - self.back, "forward"), (self.back, "back")) if n]
-        sizes = list(dict.fromkeys((span(self.least_ns), span(self.most_ns))))
-        each = f"by {sizes[0]} each" if len(sizes) == 1 else f"by {' to '.join(sizes)}"
-        return (f"{several} {self.count} times ({listing(ways)}, {each}, {span(self.sum_ns) if self.sum_ns else 'nothing'} in sum) "
-                f"from {instant(self.first.t_ns)} to {instant(self.end_ns)}")
+            return tell("{did} {way} by {size} at {at}", **moved)
+        forward = self.count - self.back
+        ways = (
+            tell("{forward} forward and {back} back", forward=value(forward), back=value(self.back))
+            if forward and self.back
+            else "all back"
+            if self.back
+            else "all forward"
+        )
+        each = tell(
+            "by {least} each" if self.least_ns == self.most_ns else "by {least} to {most}",
+            least=span(self.least_ns),
+            most=span(self.most_ns),
+        )
+        return tell(
+            "{did} {count} ({ways}, {each}, {sum} {way}in sum) from {start} to {end}",
+            did=several,
+            way=("back " if self.sum_ns < 0 else "forward ") if forward and self.back and self.sum_ns else "",
+            count=value(self.count, "time"),
+            ways=ways,
+            each=each,
+            sum=span(self.sum_ns) if self.sum_ns else "nothing",
+            start=self.first.t_ns,
+            end=self.end_ns,
+        )
 
-    def _by(self) -> str:
+    def _by(self) -> Words:
         first = self.first
+        did = f"called {first.via}" if first.via else "did it"
         if not self.pids and first.comm:  # its number is that of another PID namespace
-            return f": {first.comm}, a process that the agent cannot see from its container, {f'called {first.via}' if first.via else 'did it'}"
+            return f": {first.comm}, a process that the agent cannot see from its container, {did}"
         if not self.pids:
             return "" if not first.declared.by_somebody or first.unwatched_ns is not None else ", by whom was not seen"
-        return f": {listing([process(first.comm, pid) for pid in self.pids])} {f'called {first.via}' if first.via else 'did it'}"
+        return tell(": {who} {did}", who=listing([process(first.comm, pid) for pid in self.pids]), did=did)
 
     def _sorted(self) -> list[Affected]:
-        return sorted(self.affected.values(), key=lambda a: (bool(a.immune), -a.inside, -a.straddling, a.limiter, a.pid or 0))
+        return sorted(
+            self.affected.values(), key=lambda a: (bool(a.immune), -a.inside, -a.straddling, a.limiter, a.pid or 0)
+        )
 
 
 def _change(j: Jump) -> dict[str, object]:
-    return item("clock_change", j.cause, j.size_ns, "ns", column="size_ns", t_ns=j.t_ns, pid=j.pid, comm=j.comm, via=j.via, err_ns=j.err_ns,
-                real_mono_before_ns=j.wall_before_ns, real_mono_after_ns=j.wall_after_ns)
+    return item(
+        "clock_change",
+        j.cause,
+        j.size_ns,
+        "ns",
+        column="size_ns",
+        t_ns=j.t_ns,
+        pid=j.pid,
+        comm=j.comm,
+        via=j.via,
+        err_ns=j.err_ns,
+        real_mono_before_ns=j.wall_before_ns,
+        real_mono_after_ns=j.wall_after_ns,
+    )

@@ -8,30 +8,38 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from agent.correlate.catalogue import causes, dtypes
-from agent.correlate.config import SECOND, CorrelatorConfig
 from agent.correlate.episode import Episode
+from agent.correlate.keptoff import kept_off_ns
 from agent.correlate.limiters import took
 from agent.correlate.local import Servers, in_netns, is_loopback
 from agent.correlate.rows import Ring, groups, known, start_ticks
 from agent.correlate.steps import Jump
+from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.tables import TABLES
 
 _BLOCKED = TABLES["syscall_latency"].code("basis", "blocked")
 _WAITING = TABLES["syscall_latency"].code("kind", "waiting")
 NO_PEER = np.zeros(1, "V18")
-_OK = TABLES["tcp_connect"].code("result", "ok")
 _SERVER = TABLES["tcp_rtt"].code("role", "server")
+_RESOLVED = [TABLES["dns_lookup"].code("result", name) for name in ("ok", "nodata")]
 _ACCEPT = TABLES["socket_queue"].code("kind", "accept")
 _TALKS = ("tcp_rtt", "tcp_connect")
 _SLOW_DECISION_NS = 10_000_000
 _LEAD_NS = 200_000_000
 _REACH_NS = 30 * SECOND  # sums of an interval come at its end
-_SETTLED = 8  # samples after which a smoothed RTT has made two thirds of its way
 T = TypeVar("T")
 
 #: What who serves an address is known by, and from which network namespace somebody talks.
-SERVERS = {"tcp_rtt": ("netns", "role", "saddr", "sport", "peer"), "socket_queue": ("netns", "kind", "saddr", "sport"), "tcp_connect": ("netns", "peer")}
-_ELSEWHERE = {"limiter_decision", "clock_change", "socket_queue"}  # kept by what is made of them: slow decisions, jumps, servers
+SERVERS = {
+    "tcp_rtt": ("netns", "role", "saddr", "sport", "peer"),
+    "socket_queue": ("netns", "kind", "saddr", "sport"),
+    "tcp_connect": ("netns", "peer"),
+}
+_ELSEWHERE = {
+    "limiter_decision",
+    "clock_change",
+    "socket_queue",
+}  # kept by what is made of them: slow decisions, jumps, servers
 
 
 class View:
@@ -44,7 +52,7 @@ class View:
         self.decisions = Ring(dtypes()["limiter_decision"], config.keep_rows, config.keep_ns)
         self.jumps: list[Jump] = []
         self.servers = Servers(config.servers, config.server_age_ns)
-        self._home: int | None = None  # the agent's own network namespace
+        self.home: int | None = None  # the agent's own network namespace
         self._sums_ns = -1
         self._shared: dict[tuple[object, int], object] = {}
 
@@ -71,11 +79,13 @@ class View:
 
     def unchanged(self, looked: tuple[Any, ...]) -> bool:
         """Whether all that was looked at is still the same."""
-        return bool(looked[0] == self._beside()) and all(ring.unchanged(version, spans) for ring, version, spans in looked[1])
+        return bool(looked[0] == self._beside()) and all(
+            ring.unchanged(version, spans) for ring, version, spans in looked[1]
+        )
 
     def _beside(self) -> tuple[object, ...]:
         """What is no ring: jumps and whom they affected, servers."""
-        return self._home, self.servers.version, [(id(jump), len(jump.series.affected)) for jump in self.jumps]
+        return self.home, self.servers.version, [(id(jump), len(jump.series.affected)) for jump in self.jumps]
 
     def add(self, rows: Mapping[str, np.ndarray]) -> None:
         floor = self.config.evidence_floor_ns
@@ -85,6 +95,8 @@ class View:
                 continue
             if table in ("slow_syscall", "tls_handshake"):
                 kept = kept[kept["duration_ns"] >= floor]
+            elif table == "dns_lookup":
+                kept = kept[(kept["duration_ns"] >= floor) | ~np.isin(kept["result"], _RESOLVED)]
             elif table == "syscall_latency":
                 self._sums_ns = max(self._sums_ns, int(kept["t_ns"].max(initial=-1)))
                 waited = (kept["kind"] == _WAITING) & (kept["peer"] != NO_PEER) & (kept["max_ns"] >= floor)
@@ -98,7 +110,7 @@ class View:
             listening = listening[listening["kind"] == _ACCEPT]
             self.servers.learn(listening)
             polled = listening["netns"][known(listening["netns"])]
-            self._home = int(polled[-1]) if len(polled) else self._home
+            self.home = int(polled[-1]) if len(polled) else self.home
         decisions = rows.get("limiter_decision")
         if decisions is not None:
             with np.errstate(invalid="ignore"):
@@ -107,9 +119,12 @@ class View:
     def netns(self, episode: Episode, peer: bytes) -> int | None:
         """The network namespace from which the episode's process talks to a peer; the agent's own, where it is the agent who asks."""
         if episode.declared.asked_by_agent:
-            return self._home
-        found = [self.own(self.rings[t].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND), episode) for t in _TALKS]
-        for rows in (*(_to(rows, peer) for rows in found), *found):
+            return self.home
+        found = [
+            self.own(self.rings[t].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND), episode)
+            for t in _TALKS
+        ]
+        for rows in (*(to_peer(rows, peer) for rows in found), *found):
             seen = np.unique(rows["netns"][known(rows["netns"])])
             if len(seen):
                 return int(seen[0]) if len(seen) == 1 else None
@@ -117,9 +132,12 @@ class View:
 
     def server(self, peer: bytes, netns: int | None, episode: Episode) -> tuple[str, int] | None:
         """(comm, pid) of the process of this host that serves a peer, for somebody in that network namespace, where one was seen."""
-        rows = in_netns(_to(self.rings["tcp_rtt"].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND), peer), netns)
-        own = bool((rows["saddr"] == np.frombuffer(peer[:16], "V16")[0]).any())
-        return self.servers.find(peer, netns, own)
+        return self.servers.find(peer, netns, self.has_address(peer, netns, episode))
+
+    def has_address(self, peer: bytes, netns: int | None, episode: Episode) -> bool:
+        """Whether the peer's address is also the asker's own."""
+        rows = self.rings["tcp_rtt"].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND)
+        return bool((in_netns(to_peer(rows, peer), netns)["saddr"] == np.frombuffer(peer[:16], "V16")[0]).any())
 
     def during(self, table: str, episode: Episode, lead_ns: int = _LEAD_NS) -> np.ndarray:
         """Rows of the episode's time; a little earlier and later, since an effect shows after its cause."""
@@ -131,44 +149,12 @@ class View:
             return rows[:0]
         return np.asarray(rows[(rows["pid"] == episode.pid) & (start_ticks(rows) == episode.start_tick)])
 
-    def rtt_us(self, peer: bytes, netns: int | None, episode: Episode) -> tuple[float | None, float | None]:
-        """(usual, worst while it lasted) smoothed RTT towards a peer, us; the last one known before stands in for none during.
-
-        From that network namespace; where it is not known, nothing is told of loopback in several of them."""
-        rows = in_netns(_to(self.rings["tcp_rtt"].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND), peer), netns)
-        if netns is None and is_loopback(peer) and len(np.unique(rows["netns"])) > 1:
-            return None, None
-        mean = rows["rtt_sum_us"] / np.maximum(rows["samples"], 1)
-        before = rows["t_ns"] <= episode.start_ns
-        usual = float(np.median(mean[before])) if before.any() else None
-        worst = float(rows["rtt_max_us"][~before].max()) if not before.all() else None
-        return usual, worst if worst is not None else (float(mean[-1]) if len(mean) else None)
-
-    def quickest_us(self, peer: bytes, netns: int | None, episode: Episode) -> float | None:
-        """The shortest round trip to that address while it lasted that its program cannot have held back, us.
-
-        A connection's RTT counts the time until the peer acknowledges, and a peer that thinks for less than the delayed
-        acknowledgement (40 to 200 ms) does so with its answer. The kernel alone answers a SYN. And the network is the same for
-        all connections to one address: the one with the lowest RTT tells. It must have had time to rise, since what is seen is
-        smoothed over eight samples, and seconds are only known to be bad as a whole.
-        """
-        address = np.frombuffer(peer, np.uint8)[:16]
-        done = in_netns(self.rings["tcp_connect"].between(episode.start_ns, episode.end_ns), netns)
-        done = done[(done["result"] == _OK) & (addresses(done) == address).all(axis=1)]
-        took = [float(done["duration_ns"].min()) / 1e3] if len(done) else []
-        rows = in_netns(self.rings["tcp_rtt"].between(episode.start_ns + 2 * SECOND, episode.end_ns - SECOND), netns)
-        rows = rows[(rows["role"] != _SERVER) & (addresses(rows) == address).all(axis=1)]
-        if len(rows):
-            first, group = groups([rows["pid"], rows["proc_start_ns"], rows["peer"]])
-            floor = np.zeros(len(first), np.int64)
-            np.maximum.at(floor, group, rows["rtt_min_us"])
-            took += floor[np.bincount(group, rows["samples"]) >= _SETTLED].astype(float).tolist()
-        return min(took, default=None)
-
     def sums(self, episode: Episode, lead_ns: int = SECOND) -> np.ndarray:
         """The ``syscall_latency`` rows whose interval, which is long where the agent itself could not run, meets the episode."""
         rows = self.rings["syscall_latency"].between(episode.start_ns - lead_ns, episode.end_ns + _REACH_NS)
-        return np.asarray(rows[rows["t_ns"] - np.maximum(rows["interval_ns"], SECOND) <= episode.end_ns + lead_ns - SECOND])
+        return np.asarray(
+            rows[rows["t_ns"] - np.maximum(rows["interval_ns"], SECOND) <= episode.end_ns + lead_ns - SECOND]
+        )
 
     def informed(self, episode: Episode) -> bool:
         """Whether the sums of the episode's first second are here, or do not come at all. They are late where CPUs are short."""
@@ -176,9 +162,13 @@ class View:
 
     def starved_ns(self, pid: int, episode: Episode) -> float:
         """How much longer than usual a process was ready to run but waited for a CPU while it lasted; summed over its threads."""
-        rows, before = self.sums(episode, 0), self.rings["syscall_latency"].between(episode.start_ns - 60 * SECOND, episode.start_ns)
+        rows, before = (
+            self.sums(episode, 0),
+            self.rings["syscall_latency"].between(episode.start_ns - 60 * SECOND, episode.start_ns),
+        )
         now, usual = (per_time(part[part["pid"] == pid]) for part in (rows, before))
-        return float((now - (np.median(usual) if len(usual) else 0.0)).clip(0).sum()) if len(now) else 0.0
+        woken = float((now - (np.median(usual) if len(usual) else 0.0)).clip(0).sum()) if len(now) else 0.0
+        return max(woken, kept_off_ns(self.rings["cpu_wait"], pid, episode))
 
     def blind_ns(self, episode: Episode) -> float:
         """How long the agent itself did not run around then: its sums of a second each grew that long. 0 up to a second."""
@@ -201,7 +191,9 @@ class View:
         From the sums per process and peer: they tell not which thread waited, so a connection that idles for as long as
         always must not count.
         """
-        rows = self.own(self.rings["syscall_latency"].between(episode.start_ns - 60 * SECOND, episode.end_ns + 2 * SECOND), episode)
+        rows = self.own(
+            self.rings["syscall_latency"].between(episode.start_ns - 60 * SECOND, episode.end_ns + 2 * SECOND), episode
+        )
         rows = rows[(rows["kind"] == _WAITING) & (rows["peer"] != NO_PEER)]
         waits: dict[bytes, float] = {}
         for i in groups([rows["peer"]])[0] if len(rows) else ():
@@ -224,7 +216,7 @@ def place(what: str, peer: bytes, netns: int | None) -> str:
     return what if netns is None or not is_loopback(peer) else f"{what} in {netns}"
 
 
-def _to(rows: np.ndarray, peer: bytes) -> np.ndarray:
+def to_peer(rows: np.ndarray, peer: bytes) -> np.ndarray:
     return np.asarray(rows[rows["peer"] == np.frombuffer(peer, "V18")[0]])
 
 
@@ -255,7 +247,9 @@ def merge_rtt(rows: np.ndarray) -> np.ndarray:
     raw[rows["role"] == _SERVER, 16:] = 0
     rows["peer"] = raw.reshape(-1).view("V18")
     rows["sport"] = np.where(rows["role"] == _SERVER, rows["sport"], 0)
-    first, group = groups([rows["t_ns"], rows["pid"], rows["proc_start_ns"], rows["netns"], rows["role"], rows["sport"], rows["peer"]])
+    first, group = groups(
+        [rows["t_ns"], rows["pid"], rows["proc_start_ns"], rows["netns"], rows["role"], rows["sport"], rows["peer"]]
+    )
     merged = rows[first]
     merged["samples"] = np.bincount(group, rows["samples"])
     merged["rtt_sum_us"] = np.bincount(group, rows["rtt_sum_us"])

@@ -9,26 +9,46 @@ import numpy as np
 from agent.correlate.episode import Episode, item
 from agent.correlate.join import inside, within
 from agent.correlate.limiters import took
-from agent.correlate.local import in_netns
-from agent.correlate.rows import groups, start_ticks
-from agent.correlate.view import NO_PEER, SERVERS, View, place
+from agent.correlate.local import in_netns, is_loopback
+from agent.correlate.rows import as_bytes, groups, start_ticks
+from agent.correlate.thresholds import SECOND
+from agent.correlate.view import NO_PEER, SERVERS, View, addresses, place
+from agent.correlate.way import ENOUGH, Spans, Way, way
 from agent.correlate.words import peer
 from agent.tables import TABLES
 
 WAITING = TABLES["slow_syscall"].code("kind", "waiting")
-SHARE = 0.3  # of the time lost, from which a cause is worth naming
-_MOST = 0.8  # of a wait, from which one round trip is all of it
-_DELAYED_ACK_US = 50_000  # TCP_DELACK_MIN, and a tick: a peer that answers sooner may acknowledge with its answer
+SHARE = ENOUGH  # of the time lost, from which a cause is worth naming
+
+#: Ports of name servers: DNS, DNS over TLS.
+_NAMES = (b"\x35\0", b"\x55\3")
 
 #: What ``spent`` reads of a table of calls, and what ``on_peers`` reads.
 CALLS = ("tid", "peer", "duration_ns", "goroutine", "sock_id")
+#: ... what is told of calls that work on files: who held the lock, which disk, how much was written.
+ON_FILES = ("holder_pid", "holder_comm", "holder_start_ns", "file", "device", "written_bytes", "frozen")
 DECISIONS = ("tid", "limiter_id", "result", "wait_ns", "duration_ns", "goroutine")
-SYSCALLS = {"slow_syscall": (*CALLS, "kind", "syscall", "fd_type", "blocked_ns", "run_queue_ns"), "limiter_decision": DECISIONS}
+SYSCALLS = {
+    "slow_syscall": (*CALLS, "kind", "syscall", "fd_type", "blocked_ns", "run_queue_ns", *ON_FILES),
+    "limiter_decision": DECISIONS,
+}
 HANDSHAKES = {"tls_handshake": ("tid", "peer", "library", "duration_ns", "result"), "limiter_decision": DECISIONS}
+LOOKUPS = {
+    "dns_lookup": ("tid", "peer", "name", "duration_ns", "tries", "result"),
+    "limiter_decision": DECISIONS,
+}
 NETWORK = {**SERVERS, "tcp_rtt": (*SERVERS["tcp_rtt"], "samples", "rtt_min_us", "rtt_max_us", "rtt_sum_us", "srtt_us"),
            "tcp_connect": ("netns", "peer", "result", "errno", "duration_ns")}  # fmt: skip
 CPUS = {"syscall_latency": ("basis", "kind", "peer", "interval_ns", "max_ns", "run_queue_ns")}
-PEERS = {**SYSCALLS, **HANDSHAKES, **NETWORK, **CPUS, "tcp_retransmit": ("netns", "peer", "kind", "count"), "tcp_reset": ("netns", "peer", "direction")}
+PEERS = {
+    **SYSCALLS,
+    **HANDSHAKES,
+    **LOOKUPS,
+    **NETWORK,
+    **CPUS,
+    "tcp_retransmit": ("netns", "saddr", "sport", "peer", "kind", "count"),
+    "tcp_reset": ("netns", "peer", "role", "direction"),
+}
 
 
 def _slow(episode: Episode, view: View) -> np.ndarray:
@@ -36,7 +56,9 @@ def _slow(episode: Episode, view: View) -> np.ndarray:
     d = view.decisions.between(episode.start_ns, episode.end_ns)
     d = d[d["limiter_id"] == str(episode.key[0]).encode()] if len(d) else d
     mine = d["pid"] == episode.pid if episode.pid is not None else d["pid"] <= 0
-    return np.asarray(d[mine & (start_ticks(d) == episode.start_tick) & (took(d) > min(episode.bar, episode.value * 0.5))])
+    return np.asarray(
+        d[mine & (start_ticks(d) == episode.start_tick) & (took(d) > min(episode.bar, episode.value * 0.5))]
+    )
 
 
 def spent(episode: Episode, view: View, table: str) -> tuple[np.ndarray, float, bool]:
@@ -65,14 +87,16 @@ def _clipped(decisions: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return out
 
 
-def _shaking(view: View, episode: Episode, calls: np.ndarray) -> np.ndarray:
-    """Which calls ended within a TLS handshake of their own thread."""
-    shakes = spent(episode, view, "tls_handshake")[0]
+def _ended_in(view: View, episode: Episode, calls: np.ndarray, table: str) -> np.ndarray:
+    """Which calls ended within a TLS handshake, or a lookup, of their own thread."""
+    shakes = spent(episode, view, table)[0]
     hit = np.zeros(len(calls), np.bool_)
     if len(shakes) and len(calls):
         _, number = groups([np.concatenate([shakes["tid"], calls["tid"]])])
         n = len(shakes)
-        hit[within(number[n:], calls["t_ns"], number[:n], shakes["t_ns"] - shakes["duration_ns"], shakes["t_ns"])[1]] = True
+        hit[
+            within(number[n:], calls["t_ns"], number[:n], shakes["t_ns"] - shakes["duration_ns"], shakes["t_ns"])[1]
+        ] = True
     return hit
 
 
@@ -81,12 +105,11 @@ class PeerWait:
     """Waits of an episode's process on one peer, and the network towards it meanwhile.
 
     share, own: of the time lost, the waits, and those of them outside TLS handshakes, which explain themselves. longest, starved_ns: ns; starved_ns:
-    of it, how long the peer's process waited for a CPU. sure: how certain it is that these waits are it. usual, worst: smoothed RTT, us.
-    slower: whether the network explains it; held: unless the peer held its acknowledgements back; quickest: a round trip that was quick
-    all the while, us, where only that speaks for the network. where, host: what episodes share that are about
-    it, or about the way to its host.
+    of it, how long the peer's process waited for a CPU. sure: how certain it is that these waits are it. way: what the network was like.
+    where, host: what episodes share that are about it, or about the way to its host. again: segments to it that were sent again. raw, name: ip:port, as in rows and in words.
     """
 
+    raw: bytes
     name: str
     where: str
     host: str
@@ -95,21 +118,42 @@ class PeerWait:
     own: float
     longest: float
     sure: float
-    usual: float | None
-    worst: float | None
-    slower: bool
-    held: bool
-    quickest: float | None
+    way: Way
     again: int
     resets: int
     failed: np.ndarray
     starved_ns: float
     wait: dict[str, object]
-    rtt: dict[str, object]
 
     @property
     def who(self) -> str:
         return f"{self.server[0]} (pid {self.server[1]}) at {self.name}" if self.server else self.name
+
+    @property
+    def slower(self) -> bool:
+        """Whether the network explains it."""
+        return self.way.slower
+
+    @property
+    def usual(self) -> float | None:
+        """Smoothed RTT, us."""
+        return self.way.usual
+
+    @property
+    def worst(self) -> float | None:
+        return self.way.worst
+
+    @property
+    def quickest(self) -> float | None:
+        return self.way.quickest
+
+    @property
+    def rtt(self) -> dict[str, object]:
+        return self.way.entries[-1]
+
+    @property
+    def resolver(self) -> bool:
+        return self.raw[16:] in _NAMES
 
     @property
     def starving(self) -> bool:
@@ -123,7 +167,7 @@ def on_peers(episode: Episode, view: View) -> list[PeerWait]:
 
 def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
     calls, lost, threaded = spent(episode, view, "slow_syscall")
-    shaking = _shaking(view, episode, calls)
+    shaking = _ended_in(view, episode, calls, "tls_handshake")
     to_peer, in_shake = calls[calls["peer"] != NO_PEER], shaking[calls["peer"] != NO_PEER]
     waited: dict[bytes, float] = {}
     in_tls: dict[bytes, float] = {}
@@ -135,6 +179,7 @@ def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
             in_tls[to_peer["peer"][i].tobytes()] = float(part)
     sure = 1.0 if threaded else 0.9
     nameless = (calls["peer"] == NO_PEER) & (calls["kind"] == WAITING)
+    nameless &= ~_ended_in(view, episode, calls, "dns_lookup")
     unnamed = calls[nameless]
     if len(unnamed) and len(known := view.peers(episode)) == 1:
         # Waiting in poll or epoll tells no peer; with one peer only it can be no other.
@@ -144,7 +189,9 @@ def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
     summed: dict[bytes, float] = {}
     if not waited:
         worst = episode.value if episode.declared.inside else 0.0
-        summed = {raw: ns for raw, ns in view.unusual_waits(episode).items() if 0.5 * worst <= ns <= 2 * max(worst, lost)}
+        summed = {
+            raw: ns for raw, ns in view.unusual_waits(episode).items() if 0.5 * worst <= ns <= 2 * max(worst, lost)
+        }
         waited = dict.fromkeys(summed, lost)
         sure = 0.8
     for raw in {row.tobytes() for row in _failed(view.own(view.during("tcp_connect", episode), episode))["peer"]}:
@@ -153,34 +200,81 @@ def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
     for raw, total in sorted(waited.items(), key=lambda entry: (-entry[1], entry[0])):
         share, own = (min(1.0, part / lost) if lost else 0.0 for part in (total, total - in_tls.get(raw, 0.0)))
         rows = _towards(to_peer, raw)
-        longest = float(max(rows["duration_ns"].max(initial=0), unnamed["duration_ns"].max(initial=0), summed.get(raw, 0)))
+        longest = float(
+            max(rows["duration_ns"].max(initial=0), unnamed["duration_ns"].max(initial=0), summed.get(raw, 0))
+        )
         if episode.declared.inside:
             longest = min(longest, episode.value)
         found.append(_peer(episode, view, raw, (share, own), longest, sure))
     return found
 
 
-def _peer(episode: Episode, view: View, raw: bytes, shares: tuple[float, float], longest: float, sure: float) -> PeerWait:
+def _peer(
+    episode: Episode, view: View, raw: bytes, shares: tuple[float, float], longest: float, sure: float
+) -> PeerWait:
     share, own = shares
     name = peer(raw)
     netns = view.netns(episode, raw)
     host = place(name.rpartition(":")[0], raw, netns)  # one network leads to all ports of a host
     where, server = place(name, raw, netns), view.server(raw, netns, episode)
-    usual, worst = view.rtt_us(raw, netns, episode)
-    sent_again, resets, connects = (in_netns(_towards(view.during(table, episode), raw), netns) for table in ("tcp_retransmit", "tcp_reset", "tcp_connect"))
-    again = int(np.maximum(sent_again["count"], 1).sum())
+    sent_again, resets, connects = (
+        in_netns(_towards(view.during(table, episode), raw), netns)
+        for table in ("tcp_retransmit", "tcp_reset", "tcp_connect")
+    )
+    again = int(np.maximum(sent_again["count"], 1).sum()) + _answered_again(episode, view, raw, netns)
     failed = _failed(connects)
-    wait = item("slow_syscall", "time waiting on the peer", longest, "ns", column="duration_ns", peer=name, pid=episode.pid, share=round(share, 2))
-    rtt = item("tcp_rtt", "smoothed RTT", worst, "us", column="srtt_us", peer=name, baseline=usual)
-    slower = usual is not None and worst is not None and (worst - usual) * 1e3 >= SHARE * longest and worst > 2 * usual
-    quickest = view.quickest_us(raw, netns, episode) if slower else None
-    held = slower and quickest is None and (worst or 0) - (usual or 0) <= _DELAYED_ACK_US  # the peer may have held its acknowledgements
-    slower &= not held or ((worst or 0) - (usual or 0)) * 1e3 >= _MOST * longest
-    enough = quickest if slower and quickest is not None and quickest < SHARE * (worst or 0) else None
-    slower &= enough is None
+    wait = item(
+        "slow_syscall",
+        "time waiting on the peer",
+        longest,
+        "ns",
+        column="duration_ns",
+        peer=name,
+        pid=episode.pid,
+        share=round(share, 2),
+    )
+    its = way(episode, view, raw, netns, longest, _spans(episode, view), server is not None)
     starved = min(view.starved_ns(server[1], episode), longest) if server else 0.0
-    return PeerWait(name, where, host, server, share, own, longest, sure, usual, worst, bool(slower), bool(held), enough, again, len(resets), failed,
-                    starved, wait, rtt)
+    return PeerWait(
+        raw,
+        name,
+        where,
+        host,
+        server,
+        share,
+        own,
+        longest,
+        sure,
+        its,
+        again,
+        len(resets),
+        failed,
+        starved,
+        wait,
+    )
+
+
+def _spans(episode: Episode, view: View) -> Spans:
+    """When it was waited: (begins, ends); of decisions, those half as slow as the slowest."""
+    if episode.declared.inside and len(slow := _slow(episode, view)):
+        slow = slow[took(slow) >= 0.5 * np.nanmax(took(slow))]
+        return slow["t_ns"] - slow["duration_ns"], slow["t_ns"]
+    return np.array([episode.start_ns]), np.array([episode.end_ns])
+
+
+def _answered_again(episode: Episode, view: View, raw: bytes, netns: int | None) -> int:
+    """Segments that the peer, where it is on this host, sent again to an address that the episode's process has."""
+    rows = view.during("tcp_retransmit", episode)
+    rows = rows[
+        (rows["saddr"] == np.frombuffer(raw[:16], "V16")[0]) & (rows["sport"] == int.from_bytes(raw[16:], "little"))
+    ]
+    rows = in_netns(rows, netns) if is_loopback(raw) else rows
+    if not len(rows):
+        return 0
+    mine = _towards(view.rings["tcp_rtt"].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND), raw)
+    mine = np.ascontiguousarray(view.own(mine, episode)["saddr"])
+    sent_to = addresses(rows).copy().view("V16").reshape(-1)
+    return int(np.maximum(rows["count"], 1)[np.isin(as_bytes(sent_to), as_bytes(mine))].sum())
 
 
 def _towards(rows: np.ndarray, raw: bytes) -> np.ndarray:

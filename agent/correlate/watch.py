@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent.correlate.catalogue import Symptom
-from agent.correlate.config import SECOND, CorrelatorConfig
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
 from agent.correlate.series import Series
+from agent.correlate.thresholds import SECOND, CorrelatorConfig
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,15 @@ class Second:
 
 @dataclass(frozen=True)
 class Rise:
-    """A lasting rise of a metric: bad seconds exceed the baseline by ``least``, by 6 spreads and by ``ratio``, and its 90th percentile."""
+    """A lasting rise of a metric: bad seconds exceed the baseline by ``least``, by 6 spreads and by ``ratio``, and its 90th percentile. seconds: that it
+    must last, ``CorrelatorConfig.persist_s`` where that is 0."""
 
     symptom: str
     metric: str
     unit: str
     least: float
     ratio: float
+    seconds: int = 0
 
 
 class Watch(ABC):
@@ -56,7 +58,9 @@ class Watch(ABC):
         if len(slots):
             now = Second(second, slots, rows)
             for symptom in self.symptoms:
-                told = self._guard.attempt(f"symptom {symptom.name}", symptom.judge or _nothing, self, now, otherwise=[])
+                told = self._guard.attempt(
+                    f"symptom {symptom.name}", symptom.judge or _nothing, self, now, otherwise=[]
+                )
                 self._opened += [episode for episode in told if episode not in self._opened]
             self._guard.attempt(f"facts of {type(self).__name__}", self.settle, second, otherwise=None)
         self._end(second)
@@ -76,10 +80,12 @@ class Watch(ABC):
     def rises(self, rise: Rise, of: Second, allowed: np.ndarray) -> list[Episode]:
         """Opens an episode where the rise has lasted, extends the one that is active; ``allowed`` masks slots for opening."""
         second, slots = of.at, of.slots
-        n = self.config.persist_s
+        n = rise.seconds or self.config.persist_s
         recent = self.series.recent(rise.metric, slots, second, n)
         usual = self.series.baseline(rise.metric, slots, second, n)
-        bar = np.maximum(usual.median + np.maximum(rise.least, 6 * usual.spread), np.maximum(usual.median * rise.ratio, usual.high))
+        bar = np.maximum(
+            usual.median + np.maximum(rise.least, 6 * usual.spread), np.maximum(usual.median * rise.ratio, usual.high)
+        )
         lasting = np.all(recent > bar[:, None], axis=1) & (usual.seen >= self.config.warm_s) & allowed
         opened = []
         for i in np.flatnonzero(lasting | np.isin(slots, self._active_slots)):
@@ -115,7 +121,9 @@ class Watch(ABC):
 
     def _end(self, second: int) -> None:
         quiet, adopt = self.config.quiet_s, self.config.adopt_s
-        ended = [k for k, e in self.active.items() if second - e.last_bad >= quiet or second - e.start_ns // SECOND >= adopt]
+        ended = [
+            k for k, e in self.active.items() if second - e.last_bad >= quiet or second - e.start_ns // SECOND >= adopt
+        ]
         for key in ended:
             del self.active[key]
         if ended:

@@ -1,61 +1,63 @@
-"""Numbers and names as people say them. No module of the correlator formats a number on its own."""
+"""What is said of an episode or a verdict: a template, and the facts that go where it names them. Numbers and instants stay what they are: whoever shows
+a finding puts them into words (agent/common/sentence.py).
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
+from string import Formatter
 from typing import Protocol
 
-from agent.common import duration
 from agent.common.address import addr_text, peer_text
+from agent.common.sentence import Piece, Value, plain
 
-_MARK = "\x1e"  # around an instant
-number, address, peer = duration.number, addr_text, peer_text
-
-
-def span(ns: float) -> str:
-    """A duration without its sign, which words tell: ``1.42 s``, ``0.8 ms``, ``45 us``."""
-    return duration.span(abs(ns))
-
-
-def seconds(value_s: float) -> str:
-    """A duration given in seconds, minutes from two of them on."""
-    return f"{number(value_s / 60)} min" if value_s >= 120 else span(value_s * 1e9)
+#: A text as it is, or pieces of one.
+Words = str | tuple[Piece, ...]
+#: A text, a value, an instant (an integer, CLOCK_BOOTTIME ns), or words made of these.
+Fact = Piece | tuple[Piece, ...]
+_INSTANT_BYTES = len("2026-01-02T03:04:05.678Z")
+address, peer = addr_text, peer_text
 
 
-def instant(t_ns: int) -> str:
-    """A CLOCK_BOOTTIME instant in words that are still to be told: see ``pieces``."""
-    return f"{_MARK}{t_ns}{_MARK}"
+def tell(template: str, **facts: Fact) -> Words:
+    """The template with facts where it has ``{name}``; numbers as ``value`` or ``span``, since an integer is an instant. Raises KeyError for one that is not given."""
+    return joined(
+        part for text_, name, _, _ in Formatter().parse(template) for part in (text_, facts[name] if name else "")
+    )
 
 
-def pieces(words: str) -> list[str | int]:
-    """Texts, and between them the instants, as CLOCK_BOOTTIME ns."""
-    return [int(part) if i % 2 else part for i, part in enumerate(words.split(_MARK))]
+def pieces(of: Fact) -> tuple[Piece, ...]:
+    return of if isinstance(of, tuple) and not isinstance(of, Value) else (of,)
 
 
-def plain(said: Sequence[str | int]) -> str:
-    """Pieces as one text; instants as ``--since`` takes them."""
-    return "".join(part if isinstance(part, str) else f"boot+{part / 1e9:.3f}" for part in said)
+def joined(parts: Iterable[Fact]) -> tuple[Piece, ...]:
+    """One after the other; texts that meet are one."""
+    out: list[Piece] = []
+    for part in (piece for of in parts for piece in pieces(of)):
+        if isinstance(part, str) and out and isinstance(last := out[-1], str):
+            out[-1] = last + part
+        elif part != "":
+            out.append(part)
+    return tuple(out)
 
 
-def fit_pieces(said: Sequence[str | int], width: int) -> list[str | int]:
-    """As many as fit into ``width`` bytes as ``plain`` text, with an ellipsis where something was cut."""
-    if len(plain(said).encode()) <= width:
-        return list(said)
-    kept: list[str | int] = []
-    room = width
-    for part in said:
-        size = len(plain([part]).encode())
-        if size > room - 3:
-            return [*kept, fit(part, room).decode() if isinstance(part, str) else "..."]
-        kept.append(part)
-        room -= size
-    return kept
+def value(of: float | None, unit: str = "") -> Value:
+    """unit: see ``Value``. Floats as far as they were measured; one that is not known, or endless, has none."""
+    if of is None or not math.isfinite(of):
+        return Value(None, unit)
+    kept = float(of) if float(of).is_integer() else float(f"{of:.6g}")
+    return Value(int(kept) if kept.is_integer() else kept, unit)
 
 
-def measured(value: float, unit: str) -> str:
-    """A value of an episode with its unit, where that is a time."""
-    return span(value) if unit == "ns" else seconds(value) if unit == "s" else number(value)
+def span(ns: float | None) -> Value:
+    return value(ns, "ns")
+
+
+def measured(of: float, unit: str) -> Value:
+    """A value of an episode; its unit where that is a time, else the template tells it."""
+    return value(of, unit if unit in ("ns", "s") else "")
 
 
 class _Timed(Protocol):
@@ -63,21 +65,21 @@ class _Timed(Protocol):
     end_ns: int
 
 
-def when(timed: _Timed) -> str:
-    return f"from {instant(timed.start_ns)} to {instant(timed.end_ns)}"
+def when(timed: _Timed) -> Words:
+    return tell("from {start} to {end}", start=timed.start_ns, end=timed.end_ns)
 
 
-def capital(words: str) -> str:
-    return words[0].upper() + words[1:]
+def capital(words: Words, lower: bool = False) -> Words:
+    """With its first letter so."""
+    first, *rest = pieces(words)
+    return joined(
+        [(first[:1].lower() if lower else first[:1].upper()) + first[1:] if isinstance(first, str) else first, *rest]
+    )
 
 
-def percent(share: float) -> str:
-    return f"{number(100 * share)} %"
-
-
-def text(value: bytes) -> str:
+def text(stored: bytes) -> str:
     """A stored text; bytes that are no UTF-8 are shown escaped."""
-    return value.decode("utf-8", "backslashreplace").replace(_MARK, "\\x1e")
+    return stored.decode("utf-8", "backslashreplace")
 
 
 def process(comm: str, pid: int | None) -> str:
@@ -86,15 +88,30 @@ def process(comm: str, pid: int | None) -> str:
     return f"{comm} pid {pid}" if comm else f"pid {pid}"
 
 
-def listing(items: Sequence[str], limit: int = 3) -> str:
+def listing(items: Sequence[Words], limit: int = 3) -> Words:
     """``a, b and c``; beyond the limit ``a, b, c and 4 more``."""
-    if len(items) > limit:
-        return f"{', '.join(items[:limit])} and {len(items) - limit} more"
-    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
+    shown, last = (
+        (items[:limit], tell("{n} more", n=value(len(items) - limit)))
+        if len(items) > limit
+        else (items[:-1], items[-1])
+    )
+    commas = [part for item in shown for part in (", ", item)][1:]
+    return joined([*commas, " and ", last]) if shown else last
 
 
-def plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+def fit_pieces(said: Sequence[Piece], width: int) -> list[Piece]:
+    """As many as fit into ``width`` bytes of text, its instants in UTC, with an ellipsis where something was cut."""
+    sizes = [_INSTANT_BYTES if isinstance(part, int) else len(plain([part]).encode()) for part in said]
+    if sum(sizes) <= width:
+        return list(said)
+    kept: list[Piece] = []
+    room = width
+    for part, size in zip(said, sizes, strict=True):
+        if size > room - 3:
+            return [*kept, fit(part, room).decode() if isinstance(part, str) else "..."]
+        kept.append(part)
+        room -= size
+    return kept
 
 
 def fit(text_: str, width: int) -> bytes:

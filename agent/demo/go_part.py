@@ -46,7 +46,9 @@ class GoProgram:
     def _next(self) -> subprocess.Popen[bytes] | None:
         if not self._ways:
             return None
-        return self._processes.run(["go", "build", "-o", str(self._binary), "."], _SOURCE, self._ways.pop(0), nobody=False)
+        return self._processes.run(
+            ["go", "build", "-o", str(self._binary), "."], _SOURCE, self._ways.pop(0), nobody=False
+        )
 
 
 def start(processes: Processes, directory: Path) -> GoProgram | None:

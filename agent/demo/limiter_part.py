@@ -37,7 +37,9 @@ def decide(server: Server, intake: Path) -> None:
         number += 1
         key = "alice" if random.random() < 0.6 else "bob"
         wall_ns, start_ns = time.time_ns(), time.perf_counter_ns()
-        (left,) = client.pipeline([("EVAL", SCRIPT, 1, f"window:{key}", wall_ns // 1_000_000, WINDOW_MS, LIMIT, number)])
+        (left,) = client.pipeline(
+            [("EVAL", SCRIPT, 1, f"window:{key}", wall_ns // 1_000_000, WINDOW_MS, LIMIT, number)]
+        )
         duration_ns = time.perf_counter_ns() - start_ns
         result = "error" if isinstance(left, hiredis.ReplyError) else "refused" if left < 0 else "allowed"
         decision = {

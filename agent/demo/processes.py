@@ -38,7 +38,9 @@ class Processes:
         self._forked.append(pid)
         return pid
 
-    def run(self, command: list[str], directory: Path, environment: dict[str, str] | None = None, nobody: bool = True) -> subprocess.Popen[bytes]:
+    def run(
+        self, command: list[str], directory: Path, environment: dict[str, str] | None = None, nobody: bool = True
+    ) -> subprocess.Popen[bytes]:
         """Starts another program in a process group of its own, without input; messages go to stderr. Raises OSError."""
         process = subprocess.Popen(
             command,

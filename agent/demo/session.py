@@ -42,7 +42,11 @@ class Workload:
         path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)
         # A session of its own: Ctrl-C reaches the agent, which then ends the workload in order.
         self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env={**os.environ, "PYTHONPATH": path}
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": path},
         )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -62,7 +66,9 @@ class Workload:
         self._process.stdin.write(b"%d\n" % pid)
         self._process.stdin.flush()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:

@@ -32,7 +32,11 @@ def make_certificate(directory: Path, address: str) -> tuple[Path, Path]:
     key, certificate = directory / "tls.key", directory / "tls.crt"
     subject = ["-subj", "/CN=localhost", "-addext", f"subjectAltName=IP:{address}"]
     curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    subprocess.run(["openssl", "req", "-x509", *curve, *subject, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    subprocess.run(
+        ["openssl", "req", "-x509", *curve, *subject, "-keyout", str(key), "-out", str(certificate)],
+        check=True,
+        capture_output=True,
+    )
     return key, certificate
 
 
@@ -47,7 +51,10 @@ def serve(listener: socket.socket, context: ssl.SSLContext) -> None:
 def connect(address: tuple[str, int], context: ssl.SSLContext) -> None:
     """Five connections a second."""
     while True:
-        with socket.create_connection(address) as connection, context.wrap_socket(connection, server_hostname="127.0.0.1") as secure:
+        with (
+            socket.create_connection(address) as connection,
+            context.wrap_socket(connection, server_hostname="127.0.0.1") as secure,
+        ):
             secure.sendall(b"hello")
             secure.recv(100)
         time.sleep(0.2)

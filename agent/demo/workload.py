@@ -56,7 +56,9 @@ class Supervisor:
         notes = []
         self._redis = redis_part.start(self.processes, self.directory)
         if self._redis is None:
-            notes.append("Redis, its stream and the Python limiter are left out: redis-server is not installed (apt install redis-server)")
+            notes.append(
+                "Redis, its stream and the Python limiter are left out: redis-server is not installed (apt install redis-server)"
+            )
         else:
             self.processes.fork("demo-producer", partial(redis_part.produce, self._redis))
             self.processes.fork("demo-consumer", partial(redis_part.consume, self._redis))

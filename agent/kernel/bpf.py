@@ -14,7 +14,16 @@ import numpy as np
 
 from agent.kernel.syscall import attributes, bpf
 
-MAP_LOOKUP, MAP_UPDATE, MAP_DELETE, MAP_NEXT_KEY, OBJ_GET_INFO, MAP_LOOKUP_BATCH, MAP_UPDATE_BATCH, MAP_DELETE_BATCH = 1, 2, 3, 4, 15, 24, 26, 27
+MAP_LOOKUP, MAP_UPDATE, MAP_DELETE, MAP_NEXT_KEY, OBJ_GET_INFO, MAP_LOOKUP_BATCH, MAP_UPDATE_BATCH, MAP_DELETE_BATCH = (
+    1,
+    2,
+    3,
+    4,
+    15,
+    24,
+    26,
+    27,
+)
 
 
 def _address(a: np.ndarray) -> int:
@@ -92,7 +101,9 @@ class HashMap:
     def __init__(self, fd: int, key: np.dtype[np.void], value: np.dtype[np.void]) -> None:
         _, key_size, value_size, self.entries = map_info(fd)
         if (key_size, value_size) != (key.itemsize, value.itemsize):
-            raise ValueError(f"map has {key_size}+{value_size} bytes an element, dtypes have {key.itemsize}+{value.itemsize}")
+            raise ValueError(
+                f"map has {key_size}+{value_size} bytes an element, dtypes have {key.itemsize}+{value.itemsize}"
+            )
         self.fd, self.key, self.value = fd, key, value
         self._first = ct.create_string_buffer(key_size)
         self._ask_first = attributes(struct.pack("<IxxxxQQQ", fd, 0, ct.addressof(self._first), 0))
@@ -110,7 +121,9 @@ class HashMap:
         while True:
             k, v = np.empty(step, self.key), np.empty(step, self.value)
             at = _address(cursor)
-            attr = attributes(struct.pack("<QQQQIIQQ", 0 if first else at, at, _address(k), _address(v), step, self.fd, 0, 0))
+            attr = attributes(
+                struct.pack("<QQQQIIQQ", 0 if first else at, at, _address(k), _address(v), step, self.fd, 0, 0)
+            )
             err = bpf(MAP_LOOKUP_BATCH, attr)
             n = struct.unpack_from("<I", attr.raw, 32)[0]
             if err == -28:  # ENOSPC: one bucket holds more than step elements

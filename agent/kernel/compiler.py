@@ -32,7 +32,11 @@ def missing() -> str:
     found = importlib.util.find_spec("bcc")
     if found is None or not found.origin:
         return f"{sys.executable} has no module bcc"
-    return "" if Path(found.origin).with_name("libbcc.py").exists() else f"{found.origin} is PyPI's unrelated package, not BCC"
+    return (
+        ""
+        if Path(found.origin).with_name("libbcc.py").exists()
+        else f"{found.origin} is PyPI's unrelated package, not BCC"
+    )
 
 
 class Compiled:
@@ -50,13 +54,26 @@ def compile_text(text: str, cflags: list[str]) -> Compiled:
     from bcc import BPF
     from bcc.libbcc import lib
 
-    for function, result in (("bpf_num_tables", ct.c_size_t), ("bpf_table_name", ct.c_char_p), ("bpf_table_fd_id", ct.c_int)):
+    for function, result in (
+        ("bpf_num_tables", ct.c_size_t),
+        ("bpf_table_name", ct.c_char_p),
+        ("bpf_table_fd_id", ct.c_int),
+    ):
         declared = getattr(lib, function)  # declared in libbcc's bcc_common.h, but not in BCC's Python
-        declared.restype, declared.argtypes = result, [ct.c_void_p, ct.c_size_t][: 1 if function == "bpf_num_tables" else 2]
+        declared.restype, declared.argtypes = (
+            result,
+            [ct.c_void_p, ct.c_size_t][: 1 if function == "bpf_num_tables" else 2],
+        )
     module = BPF(text=text, cflags=cflags).module
-    maps = {lib.bpf_table_name(module, i).decode(): lib.bpf_table_fd_id(module, i) for i in range(lib.bpf_num_tables(module))}
+    maps = {
+        lib.bpf_table_name(module, i).decode(): lib.bpf_table_fd_id(module, i)
+        for i in range(lib.bpf_num_tables(module))
+    }
     names = [lib.bpf_function_name(module, i).decode() for i in range(lib.bpf_num_functions(module))]
-    programs = {n: ct.string_at(lib.bpf_function_start(module, n.encode()), lib.bpf_function_size(module, n.encode())) for n in names}
+    programs = {
+        n: ct.string_at(lib.bpf_function_start(module, n.encode()), lib.bpf_function_size(module, n.encode()))
+        for n in names
+    }
     # The module is never destroyed: it owns the maps, and this process ends in a moment.
     return Compiled(maps, programs)
 
@@ -80,7 +97,9 @@ def recall(name: str, directory: Path = CACHE) -> Compiled | None:
                 return None
         kept = json.loads(path.read_text())
         maps = {m["name"]: _create(m) for m in kept["maps"]}
-        return Compiled(maps, {n: _relocate(base64.b64decode(p["code"]), p["maps"], maps) for n, p in kept["programs"].items()})
+        return Compiled(
+            maps, {n: _relocate(base64.b64decode(p["code"]), p["maps"], maps) for n, p in kept["programs"].items()}
+        )
     except (OSError, ValueError, KeyError, TypeError, struct.error):
         return None
 
@@ -90,7 +109,11 @@ def remember(name: str, compiled: Compiled, directory: Path = CACHE) -> None:
     by_fd = {fd: n for n, fd in compiled.maps.items()}
     programs = {}
     for function, code in compiled._programs.items():
-        places = [(i, by_fd[imm]) for i, (op, regs, _, imm) in enumerate(INSTRUCTION.iter_unpack(code)) if op == _LOAD_IMM64 and regs >> 4 == _PSEUDO_MAP_FD]
+        places = [
+            (i, by_fd[imm])
+            for i, (op, regs, _, imm) in enumerate(INSTRUCTION.iter_unpack(code))
+            if op == _LOAD_IMM64 and regs >> 4 == _PSEUDO_MAP_FD
+        ]
         programs[function] = {"code": base64.b64encode(code).decode(), "maps": places}
     text = json.dumps({"maps": [_describe(n, fd) for n, fd in compiled.maps.items()], "programs": programs})
     with contextlib.suppress(OSError):

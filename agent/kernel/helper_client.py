@@ -18,10 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from agent.child import Child
 from agent.kernel import helper
 from agent.kernel.detach import close_aside
 from agent.kernel.steps import Done, HeldUpError, Steps, Wait, at_once
+from agent.posix.child import Child
 
 DEADLINE_S = 2.0
 END_S = 1.0
@@ -69,7 +69,7 @@ class Helper:
         self._answers: list[tuple[Done, Any, OSError | None]] = []
 
     def opening(self, pid: int, what: str) -> Wait:
-        """A read-only descriptor of ``maps``, ``linker-cache``, ``exe``, ``root:PATH`` or ``map:RANGE`` of a process (the latter three executables and libraries only)."""
+        """A read-only descriptor of ``maps``, ``spaces``, ``linker-cache``, ``exe``, ``root:PATH`` or ``map:RANGE`` of a process (the latter three executables and libraries only)."""
         name = os.fsencode(what)
         if len(name) > 255:
             return _failing(OSError(errno.ENAMETOOLONG, what))
@@ -81,7 +81,9 @@ class Helper:
         try:
             for at in range(0, len(offsets), helper.MAX_OFFSETS):
                 part = offsets[at : at + helper.MAX_OFFSETS]
-                request = _Request(helper.ATTACH_UPROBE, offsets=part, flags=helper.RETURN_PROBE * ret, fds=[program_fd, file_fd])
+                request = _Request(
+                    helper.ATTACH_UPROBE, offsets=part, flags=helper.RETURN_PROBE * ret, fds=[program_fd, file_fd]
+                )
                 links += yield self._asking(request, lambda fds: fds)
         except OSError:
             close_aside(links)
@@ -187,13 +189,21 @@ class Helper:
             done, operation, self._sent = self._sent.done, self._sent.operation, None
             if operation not in (helper.RESTRICT, helper.DIGEST) and not fds:
                 status = status or errno.EMFILE  # the kernel leaves out descriptors for which there is no room
-            self._answers.append((done, digest if operation == helper.DIGEST else fds, OSError(status, os.strerror(status)) if status else None))
+            self._answers.append(
+                (
+                    done,
+                    digest if operation == helper.DIGEST else fds,
+                    OSError(status, os.strerror(status)) if status else None,
+                )
+            )
 
     def _gone(self) -> None:
         self.alive = self.silent = False
         self._fail_all(lambda: BrokenPipeError(errno.EPIPE, "the helper is gone"))
         self._spare = socket.socketpair()
-        os.dup2(self._spare[0].fileno(), self._sock.fileno(), inheritable=False)  # never readable: who polls it does not spin
+        os.dup2(
+            self._spare[0].fileno(), self._sock.fileno(), inheritable=False
+        )  # never readable: who polls it does not spin
 
     def _give_up(self) -> None:
         self.silent, self.late, self.took_s = True, self.late + 1, DEADLINE_S

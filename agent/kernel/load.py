@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.errors import PRIVILEGE, AgentError
+from agent.kernel.probe import Probe, ordered
 from agent.kernel.wire import Wire
-from agent.probes import Probe, ordered
-from agent.signals import sheltered
+from agent.posix.signals import sheltered
 
 BPF_DIR = Path(__file__).resolve().parents[2] / "bpf"
 SYSTEM_PYTHON = "/usr/bin/python3"
@@ -102,13 +102,26 @@ def _job(probes: list[Probe], options: Mapping[str, int], bpf_dir: Path, btf: st
     chosen = {name: options.get(name, value) for p in probes for name, value in p.options.items()}
     counted = [m for p in probes for m in loss_counted(p)]
     if len(counted) > LOST_COUNTERS:
-        raise ValueError(f"{len(counted)} maps want a counter of what they lose, there are {LOST_COUNTERS}: raise LOST_COUNTERS")
+        raise ValueError(
+            f"{len(counted)} maps want a counter of what they lose, there are {LOST_COUNTERS}: raise LOST_COUNTERS"
+        )
     job: dict[str, object] = {
         "prelude": str(bpf_dir / "tickscope.h"),
         "sources": {p.name: [str(bpf_dir / s) for s in p.sources] for p in probes},
         "include": str(bpf_dir / "include"),
         "btf": btf,
-        "cflags": [f"-I{bpf_dir}", *_pid_namespace(), *(f"-D{k}={v}" for k, v in (*chosen.items(), ("LOST_COUNTERS", LOST_COUNTERS), *(("LOST_" + m, i) for i, m in enumerate(counted))))],
+        "cflags": [
+            f"-I{bpf_dir}",
+            *_pid_namespace(),
+            *(
+                f"-D{k}={v}"
+                for k, v in (
+                    *chosen.items(),
+                    ("LOST_COUNTERS", LOST_COUNTERS),
+                    *(("LOST_" + m, i) for i, m in enumerate(counted)),
+                )
+            ),
+        ],
         "assertions": {p.name: wire.assertions(_structs_of(p)) for p in probes},
         "families": [
             {"name": p.name, "maps": maps_of(p), "programs": [vars(program) for program in p.programs]} for p in probes
@@ -118,7 +131,11 @@ def _job(probes: list[Probe], options: Mapping[str, int], bpf_dir: Path, btf: st
 
 
 def load(
-    families: Iterable[Probe], options: Mapping[str, int] | None = None, *, bpf_dir: Path = BPF_DIR, btf: str = "/sys/kernel/btf/vmlinux"
+    families: Iterable[Probe],
+    options: Mapping[str, int] | None = None,
+    *,
+    bpf_dir: Path = BPF_DIR,
+    btf: str = "/sys/kernel/btf/vmlinux",
 ) -> Loaded:
     """Compiles, loads and attaches; a loader that is killed is run once more.
 
@@ -157,7 +174,9 @@ def _run(job: dict[str, object], loaded: Loaded) -> str | None:
     script = Path(__file__).with_name("loader.py")
     with sheltered():
         child = subprocess.Popen(
-            [SYSTEM_PYTHON, "-I", str(script), str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+            [SYSTEM_PYTHON, "-I", str(script), str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
         )
     theirs.close()
     try:
@@ -188,7 +207,9 @@ def _receive(sock: socket.socket, loaded: Loaded) -> bool:
             fds.frombytes(raw[: len(raw) - len(raw) % fds.itemsize])
     message = json.loads(data)
     if "error" in message:
-        raise AgentError("cannot load BPF programs", why=message["error"], remedy=message["remedy"], exit_code=PRIVILEGE)
+        raise AgentError(
+            "cannot load BPF programs", why=message["error"], remedy=message["remedy"], exit_code=PRIVILEGE
+        )
     for entry, fd in zip(message.get("fds", []), fds, strict=True):
         if entry["family"]:
             family = loaded.families[entry["family"]]
@@ -197,7 +218,12 @@ def _receive(sock: socket.socket, loaded: Loaded) -> bool:
             loaded.shared[entry["name"]] = fd
     for done in message.get("done", []):
         family = loaded.families[done["name"]]
-        family.state, family.reason, family.remedy, family.plan = done["state"], done["reason"], done["remedy"], done["programs"]
+        family.state, family.reason, family.remedy, family.plan = (
+            done["state"],
+            done["reason"],
+            done["remedy"],
+            done["programs"],
+        )
     loaded.words = message.get("words", loaded.words)
     loaded.uprobe_multi = message.get("uprobe_multi", loaded.uprobe_multi)
     return "done" not in message

@@ -57,14 +57,21 @@ def _why(error: Exception, log: str) -> str:
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     telling = [line for line in lines if "error:" in line]
     if not telling:
-        telling = [line for line in lines if not line.startswith(("processed", "HINT", "bpf:", "verification time", "stack depth"))]
+        telling = [
+            line
+            for line in lines
+            if not line.startswith(("processed", "HINT", "bpf:", "verification time", "stack depth"))
+        ]
     detail = (telling[0] if "error:" in "".join(telling[:1]) else telling[-1]) if telling else ""
     return f"{error}: {detail}"[:_TAIL] if detail else str(error)[:_TAIL]
 
 
 def on_own_stack(code: bytes) -> bool:
     """Whether a program of these instructions could make a tail call: on_own_stack() in bpf/tickscope.h says why one of a uprobe must."""
-    return any(op == _CALL and imm == _TAIL_CALL and not registers >> 4 for op, registers, _, imm in compiler.INSTRUCTION.iter_unpack(code))
+    return any(
+        op == _CALL and imm == _TAIL_CALL and not registers >> 4
+        for op, registers, _, imm in compiler.INSTRUCTION.iter_unpack(code)
+    )
 
 
 def load_program(code: bytes, name: str, kind: int, attach_type: int = 0, btf_id: int = 0) -> int:
@@ -79,7 +86,9 @@ def load_program(code: bytes, name: str, kind: int, attach_type: int = 0, btf_id
         head = struct.pack("<IIQQIIQ", kind, len(code) // 8, ct.addressof(instructions), ct.addressof(licence), log_level,
                            len(log) if log_level else 0, ct.addressof(log) if log_level else 0)  # fmt: skip
         try:
-            return syscall.require(_PROG_LOAD, head + struct.pack("<II16sII36xI", 0, 0, name.encode()[:15], 0, attach_type, btf_id))
+            return syscall.require(
+                _PROG_LOAD, head + struct.pack("<II16sII36xI", 0, 0, name.encode()[:15], 0, attach_type, btf_id)
+            )
         except OSError as error:
             refused = error
     os.write(2, log.value[-4000:])
@@ -105,7 +114,10 @@ class Loader:
     def facts(self) -> None:
         self.kernel = kernel = btf.Btf(str(self.job["btf"]))
         self.multi = "BPF_TRACE_UPROBE_MULTI" in kernel.enumerators("bpf_attach_type")
-        texts = [Path(p).read_text() for p in [str(self.job["prelude"]), *(s for files in self.sources.values() for s in files)]]
+        texts = [
+            Path(p).read_text()
+            for p in [str(self.job["prelude"]), *(s for files in self.sources.values() for s in files)]
+        ]
         families: list[dict[str, object]] = self.job["families"]  # type: ignore[assignment]
         targets = [f"TP_{p['target']}" for f in families for p in f["programs"] if p["target"]]  # type: ignore[attr-defined]
         self.words = btf.defines(kernel, [*texts, " ".join(targets)])
@@ -135,7 +147,10 @@ class Loader:
         usable = [p for p in plans if p.state != "unavailable"]
         if not usable:
             return None
-        with Captured(), contextlib.suppress(Exception):  # BCC raises bare Exception; which family it was is found below
+        with (
+            Captured(),
+            contextlib.suppress(Exception),
+        ):  # BCC raises bare Exception; which family it was is found below
             return self.compile([p.name for p in usable])
         for family in usable:
             captured = Captured()
@@ -167,7 +182,9 @@ class Loader:
             program.attach, program.reason = False, "the kernel refused it: " + _why(error, captured.text)
             program.remedy = "see `tickscope doctor`"
             return
-        if program.kind.startswith("u") or (program.on_demand and program.kind != "fexit"):  # patching a function's text each second is not worth its risk
+        if program.kind.startswith("u") or (
+            program.on_demand and program.kind != "fexit"
+        ):  # patching a function's text each second is not worth its risk
             self.share("program", family.name, program.function, fd)
             return
         try:
@@ -227,7 +244,9 @@ def main() -> None:
         part = slice(at, at + FDS_PER_MESSAGE)
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", loader.fds[part]))]
         sock.sendmsg([json.dumps({"fds": loader.out[part]}).encode()], ancillary)
-    sock.send(json.dumps({"done": [p.as_json() for p in plans], "words": loader.words, "uprobe_multi": loader.multi}).encode())
+    sock.send(
+        json.dumps({"done": [p.as_json() for p in plans], "words": loader.words, "uprobe_multi": loader.multi}).encode()
+    )
     sock.close()
     os._exit(0)  # BCC's and LLVM's destructors take 50 ms and free what exit frees
 

@@ -38,7 +38,9 @@ class FamilyPlan:
         if not missing or self.state == "unavailable":
             return
         self.state = "degraded" if len(missing) < len(self.programs) else "unavailable"
-        self.reason = "; ".join(f"{p.function}: {p.reason}" + (f" (not seen: {p.loses})" if p.loses else "") for p in missing)
+        self.reason = "; ".join(
+            f"{p.function}: {p.reason}" + (f" (not seen: {p.loses})" if p.loses else "") for p in missing
+        )
         self.remedy = next((p.remedy for p in missing if p.remedy), "")
 
     def as_json(self) -> dict[str, object]:

@@ -44,7 +44,9 @@ class RingReader:
         self._slot = np.dtype([("length", "<u4"), ("page", "<u4"), ("payload", record), ("pad", f"V{padding}")])
         self._consumer_map = mmap.mmap(fd, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         self._data_map = mmap.mmap(fd, page + 2 * self.size, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
-        self._consumer = memoryview(self._consumer_map)[:8].cast("Q")  # a third of what an array takes to read one number
+        self._consumer = memoryview(self._consumer_map)[:8].cast(
+            "Q"
+        )  # a third of what an array takes to read one number
         self._producer = memoryview(self._data_map)[:8].cast("Q")
         self._none = np.empty(0, record)
         self._data = np.frombuffer(self._data_map, np.uint8, 2 * self.size, page)
@@ -99,7 +101,9 @@ class Sums:
     """The array of an ``Aggregate.sums``; see there. Raises OSError where it cannot be mapped."""
 
     def __init__(self, fd: int, key: np.dtype[np.void], value: np.dtype[np.void], places: int) -> None:
-        self._shared = SharedArray(fd, np.dtype({"names": ["key", "value"], "formats": [key, value], "itemsize": bpf.map_info(fd)[2]}))
+        self._shared = SharedArray(
+            fd, np.dtype({"names": ["key", "value"], "formats": [key, value], "itemsize": bpf.map_info(fd)[2]})
+        )
         self._values = self._shared.values.reshape(-1, 2, places)
 
     def take(self, slot: int) -> tuple[np.ndarray, np.ndarray]:

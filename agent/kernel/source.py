@@ -11,14 +11,13 @@ from functools import partial
 import numpy as np
 
 from agent.batch import Batch, Loss, losses
+from agent.common.faults import Faults
 from agent.contracts import Finishing, Parted, Source
-from agent.faults import Faults
 from agent.kernel.bpf import HashMap
 from agent.kernel.load import Family, Loaded
+from agent.kernel.probe import Aggregate, Ring
 from agent.kernel.ring import RingReader, SharedArray, Sums
-from agent.probes import Aggregate, Ring
 
-#: Nobody is still inside a program that chose its map this long after the slot was flipped.
 GRACE_NS = 5_000_000
 #: How often the records of a part that is left out are told.
 _TELL_NS = 1_000_000_000
@@ -35,7 +34,7 @@ class KernelSource(Finishing, Parted):
     callback too (for families that drive others, as exec does). ``adjust[table]`` changes aggregated rows in place before they
     go on. No interval ends while ``hold()``. Raises OSError where a map cannot be used.
 
-    Each ring, aggregate and callback stands alone (``faults``, agent/faults.py): what one's fault may have cost is a ``loss`` row. One that is left out is emptied
+    Each ring, aggregate and callback stands alone (``faults``, agent/common/faults.py): what one's fault may have cost is a ``loss`` row. One that is left out is emptied
     all the same, so that its producers go on, and each of its records is counted as lost.
     """
 
@@ -81,7 +80,9 @@ class KernelSource(Finishing, Parted):
     def unlisten(self, source: Source) -> None:
         """Its methods are called back no more: nobody drains what they would take."""
         for callbacks in self._listeners.values():
-            callbacks[:] = [_nothing if getattr(one, "__self__", None) is source else one for one in callbacks]  # the others keep their numbers
+            callbacks[:] = [
+                _nothing if getattr(one, "__self__", None) is source else one for one in callbacks
+            ]  # the others keep their numbers
 
     @property
     def live_since_ns(self) -> int:
@@ -118,7 +119,11 @@ class KernelSource(Finishing, Parted):
 
     def _failed(self, name: str, error: Exception) -> None:
         if self.faults.failed(name, error) and (family := self._owners.get(name)):
-            family.trouble(name, f"{name}: {self.faults.failures[name]}: left out until the next start", "restart tickscope, and report this")
+            family.trouble(
+                name,
+                f"{name}: {self.faults.failures[name]}: left out until the next start",
+                "restart tickscope, and report this",
+            )
 
     def _read_ring(self, ring: Ring, reader: RingReader) -> Iterator[Batch]:
         records = reader.drain()
@@ -176,7 +181,10 @@ class KernelSource(Finishing, Parted):
             return
         delta = np.frombuffer(lost, "<u8") - np.frombuffer(self._lost_before, "<u8")
         self._lost_before = lost
-        yield losses("kernel", *(Loss(self.loaded.counted[i], int(delta[i]), self._checked_ns, now_ns) for i in np.flatnonzero(delta)))
+        yield losses(
+            "kernel",
+            *(Loss(self.loaded.counted[i], int(delta[i]), self._checked_ns, now_ns) for i in np.flatnonzero(delta)),
+        )
         self._checked_ns = now_ns
 
     def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterator[Batch]:

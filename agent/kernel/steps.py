@@ -87,4 +87,3 @@ def pump_until(finished: Callable[[], bool], pumped: Iterable[Pumped], limit_s: 
         for part in parts:
             part.pump()
     return True
-

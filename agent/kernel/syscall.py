@@ -1,4 +1,4 @@
-"""bpf(2), which libc has no function for. Standard library only: the loader runs this under the system's python3.
+"""bpf(2) and other calls that libc has no function for. Standard library only: the loader runs this under the system's python3.
 
 Attribute layouts: union bpf_attr in include/uapi/linux/bpf.h.
 """
@@ -30,3 +30,11 @@ def require(command: int, data: bytes) -> int:
     if (result := bpf(command, attributes(data))) < 0:
         raise OSError(-result, os.strerror(-result))
     return result
+
+
+def call(number: int, *args: object) -> int:
+    """Any system call, arguments as ctypes values. Raises OSError."""
+    result = _libc.syscall(ct.c_long(number), *args)
+    if result < 0:
+        raise OSError(ct.get_errno(), os.strerror(ct.get_errno()))
+    return int(result)

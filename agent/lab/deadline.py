@@ -16,7 +16,9 @@ def at_most(seconds: float) -> Iterator[None]:
     """In the main thread only. Raises AgentError when the block takes longer, and again each two minutes: its cleaning up may hang, too."""
 
     def over(_number: int, _frame: object) -> None:
-        raise AgentError(f"it was not done within {seconds:.0f} s", why="something of the workload or of the agent hangs")
+        raise AgentError(
+            f"it was not done within {seconds:.0f} s", why="something of the workload or of the agent hangs"
+        )
 
     before = signal.signal(signal.SIGALRM, over)
     signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)

@@ -70,7 +70,9 @@ def measured(truth: Truth, ops: Mapping[tuple[str, str], Ops]) -> Truth:
     free = quiet(truth.from_ns, truth.until_ns, times)
     effects = [[f.to_json() for f in felt(ops, time, free) if f.program in fault.reach and f.how in (fault.ways or WAYS)]
                for fault, time in zip(truth.faults, times, strict=True)]  # fmt: skip
-    return replace(truth, faults=[replace(fault, effect=effect) for fault, effect in zip(truth.faults, effects, strict=True)])
+    return replace(
+        truth, faults=[replace(fault, effect=effect) for fault, effect in zip(truth.faults, effects, strict=True)]
+    )
 
 
 def felt(ops: Mapping[tuple[str, str], Ops], fault: Interval, free: Sequence[Interval]) -> list[Felt]:
@@ -105,7 +107,10 @@ def _felt(program: str, op: str, ops: Ops, fault: Interval, free: Sequence[Inter
         usually = float((ns[usual & beyond] - median).sum()) / span * (fault[1] + AFTER_NS - fault[0])
         if lost.sum() >= max(LOST_NS, LOST_RATIO * usually) and (len(lost) >= 2 or lost.max() >= ONE_NS):
             add("slow", slow, median, float(ns[slow].max()))
-    for how, mask, least, points in (("failed", failed, FAILED, FAILED_POINTS), ("refused", refused, REFUSED, REFUSED_POINTS)):
+    for how, mask, least, points in (
+        ("failed", failed, FAILED, FAILED_POINTS),
+        ("refused", refused, REFUSED, REFUSED_POINTS),
+    ):
         before, share = float(np.mean(mask[usual])), float(np.mean(mask[now])) if now.any() else 0.0
         if np.count_nonzero(mask & now) >= least and share >= before + points:
             add(how, mask & now, before, share)

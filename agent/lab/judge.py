@@ -35,7 +35,9 @@ class Told:
     @property
     def text(self) -> str:
         """Whatever names something in it."""
-        return " ".join(str(self.last.get(c) or "") for c in ("subject", "sentence", "evidence", "culprit_comm", "culprit_object"))
+        return " ".join(
+            str(self.last.get(c) or "") for c in ("subject", "sentence", "evidence", "culprit_comm", "culprit_object")
+        )
 
     @property
     def causes(self) -> list[str]:
@@ -92,7 +94,9 @@ def cause_right(row: Row, fault: Done) -> bool:
 
 
 def fully_right(told: Told, fault: Done, truth: Truth) -> bool:
-    return _named(str(told.last["subject"]), fault, truth) and any(_agrees(told.last, right, fault.culprit) for right in fault.right)
+    return _named(str(told.last["subject"]), fault, truth) and any(
+        _agrees(told.last, right, fault.culprit) for right in fault.right
+    )
 
 
 def _agrees(row: Row, right: Row, culprit: Row) -> bool:
@@ -112,7 +116,11 @@ def judge(truth: Truth, told: Sequence[Told]) -> tuple[list[Verdict], list[Told]
     for one in told:
         if one.last["start_ns"] < truth.from_ns - EARLY_NS:
             continue
-        near = [v for v in verdicts if _overlap(one.last, v.fault)] if any(_begins(one.last, v.fault) for v in verdicts) else []
+        near = (
+            [v for v in verdicts if _overlap(one.last, v.fault)]
+            if any(_begins(one.last, v.fault) for v in verdicts)
+            else []
+        )
         near.sort(key=lambda v: (not concerns(one, v.fault, truth), not cause_right(one.last, v.fault), not v.counts))
         (near[0].told if near else stray).append(one)
     for verdict in verdicts:
@@ -125,4 +133,6 @@ def _begins(row: Row, fault: Done) -> bool:
 
 
 def _overlap(row: Row, fault: Done) -> bool:
-    return bool(fault.right) and row["start_ns"] <= fault.until_ns + LATE_NS and row["end_ns"] >= fault.start_ns - EARLY_NS
+    return (
+        bool(fault.right) and row["start_ns"] <= fault.until_ns + LATE_NS and row["end_ns"] >= fault.start_ns - EARLY_NS
+    )

@@ -82,8 +82,12 @@ class Kind:
     duration_s: tuple[float, float] = (2.0, 6.0)
     needs: tuple[str, ...] = ()
     settle_s: float = 0.0  #: more time to recover than others need
-    touches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  #: what it does something to, by target, where that is not the target itself
-    ways: tuple[str, ...] = ()  #: how it can be felt (the words of ``effect``), where that is not any way: what else happens meanwhile is chance
+    touches: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  #: what it does something to, by target, where that is not the target itself
+    ways: tuple[
+        str, ...
+    ] = ()  #: how it can be felt (the words of ``effect``), where that is not any way: what else happens meanwhile is chance
 
     def reach(self, fault: Fault, there: Mapping[str, Program]) -> frozenset[str]:
         """Who may feel it."""
@@ -93,7 +97,14 @@ class Kind:
         """A fault of this kind."""
         target, size = chance.choice(self.targets), self.size.draw(chance)
         duration = size if self.size.what == "duration_s" else chance.uniform(*self.duration_s)
-        return Fault(self.name, target, round(size, 6), round(duration, 3), round(chance.uniform(6.0, 9.0), 3), chance.randrange(2**31))
+        return Fault(
+            self.name,
+            target,
+            round(size, 6),
+            round(duration, 3),
+            round(chance.uniform(6.0, 9.0), 3),
+            chance.randrange(2**31),
+        )
 
 
 def kinds() -> dict[str, Kind]:

@@ -115,5 +115,7 @@ class Life:
         if time.monotonic() < self._next:
             return
         t_ns = boot_ns()
-        self.events.append({"t_ns": t_ns, "what": self._chance.choice(ALWAYS if busy else self._able)(self._stage, self._chance)})
+        self.events.append(
+            {"t_ns": t_ns, "what": self._chance.choice(ALWAYS if busy else self._able)(self._stage, self._chance)}
+        )
         self._next = self._later()

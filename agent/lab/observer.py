@@ -33,10 +33,19 @@ class Observer:
         self._processes: list[subprocess.Popen[bytes]] = []
         stage.children.append(lambda: {process.pid for process in self._processes if process.poll() is None})
         self._agent = self._start("run", *(word for url in redis for word in ("--redis", url)))
-        if not wait_for(lambda: b"ready attached=" in self._log.read_bytes() or self._agent.poll() is not None, READY_S * patience) or self._agent.poll() is not None:
+        if (
+            not wait_for(
+                lambda: b"ready attached=" in self._log.read_bytes() or self._agent.poll() is not None,
+                READY_S * patience,
+            )
+            or self._agent.poll() is not None
+        ):
             raise AgentError("the laboratory's agent did not start", why=self._told())
         self._recorder = self._start("record", "-o", str(recording), "--store", str(self._store))
-        if not wait_for(lambda: recording.exists() or self._recorder.poll() is not None, READY_S * patience) or not recording.exists():
+        if (
+            not wait_for(lambda: recording.exists() or self._recorder.poll() is not None, READY_S * patience)
+            or not recording.exists()
+        ):
             raise AgentError("the laboratory's recorder did not start", why=self._told())
 
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:

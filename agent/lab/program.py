@@ -37,7 +37,9 @@ class Program:
     root: bool = False
     comm: str = ""
     group: str = ""  #: its cgroup, where it shares one with others
-    prepare: Callable[[Path], None] | None = None  #: called once before, by the laboratory, with ``Run.shared``; raises OSError where it cannot be had
+    prepare: Callable[[Path], None] | None = (
+        None  #: called once before, by the laboratory, with ``Run.shared``; raises OSError where it cannot be had
+    )
 
     @property
     def limiter(self) -> str:
@@ -49,8 +51,23 @@ class Run:
     """A program's view of its run. directory: its own, which it may write to; shared: everybody's; settings: changes while it runs.
     ends: descriptors of the link's two devices, for programs of root's; seed: the sitting's."""
 
-    def __init__(self, program: Program, directory: Path, shared: Path, intake: Path, ends: tuple[int, int] = (-1, -1), seed: int = 0) -> None:
-        self.program, self.directory, self.shared, self.intake, self.ends, self.seed = program, directory, shared, intake, ends, seed
+    def __init__(
+        self,
+        program: Program,
+        directory: Path,
+        shared: Path,
+        intake: Path,
+        ends: tuple[int, int] = (-1, -1),
+        seed: int = 0,
+    ) -> None:
+        self.program, self.directory, self.shared, self.intake, self.ends, self.seed = (
+            program,
+            directory,
+            shared,
+            intake,
+            ends,
+            seed,
+        )
         self.settings: dict[str, Any] = dict(program.settings)
 
     def listen(self) -> None:
@@ -67,7 +84,9 @@ class Run:
 
     def log(self, op: str, start_ns: int, outcome: str = "ok", end_ns: int | None = None) -> None:
         """One operation that ended: what, when (CLOCK_BOOTTIME), how long it took, how it ended (``ok``, ``refused``, or what went wrong)."""
-        os.write(LOG_FD, b'[%d,%d,"%s","%s"]\n' % (start_ns, (end_ns or boot_ns()) - start_ns, op.encode(), outcome.encode()))
+        os.write(
+            LOG_FD, b'[%d,%d,"%s","%s"]\n' % (start_ns, (end_ns or boot_ns()) - start_ns, op.encode(), outcome.encode())
+        )
 
     def every(self, per_s: float) -> Ticks:
         return Ticks(per_s)
@@ -100,5 +119,9 @@ def programs() -> dict[str, Program]:
     """All of them, by name: each file of ``agent/lab/programs`` has a tuple ``PROGRAMS``."""
     from agent.lab import programs as room
 
-    found = [p for info in iter_modules(room.__path__) for p in getattr(import_module(f"{room.__name__}.{info.name}"), "PROGRAMS", ())]
+    found = [
+        p
+        for info in iter_modules(room.__path__)
+        for p in getattr(import_module(f"{room.__name__}.{info.name}"), "PROGRAMS", ())
+    ]
     return {program.name: program for program in found}

@@ -10,7 +10,18 @@ from agent.lab.kind import Kind
 from agent.lab.truth import Truth
 
 ON_A_SCREEN = ("kind", "target", "size", "victims", "found", "right", "found_after_s", "confidence", "sentence")
-SCORE_COLUMNS = ("what", "faults", "detected", "top1_cause", "top1", "top3_cause", "median_s", "p95_s", "unfelt", "said")
+SCORE_COLUMNS = (
+    "what",
+    "faults",
+    "detected",
+    "top1_cause",
+    "top1",
+    "top3_cause",
+    "median_s",
+    "p95_s",
+    "unfelt",
+    "said",
+)
 
 
 def catalogue(kinds: Sequence[Kind]) -> list[dict[str, Any]]:

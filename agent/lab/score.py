@@ -81,7 +81,11 @@ class Score:
     def _fault(self, verdict: Verdict, truth: Truth) -> None:
         fault = verdict.fault
         if verdict.counts:
-            for tally in (self.whole, self.kinds.setdefault(fault.kind, Tally()), self.sizes[next(n for n, top in SIZES if fault.ratio < top)]):
+            for tally in (
+                self.whole,
+                self.kinds.setdefault(fault.kind, Tally()),
+                self.sizes[next(n for n, top in SIZES if fault.ratio < top)],
+            ):
                 tally.add(verdict, truth)
             self.answers.update(dict.fromkeys(right["cause"] for right in fault.right).keys())
             said = verdict.told[0].last["cause"] if verdict.told else "(nothing)"

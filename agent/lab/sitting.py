@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent import host
+from agent.common import host
 from agent.common.clocks import boot_ns
 from agent.errors import USAGE, AgentError, say
 from agent.lab import effect, oplog, truth
@@ -34,8 +34,19 @@ class Sitting:
 
     def __init__(self, plan: Sequence[Group], seed: int, out: Path, sham: frozenset[str] = frozenset(), observed: bool = True,
                  tell: Callable[[str], None] = say, workload: Mapping[str, Program] | None = None, patience: float = 1.0) -> None:  # fmt: skip
-        self._plan, self._seed, self._out, self._sham, self._observed, self._tell = plan, seed, out, sham, observed, tell
-        self._kinds, self._workload, self._patience = kinds(), dict(programs() if workload is None else workload), patience
+        self._plan, self._seed, self._out, self._sham, self._observed, self._tell = (
+            plan,
+            seed,
+            out,
+            sham,
+            observed,
+            tell,
+        )
+        self._kinds, self._workload, self._patience = (
+            kinds(),
+            dict(programs() if workload is None else workload),
+            patience,
+        )
         self._left_out: list[dict[str, str]] = []
 
     def play(self) -> truth.Truth:
@@ -43,14 +54,23 @@ class Sitting:
         self._out.mkdir(parents=True, exist_ok=True)
         if (self._out / truth.FILE).exists():
             raise AgentError(f"{self._out} holds a sitting already", remedy="name another directory", exit_code=USAGE)
-        shutil.rmtree(self._out / truth.LOGS, ignore_errors=True)  # of a sitting that was broken off, as is its recording
+        shutil.rmtree(
+            self._out / truth.LOGS, ignore_errors=True
+        )  # of a sitting that was broken off, as is its recording
         (self._out / truth.RECORDING).unlink(missing_ok=True)
-        with at_most(START_S * self._patience + 2 * self._planned_s()), Stage(self._out, self._workload, self._seed) as self._stage:
+        with (
+            at_most(START_S * self._patience + 2 * self._planned_s()),
+            Stage(self._out, self._workload, self._seed) as self._stage,
+        ):
             for note in self._stage.notes:
                 self._tell(note)
             self._life = Life(self._stage, self._seed)
-            watched = [f"redis://{address}:{PORT}/0" for name, address in PLACES.items() if name in self._stage.programs]
-            self._observer = Observer(self._stage, watched, self._out / truth.RECORDING, self._patience) if self._observed else None
+            watched = [
+                f"redis://{address}:{PORT}/0" for name, address in PLACES.items() if name in self._stage.programs
+            ]
+            self._observer = (
+                Observer(self._stage, watched, self._out / truth.RECORDING, self._patience) if self._observed else None
+            )
             self._rest(WARM_S / 2)
             from_ns = boot_ns()
             self._rest(WARM_S / 2)
@@ -64,7 +84,15 @@ class Sitting:
         return self._write(from_ns, until_ns, members, done)
 
     def _planned_s(self) -> float:
-        return WARM_S + LAST_S + sum(fault.gap_s + fault.duration_s + self._kinds[fault.kind].settle_s for group in self._plan for fault in group)
+        return (
+            WARM_S
+            + LAST_S
+            + sum(
+                fault.gap_s + fault.duration_s + self._kinds[fault.kind].settle_s
+                for group in self._plan
+                for fault in group
+            )
+        )
 
     def _rest(self, seconds: float, busy: bool = False) -> None:
         """Sleeps, while life goes on. Raises AgentError when something ended that should not have."""
@@ -85,7 +113,10 @@ class Sitting:
             return []
         self._rest(able[0].gap_s)
         begins = [0.0, *(fault.gap_s for fault in able[1:])]
-        steps = sorted([(at, 0, n) for n, at in enumerate(begins)] + [(at + able[n].duration_s, 1, n) for n, at in enumerate(begins)])
+        steps = sorted(
+            [(at, 0, n) for n, at in enumerate(begins)]
+            + [(at + able[n].duration_s, 1, n) for n, at in enumerate(begins)]
+        )
         injected = [_Injected(self._stage, self._kinds[f.kind], f, f.kind in self._sham) for f in able]
         at = 0.0
         with contextlib.ExitStack() as all_:
@@ -104,7 +135,11 @@ class Sitting:
             self._tell(f"{number + 1}/{len(self._plan)} {what}" + (f": left out: {one.failed}" if one.failed else ""))
             if one.failed:
                 self._left_out.append({"kind": one.kind.name, "why": one.failed})
-        return [self._done(f"{self._seed}-{number}{'ab'[n] if len(able) > 1 else ''}", one) for n, one in enumerate(injected) if not one.failed]
+        return [
+            self._done(f"{self._seed}-{number}{'ab'[n] if len(able) > 1 else ''}", one)
+            for n, one in enumerate(injected)
+            if not one.failed
+        ]
 
     def _lacking(self, fault: Fault) -> bool:
         kind = self._kinds[fault.kind]
@@ -125,13 +160,23 @@ class Sitting:
     def _culprit(self, culprit: Culprit, pids: set[int]) -> dict[str, Any]:
         member = self._stage.crew.members.get(culprit.process)
         pids |= {life.pid for life in member.lives} if member else set(culprit.pids)
-        return {"process": culprit.process, "pids": sorted(pids), "comm": member.comm if member else culprit.process, "object": culprit.object}
+        return {
+            "process": culprit.process,
+            "pids": sorted(pids),
+            "comm": member.comm if member else culprit.process,
+            "object": culprit.object,
+        }
 
-    def _write(self, from_ns: int, until_ns: int, members: dict[str, dict[str, Any]], done: Sequence[truth.Done]) -> truth.Truth:
+    def _write(
+        self, from_ns: int, until_ns: int, members: dict[str, dict[str, Any]], done: Sequence[truth.Done]
+    ) -> truth.Truth:
         """The effects follow from the logs."""
         logs = self._out / truth.LOGS
         made_by = {"version": host.version(), "kernel": os.uname().release, "sham": sorted(self._sham)}
-        whole = effect.measured(truth.Truth(self._seed, from_ns, until_ns, members, list(done), self._life.events, made_by, self._left_out), oplog.read(logs))
+        whole = effect.measured(
+            truth.Truth(self._seed, from_ns, until_ns, members, list(done), self._life.events, made_by, self._left_out),
+            oplog.read(logs),
+        )
         whole.write(self._out)
         oplog.pack(logs)
         return whole

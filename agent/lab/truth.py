@@ -88,7 +88,9 @@ class Truth:
                 fault.pop("victims", None)
             return cls(**{**whole, "faults": [Done(**fault) for fault in whole["faults"]]})
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise AgentError(f"{path} is no truth file", why=str(error), remedy="name a directory that `tickscope lab run` wrote") from error
+            raise AgentError(
+                f"{path} is no truth file", why=str(error), remedy="name a directory that `tickscope lab run` wrote"
+            ) from error
 
 
 def quiet(from_ns: int, until_ns: int, faults: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -49,7 +49,9 @@ class Arrival:
     def sent_ns(self, ancillary: list[tuple[int, int, bytes]], read_ns: int, clocks: Clocks) -> int:
         """CLOCK_BOOTTIME ns of sending; ``read_ns`` where it is not known. clocks: read shortly before."""
         for level, kind, data in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS) and abs(clocks.distance_ns - self._empty.distance_ns) < _STEADY_NS:
+            if (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS) and abs(
+                clocks.distance_ns - self._empty.distance_ns
+            ) < _STEADY_NS:
                 seconds, ns = _TIMESPEC.unpack(data)
                 stamped_ns = int(seconds) * 1_000_000_000 + int(ns)
                 return min(max(stamped_ns - clocks.distance_ns, self._empty.boot_ns), read_ns)

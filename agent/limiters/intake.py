@@ -4,7 +4,7 @@ Two sockets take the same: ``intake.sock`` datagrams, ``intake.seq.sock`` connec
 from reporting by others (agent/limiters/senders.py). Who sent it is told by the kernel (SCM_CREDENTIALS), not by the sender. Beyond the members of the contract a
 program may name the thread that decided (``tid``, as gettid() gives it), so that system calls inside the decision can be found, and when (``t_ns``, as its
 CLOCK_BOOTTIME reads, which in a time namespace is not the host's), where it reports later than it decides; waits inside a decision are known for
-two seconds (agent/limiters/waits.py). What it could not send it tells with the next that it can: ``dropped``, which becomes a ``loss`` row.
+two seconds (agent/correlate/reported.py). What it could not send it tells with the next that it can: ``dropped``, which becomes a ``loss`` row.
 
 A full queue makes a blocking sender wait and a non-blocking one get EAGAIN (unix(7)): nothing is dropped on the way that
 could be counted here. Senders must not wait: deploy/examples/report.py. How many datagrams fit is fixed when the socket is made.
@@ -30,10 +30,10 @@ from agent.limiters.arrival import stamp
 from agent.limiters.decision import FLOATS, IDS, INTEGERS, TABLE, Decoder, Malformed
 from agent.limiters.senders import CONNECTIONS, Message, Senders
 from agent.limiters.threads import Threads
-from agent.rundir import RunDirectory
+from agent.posix.rundir import RunDirectory
 
 QUEUE_LENGTH = 4096
-#: What hit a bound, in words (agent/bounds.py).
+#: What hit a bound, in words (agent/service/bounds.py).
 REASONS = {
     "refused": "connections refused, since their user had its share of the places",
     "displaced": "connections closed to make room for other users'",
@@ -49,7 +49,19 @@ _IDENTITY_NS = 1_000_000_000
 _LOSS_INTERVAL_NS = 1_000_000_000
 #: ``source`` of the ``loss`` rows: what was no decision, what senders say they dropped, what went with connections that were closed.
 _MALFORMED, _DROPPED, _UNREAD = "intake", "intake senders", "intake connections"
-_COLUMNS = ("t_ns", "pid", "proc_start_ns", "comm", "limiter_id", "result", "key", "unlimited", *FLOATS, *INTEGERS, *IDS)
+_COLUMNS = (
+    "t_ns",
+    "pid",
+    "proc_start_ns",
+    "comm",
+    "limiter_id",
+    "result",
+    "key",
+    "unlimited",
+    *FLOATS,
+    *INTEGERS,
+    *IDS,
+)
 _UNKNOWN = {name: TABLE.by_name[name].null for name in _COLUMNS}
 
 
@@ -118,7 +130,13 @@ class Intake(Stating, Finishing):
 
     name = "intake"
 
-    def __init__(self, datagrams: socket.socket | None, listener: socket.socket | None = None, keys: str = "hashed", max_messages: int = 512) -> None:
+    def __init__(
+        self,
+        datagrams: socket.socket | None,
+        listener: socket.socket | None = None,
+        keys: str = "hashed",
+        max_messages: int = 512,
+    ) -> None:
         self.senders = Senders(datagrams, listener)
         self._max_messages, self._decoder = max_messages, Decoder(keys)
         self._identities: dict[int, tuple[int, Identity]] = {}
@@ -162,7 +180,9 @@ class Intake(Stating, Finishing):
                 continue
             self._lost[_DROPPED] += dropped
             if "tid" in values:
-                values["tid"] = self._threads.host(message.pid, identity.start_ns, message.uid, values["tid"], message.sent_ns)
+                values["tid"] = self._threads.host(
+                    message.pid, identity.start_ns, message.uid, values["tid"], message.sent_ns
+                )
             values["pid"], values["proc_start_ns"], values["comm"] = message.pid, identity.start_ns, identity.comm
             columns = columns or {name: [] for name in _COLUMNS}
             for name, column in columns.items():
@@ -197,7 +217,9 @@ class Intake(Stating, Finishing):
 
     def _loss(self, now_ns: int, interval_ns: int) -> Iterator[Batch]:
         self._lost[_UNREAD] = self.senders.counts["unread"]
-        news = {source: count - self._told[source] for source, count in self._lost.items() if count > self._told[source]}
+        news = {
+            source: count - self._told[source] for source, count in self._lost.items() if count > self._told[source]
+        }
         if not news:
             self._told_ns = now_ns
         elif now_ns - self._told_ns >= interval_ns:

@@ -1,7 +1,7 @@
 """The sockets that decisions come by, and whose turn it is: each user with connections gets as much as any other, and so do all who send datagrams together.
 
 A datagram socket is one queue: who fills it keeps others from sending. A connection (SOCK_SEQPACKET) is a queue of its sender's, so nobody's is filled by
-another, and no user can have all connections (agent/places.py).
+another, and no user can have all connections (agent/posix/places.py).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from agent.columns import NULL_I64
 from agent.limiters.arrival import STAMP_BYTES, Arrival, Clocks, read_clocks, stamp
-from agent.listener import Listener
-from agent.places import Places, peer
+from agent.posix.listener import Listener
+from agent.posix.places import Places, peer
 
 MAX_MESSAGE_BYTES = 8192
 CONNECTIONS = 256
@@ -64,7 +64,13 @@ class Queue:
         if not data and not ancillary and self.uid is not None:  # an empty message has its sender's credentials
             raise Ended
         read_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        return Message(data, not flags & socket.MSG_TRUNC, *_sender(ancillary), self._arrival.sent_ns(ancillary, read_ns, clocks), read_ns)
+        return Message(
+            data,
+            not flags & socket.MSG_TRUNC,
+            *_sender(ancillary),
+            self._arrival.sent_ns(ancillary, read_ns, clocks),
+            read_ns,
+        )
 
 
 class Senders:
@@ -179,7 +185,11 @@ class Senders:
     def state(self) -> dict[str, int]:
         """For ``status``."""
         deafened = self._listener.deafened if self._listener is not None else 0
-        return {"connections": len(self._places), **{name: self.counts[name] for name in ("refused", "displaced", "unread")}, "no_descriptor": deafened}
+        return {
+            "connections": len(self._places),
+            **{name: self.counts[name] for name in ("refused", "displaced", "unread")},
+            "no_descriptor": deafened,
+        }
 
     def close(self) -> None:
         for queue in self._queues.values():

@@ -1,121 +1,23 @@
 """Probe families: one NAME.py here beside one bpf/NAME.bpf.c, and nothing registered elsewhere.
 
-A module declares ``PROBE``. Its C source uses bpf/tickscope.h; its wire structs are declared in that source or in
-bpf/events.h, and named here. Decoding is pure: arrays in, batches out.
+A module declares ``PROBE`` (agent/kernel/probe.py). Its C source uses bpf/tickscope.h; its wire structs are declared in that source or in
+bpf/events.h, and named here. What a family needs besides a declaration stands in ``beside/``.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 
-import numpy as np
-
-from agent.batch import Batch
-from agent.contracts import Source
-from agent.tables import TABLES, Table
-
-
-@dataclass(frozen=True)
-class Program:
-    """One BPF program of a family.
-
-    kind: ``raw_tp`` (attached by the loader, or while asked for when ``on_demand``), ``uprobe`` or ``uretprobe``
-      (loaded, then attached by the helper to files that the agent finds).
-    target: the tracepoint's name for ``raw_tp``.
-    loses: what is not seen without it; a family without one of its programs is ``degraded`` and says this.
-    fallback: for ``raw_tp``, a kernel function whose return (fexit) does instead where there is no such tracepoint; then it is attached by the loader even if ``on_demand``.
-    optional: another program sees the same on kernels without this one, only later or at more cost; then it is no degradation.
-    """
-
-    function: str
-    kind: str = "raw_tp"
-    target: str = ""
-    loses: str = ""
-    on_demand: bool = False
-    fallback: str = ""
-    optional: bool = False
-
-
-@dataclass(frozen=True)
-class Ring:
-    """A BPF ring buffer of records of one struct.
-
-    decode: (records of ``wire``'s dtype, shape (n,)) -> batches. wake: its records are submitted with a wake-up.
-    """
-
-    map: str
-    wire: str
-    decode: Callable[[np.ndarray], Iterable[Batch]]
-    wake: bool = False
-
-
-@dataclass(frozen=True)
-class Aggregate:
-    """A pair of hash maps, written in turn (control.slot 0, 1); the resting one is read and emptied each interval.
-
-    decode: (keys, values, interval_ns, t_ns of the interval's end) -> batches.
-    sums: a mappable array of {key, value}, shape (processors, 2 slots, ``places``), with what programs on a hot path added up without a
-      look-up; its used elements (``value.count``) are read with the maps', so a key may come more than once.
-    """
-
-    maps: tuple[str, str]
-    key: str
-    value: str
-    decode: Callable[[np.ndarray, np.ndarray, int, int], Iterable[Batch]]
-    sums: str = ""
-    places: int = 0
-
-
-@dataclass(frozen=True)
-class Probe:
-    """A family. ``options`` are compile-time numbers, each a ``-DNAME=value`` that configuration may override.
-
-    parts: C files of the family that come before its main one (BCC rewrites map methods only in the text it is given, so no #include).
-    after: families whose C text this one's uses where it is there (``#ifdef`` of something that they define): they come before it.
-    tables: those of its rows that agent/tables.py does not have.
-    maps: further maps that user space needs.
-    setup: called once with the attached family, for sources that a declaration cannot express (uprobe targets, maps that
-      the agent fills); returns sources.
-    """
-
-    name: str
-    programs: tuple[Program, ...]
-    rings: tuple[Ring, ...] = ()
-    aggregates: tuple[Aggregate, ...] = ()
-    options: Mapping[str, int] = field(default_factory=dict)
-    parts: tuple[str, ...] = ()
-    maps: tuple[str, ...] = ()
-    after: tuple[str, ...] = ()
-    tables: tuple[Table, ...] = ()
-    setup: Callable[..., Iterable[Source]] | None = None
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """C files under bpf/, in the order in which they are compiled."""
-        return (*self.parts, f"{self.name}.bpf.c")
-
-
-def ordered(probes: Iterable[Probe]) -> list[Probe]:
-    """Each behind those that it names in ``after``, as far as they are among these; else as they came. Raises ValueError for a circle."""
-    waiting, out = list(probes), list[Probe]()
-    while waiting:
-        names = {probe.name for probe in waiting}
-        ready = next((probe for probe in waiting if not names & set(probe.after)), None)
-        if ready is None:
-            raise ValueError(f"families that come after each other: {', '.join(sorted(names))}")
-        waiting.remove(ready)
-        out.append(ready)
-    return out
+from agent.kernel.probe import Probe
+from agent.tables import TABLES
 
 
 def discover() -> dict[str, Probe]:
     """Every family declared in this package, by name. Raises ValueError for a table that cannot be added."""
     found = {}
     for module in pkgutil.iter_modules(__path__):
-        probe = getattr(importlib.import_module(f"{__name__}.{module.name}"), "PROBE", None)
+        probe = None if module.ispkg else getattr(importlib.import_module(f"{__name__}.{module.name}"), "PROBE", None)
         if isinstance(probe, Probe):
             found[probe.name] = probe
             for table in probe.tables:

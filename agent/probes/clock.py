@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from agent.probes import Probe, Program, Ring
+from agent.kernel.probe import Probe, Program, Ring
 
 if TYPE_CHECKING:
     from agent.contracts import Source
     from agent.kernel.load import Family
     from agent.kernel.source import KernelSource
-    from agent.kernel.targets import Attacher, Targets
+    from agent.targets.attacher import Attacher
+    from agent.targets.targets import Targets
 
 _LIBC = "who adjusts a frequency or an offset, on kernels before 6.14"
 
 
-def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: dict[str, Any]) -> Iterable[Source]:
+def setup(
+    family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: dict[str, Any]
+) -> Iterable[Source]:
     """The clock source, fed by this family. config: ``watch`` (agent.clock.process.WatchProcess), ``history`` and ``last`` (agent.clock.last.LastReading), which may be left out."""
-    from agent.clock.libc import Libraries
     from agent.clock.source import ClockSource
+    from agent.probes.beside.libc import Libraries
 
     source = ClockSource(config["watch"], config["history"], config.get("last"))
     for ring in ("clock_events", "clock_refused"):
@@ -33,8 +36,18 @@ def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targe
 PROBE = Probe(
     name="clock",
     programs=(
-        Program("clock_woke", target="sched_waking", loses="who steps a clock by a system call of its own, without the C library"),
-        Program("clock_ask", target="cap_capable", fallback="cap_capable", loses="adjustments by programs without the C library, who tries and may not", optional=True),
+        Program(
+            "clock_woke",
+            target="sched_waking",
+            loses="who steps a clock by a system call of its own, without the C library",
+        ),
+        Program(
+            "clock_ask",
+            target="cap_capable",
+            fallback="cap_capable",
+            loses="adjustments by programs without the C library, who tries and may not",
+            optional=True,
+        ),
         Program("clock_in_settime", "uprobe", loses=_LIBC),
         Program("clock_in_settimeofday", "uprobe", loses=_LIBC),
         Program("clock_in_adjtime", "uprobe", loses=_LIBC),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from agent.probes import Probe, Program, Ring
+from agent.kernel.probe import Probe, Program, Ring
 
 PROBE = Probe(
     name="exec",
-    programs=(Program("on_exec", target="sched_process_exec", loses="programs started later are found by a scan every 10 s"),),
+    programs=(
+        Program("on_exec", target="sched_process_exec", loses="programs started later are found by a scan every 10 s"),
+    ),
     rings=(Ring("exec_events", "exec_event", decode=lambda records: (), wake=True),),
     options={"EXEC_PAGES": 16},
 )

@@ -1,4 +1,4 @@
-"""Decisions of golang.org/x/time/rate in unmodified Go programs; see bpf/limiter.bpf.c."""
+"""Decisions of limiter libraries in unmodified Go programs, as agent/limiters/libraries/ declares them; see bpf/limiter_decision.h."""
 
 from __future__ import annotations
 
@@ -8,118 +8,34 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from agent.batch import Batch
-from agent.columns import NULL_I64
-from agent.kernel.wire import decode
-from agent.probes import Probe, Program, Ring
-from agent.tables import TABLES
+from agent.kernel.probe import Probe, Program, Ring
+from agent.limiters.catalogue import seen
+from agent.probes.beside.go_decisions import decided
 
 if TYPE_CHECKING:
     from agent.contracts import Source
     from agent.kernel.load import Family
     from agent.kernel.source import KernelSource
-    from agent.kernel.targets import Attacher, Targets
+    from agent.targets.attacher import Attacher
+    from agent.targets.targets import Targets
 
-LIBRARY = b"golang.org/x/time/rate"
 #: Uprobe hits a second and binary above which a binary is watched for one second in some only. A hit takes some 15 us.
 MAX_HITS_PER_S = 20_000
 
-#: ``rate.Inf``, no limit at all, is the largest double (rate.go).
-INF = np.finfo(np.float64).max
-_TABLE = TABLES["limiter_decision"]
-_ALLOWED, _REFUSED, _DELAYED, CANCELLED = (_TABLE.code("result", name) for name in ("allowed", "refused", "delayed", "cancelled"))
-
-# time.Time (time/time.go): wall has bit 63 where there is a monotonic reading, then seconds since 1885 in 33 bits and nanoseconds
-# in 30, and ext is the monotonic reading; else wall is the nanoseconds and ext the seconds since the year 1.
-_MONOTONIC, _SECONDS, _NANOSECONDS = np.uint64(1 << 63), np.uint64((1 << 33) - 1), np.uint64((1 << 30) - 1)
-_FROM_1885_S, _FROM_YEAR_1_S = 2_682_288_000, 62_135_596_800
-_MAX_S = 9_200_000_000
-
-
-def is_monotonic(wall: np.ndarray) -> np.ndarray:
-    """Whether time.Time values (their first words, shape (n,) u64) carry a monotonic reading; bool (n,)."""
-    found: np.ndarray = wall & _MONOTONIC != 0
-    return found
-
-
-def unix_ns(wall: np.ndarray, ext: np.ndarray) -> np.ndarray:
-    """Wall time of time.Time values, Unix ns, i64 (n,); unknown where that does not fit (the zero time)."""
-    since_1885 = ((wall >> np.uint64(30)) & _SECONDS).astype(np.int64) - _FROM_1885_S
-    since_year_1 = np.clip(ext.astype(np.int64), -(2**62), 2**62) - _FROM_YEAR_1_S
-    seconds = np.where(is_monotonic(wall), since_1885, since_year_1)
-    known = np.abs(seconds) < _MAX_S
-    whole = np.where(known, seconds, 0) * 1_000_000_000 + (wall & _NANOSECONDS).astype(np.int64)
-    return np.where(known, whole, NULL_I64)
-
-
-def elapsed_ns(to_wall: np.ndarray, to_ext: np.ndarray, wall: np.ndarray, ext: np.ndarray) -> np.ndarray:
-    """to - from as Go's Time.Sub has it: by the monotonic readings where both have one; i64 (n,) or unknown."""
-    both = is_monotonic(to_wall) & is_monotonic(wall)
-    if both.all():
-        return to_ext.astype(np.int64) - ext.astype(np.int64)
-    end, start = unix_ns(to_wall, to_ext), unix_ns(wall, ext)
-    known = both | ((end != NULL_I64) & (start != NULL_I64))
-    difference = np.where(both, to_ext.astype(np.int64) - ext.astype(np.int64), end - start)
-    return np.where(known, difference, NULL_I64)
-
-
-def limiter_ids(addresses: np.ndarray) -> np.ndarray:
-    """``rate.Limiter@0xc000012345`` for each address, S48 (n,); one process's limiters differ, pid tells processes apart."""
-    unique, which = np.unique(addresses, return_inverse=True)
-    names: np.ndarray = np.array([f"rate.Limiter@{a:#x}" for a in unique.tolist()], "S48")[which]
-    return names
-
-
-def _remaining(r: np.ndarray, refused: np.ndarray) -> np.ndarray:
-    """Tokens left, f64 (n,). A refusal leaves the limiter's figure as of ``last``: what accrued since is added, as advance() does."""
-    tokens, limit = r["tokens"].view("<f8"), r["limit"].view("<f8")
-    burst = r["burst"].astype(np.int64).astype(np.float64)
-    since = elapsed_ns(r["now_wall"], r["now_ext"], r["last_wall"], r["last_ext"])
-    fresh = since == NULL_I64  # never used: Limiter.last is the zero time, and the bucket is full
-    with np.errstate(over="ignore", invalid="ignore"):
-        accrued = np.where(fresh, burst, np.minimum(burst, tokens + np.maximum(since, 0) / 1e9 * limit))
-    left: np.ndarray = np.where(refused, accrued, tokens)
-    left[(r["burst"] == ~np.uint64(0)) | np.isnan(limit) | (limit >= INF)] = np.nan
-    return left
-
 
 def decode_decisions(records: np.ndarray) -> Iterable[Batch]:
-    """Records of ``struct limiter_decision`` -> limiter_decision rows, in the same order; without those that limiter_waits.py decodes."""
+    """Records of ``struct limiter_decision`` -> limiter_decision rows, in the same order; without those that beside/go_waits.py decodes."""
     at_once = records[(records["asleep"] | records["woke"]) == 0]
     return [Batch("limiter_decision", decided(at_once))] if len(at_once) else []
 
 
-def decided(records: np.ndarray) -> np.ndarray:
-    """A row for each record, as of the return from the decision."""
-    r = np.ascontiguousarray(records)
-    rows = decode(r, "limiter_decision").rows
-    ok, reserved = r["ok"] != 0, r["reserved"] != 0
-    limit, burst = r["limit"].view("<f8"), r["burst"].astype(np.int64)
-    unlimited = limit >= INF
-    wait = np.where(reserved, elapsed_ns(r["act_wall"], r["act_ext"], r["now_wall"], r["now_ext"]), 0)
-    delayed = ok & (wait > 0)
-    # Without a reservation, wait refuses what is beyond the burst; all else is that its context had ended (rate.go, wait).
-    given_up = ~ok & ~reserved & (unlimited | (r["n"].astype(np.int64) <= burst))
-    rows["result"] = np.select([given_up, ~ok, delayed], [CANCELLED, _REFUSED, _DELAYED], _ALLOWED)
-    rows["wait_ns"] = np.where(ok, np.where(delayed, wait, 0), NULL_I64)
-    rows["limiter_id"] = limiter_ids(r["limiter"])
-    rows["library"] = LIBRARY
-    rows["source"] = _TABLE.code("source", "uprobe")
-    rows["cost"] = r["n"].astype(np.int64)
-    rows["limit_per_s"] = np.where(unlimited, np.nan, limit)
-    rows["unlimited"] = np.where(np.isnan(limit), -1, unlimited)  # unknown is a NaN
-    rows["burst"] = np.where(r["burst"] == ~np.uint64(0), np.nan, burst.astype(np.float64))
-    rows["remaining"] = _remaining(r, ~ok)
-    rows["program_wall_ns"] = unix_ns(r["now_wall"], r["now_ext"])
-    rows["step_immune"] = is_monotonic(r["now_wall"])
-    rows["sample_rate"] = 1 / np.maximum(r["every"], 1).astype(np.float64)
-    return rows
-
-
-def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: Mapping[str, object]) -> Iterable[Source]:
-    """Attaches to every Go binary with the package that ``targets`` finds. config: ``limiter_max_hits_per_s``."""
-    from agent.kernel.files import Ask
-    from agent.kernel.golimiter import GoLimiters
-    from agent.probes.limiter_waits import Waits
+def setup(
+    family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: Mapping[str, object]
+) -> Iterable[Source]:
+    """Attaches to every Go binary with a library that ``targets`` finds. config: ``limiter_max_hits_per_s``."""
+    from agent.probes.beside.go_waits import Waits
+    from agent.probes.beside.golimiter import GoLimiters
+    from agent.targets.asked import Ask
 
     budget = int(str(config.get("limiter_max_hits_per_s", MAX_HITS_PER_S)))
     source = GoLimiters(family, kernel.loaded.wire, helper, budget, targets.unseen)
@@ -129,15 +45,31 @@ def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targe
     return [source, waits]
 
 
+def _programs() -> Iterable[Program]:
+    for one in seen().values():
+        for function in one.functions:
+            yield from (Program(name, "uprobe", loses=function.loses) for name in (function.entry, function.end))
+
+
+def _options() -> dict[str, int]:
+    """Where arguments, results and fields are, and each library's number. Raises ValueError for a name that two libraries give."""
+    out = dict[str, int]()
+    for number, (library, one) in enumerate(seen().items()):
+        own = one.options() | {f"{one.stem}_LIBRARY".upper(): number}
+        if twice := out.keys() & own.keys():
+            raise ValueError(
+                f"{library}: {', '.join(sorted(twice))} is another library's: give its programs and its file names of their own"
+            )
+        out |= own
+    return out
+
+
 PROBE = Probe(
     name="limiter",
-    programs=(
-        Program("limiter_reserve", "uprobe", loses="decisions"),
-        Program("limiter_reserved", "uprobe", loses="decisions"),
-        Program("limiter_wait", "uprobe", loses="waits that are refused before a reservation"),
-        Program("limiter_waited", "uprobe", loses="waits that are refused before a reservation"),
-    ),
+    programs=tuple(_programs()),
     rings=(Ring("limiter_decisions", "limiter_decision", decode_decisions),),
+    options=_options(),
+    parts=("limiter_decision.h", *(one.source for one in seen().values() if one.source != "limiter.bpf.c")),
     maps=("limiter_binaries", "limiter_counts"),
     setup=setup,
 )

@@ -4,8 +4,6 @@ bpf/syscalls_timed.bpf.c."""
 from __future__ import annotations
 
 import os
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -17,21 +15,23 @@ from agent.batch import Batch
 from agent.columns import NULL_I64
 from agent.contracts import Finishing
 from agent.kernel import bpf
+from agent.kernel.probe import Aggregate, Probe, Program, Ring
 from agent.kernel.ring import SharedArray
-from agent.kernel.window import attach, degrade
-from agent.kernel.wire import decode, make_peer
-from agent.probes import Aggregate, Probe, Program, Ring
+from agent.kernel.sampling import attach, degrade
+from agent.kernel.wire import OUTSIDE, decode, make_peer
+from agent.probes.beside.measuring import measure_flag
 from agent.tables import TABLES
 
 if TYPE_CHECKING:
     from agent.contracts import Source
     from agent.kernel.helper_client import Helper
     from agent.kernel.load import Family
+    from agent.kernel.sampling import Window
     from agent.kernel.source import KernelSource
-    from agent.kernel.window import Window
 
 _SLOW, _WAITING, _BY_FD, _WRITES_FD, _POLLS = range(1, 6)
 _FD_TYPES = np.array([b"", b"file", b"directory", b"block device", b"char device", b"pipe", b"socket", b"anon"], "S16")
+_ANON = len(_FD_TYPES) - 1
 
 #: Calls that wait for input, time or another program; by name. Calls that are neither here nor below count as slow.
 _WAIT = """epoll_wait epoll_pwait epoll_pwait2 select pselect6 nanosleep clock_nanosleep futex futex_wait futex_waitv
@@ -46,6 +46,8 @@ _WRITE = """write writev pwrite64 pwritev pwritev2 sendto sendmsg sendmmsg conne
 _COMPAT = 512
 #: No window is open: calls begun before now are none of the next one's. 0 stands for ``full``.
 _NEVER = 2**64 - 1
+#: Of ``cpu_wait``: shorter sums are not told, and of others only so many an interval.
+_CPU_FLOOR_NS, _CPU_PAIRS = 5_000_000, 64
 #: In this order: a call is timed once both its ends are seen.
 _TIMED = ("syscalls_on_sys_exit", "syscalls_on_sys_enter")
 
@@ -94,8 +96,9 @@ def decode_events(records: np.ndarray) -> Iterator[Batch]:
     rows["syscall"], rows["nr"] = _name(records["nr"]), _number(records["nr"])
     rows["peer"] = make_peer(records["peer_addr"], records["peer_port"])
     named = _FD_TYPES[np.minimum(records["inode_type"], len(_FD_TYPES) - 1)]
-    anonymous = np.char.strip(np.char.lower(records["fd_name"]), b"[]")
-    rows["fd_type"] = np.where(anonymous != b"", anonymous, named)
+    unnamed = records["inode_type"] == _ANON
+    rows["fd_type"] = np.where(unnamed, np.char.strip(np.char.lower(records["fd_name"]), b"[]"), named)
+    rows["file"] = np.where(unnamed, b"", records["fd_name"])
     ret = records["ret"].view(np.int64)
     rows["ret"] = np.where(records["basis"] == 0, ret, NULL_I64)
     yield batch
@@ -103,7 +106,9 @@ def decode_events(records: np.ndarray) -> Iterator[Batch]:
 
 def merge(keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Elements of equal keys (several processors', and the maps') as one each."""
-    unique, first, of = np.unique(np.ascontiguousarray(keys).view(f"V{keys.itemsize}"), return_index=True, return_inverse=True)
+    unique, first, of = np.unique(
+        np.ascontiguousarray(keys).view(f"V{keys.itemsize}"), return_index=True, return_inverse=True
+    )
     if len(unique) == len(keys):
         return keys, values
     order, out = np.argsort(of, kind="stable"), values[first]
@@ -132,6 +137,33 @@ def decode_latency(keys: np.ndarray, values: np.ndarray, interval_ns: int, t_ns:
     yield batch
 
 
+def _named(batch: Batch, by: np.ndarray) -> Batch:
+    """With who ran instead."""
+    for name in ("pid", "proc_start_ns", "cgroup_id"):
+        column = by[name]
+        unknown = column >= (OUTSIDE if name == "pid" else np.iinfo(column.dtype).max)
+        batch.rows[f"by_{name}"] = np.where(unknown, NULL_I64, column.astype(np.int64))
+    batch.rows["by_comm"] = np.where(by["pid"] == 0, b"", by["comm"])
+    return batch
+
+
+def decode_cpu_events(records: np.ndarray) -> Iterator[Batch]:
+    """syscalls_cpu_event records -> cpu_delay rows."""
+    batch = decode(records[["t_ns", "proc"]], "cpu_delay")
+    batch.rows["duration_ns"] = records["wait_ns"]
+    yield _named(batch, records["by"])
+
+
+def decode_cpu_waits(keys: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> Iterator[Batch]:
+    """Aggregated elements -> cpu_wait rows: those that waited longest."""
+    values = values[values["wait_ns"] >= _CPU_FLOOR_NS]
+    values = values[np.argsort(values["wait_ns"], kind="stable")[::-1][:_CPU_PAIRS]]
+    if len(values):
+        batch = decode(values[["count", "wait_ns", "max_ns", "proc"]], "cpu_wait")
+        batch.rows["t_ns"], batch.rows["interval_ns"] = t_ns, interval_ns
+        yield _named(batch, values["by"])
+
+
 class PendingCalls(Finishing):
     """Takes slow calls out of the kernel whose thread has not left the CPU since, and so has not handed them over."""
 
@@ -158,7 +190,8 @@ class PendingCalls(Finishing):
 
     def _take(self, until_ns: int) -> Iterator[Batch]:
         keys, values = self._map.read()
-        old = np.flatnonzero((values["t_ns"].astype(np.int64) < until_ns) & (values["goes_on"] == 0))
+        ends = values["t_ns"].astype(np.int64)  # 0 while a program is writing it
+        old = np.flatnonzero((ends > 0) & (ends < until_ns) & (values["goes_on"] == 0))
         mine = [i for i in old if bpf.delete(self._map.fd, keys[i].tobytes())]
         if mine:
             yield from decode_events(values[mine])
@@ -208,58 +241,18 @@ def _tune(kernel: KernelSource, family: Family) -> np.ndarray:
     return SharedArray(family.maps["syscalls_tune"], kernel.loaded.wire.dtype("syscalls_tune")).values
 
 
-def measure_flag(tune: np.ndarray) -> int:
-    """Finds the kernel's TIF_NEED_FPU_LOAD bit: clear at the first block of a call, set at every later block of it.
-
-    A preemption at the wrong moment hides the difference, so it is tried again. Bits below 8 are left out: they stand for
-    pending work (rseq sets one of them), which some threads never have. 0 where no bit fits.
-    """
-    for _ in range(40):
-        _block_both_ways(tune)
-        again, first = int(tune["flags_again"][0]), int(tune["flags_first"][0])
-        candidates = again & ~first & 0xFFFFFF00 if again != 2**64 - 1 else 0
-        if candidates:
-            return candidates & -candidates
-    return 0
-
-
-def _block_both_ways(tune: np.ndarray) -> None:
-    """A thread sleeps twice (first blocks), then writes more to a pipe than it holds, which is emptied in steps (one call)."""
-    tune["flags_first"], tune["flags_again"], tune["flag_mask"] = 0, 2**64 - 1, 0
-    tune["calibrate_nr"] = int(np.flatnonzero(names() == b"write")[0])
-    started, finished = threading.Event(), threading.Event()
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)
-
-    def block() -> None:
-        tune["calibrate_tid"] = threading.get_native_id()
-        time.sleep(0.0002)
-        time.sleep(0.0002)
-        started.set()
-        os.write(writer, b"\0" * 200_000)
-        tune["calibrate_tid"] = 0
-        finished.set()
-
-    thread = threading.Thread(target=block, daemon=True)  # SIGINT may come meanwhile, and nobody then empties the pipe
-    thread.start()
-    started.wait()
-    while not finished.wait(0.0002):
-        try:
-            os.read(reader, 16384)
-        except BlockingIOError:
-            continue
-    thread.join()
-    os.close(reader)
-    os.close(writer)
-
-
-def setup(family: Family, kernel: KernelSource, helper: Helper, targets: Any, config: dict[str, Any]) -> Iterable[Source]:
+def setup(
+    family: Family, kernel: KernelSource, helper: Helper, targets: Any, config: dict[str, Any]
+) -> Iterable[Source]:
     """config: ``syscalls`` (blocked, sampled, full), ``window``."""
     SharedArray(family.maps["syscalls_class"], "<u8").values[:] = classes()
     tune = _tune(kernel, family)
-    tune["flag_mask"] = measure_flag(tune)
+    tune["flag_mask"] = measure_flag(tune, int(np.flatnonzero(names() == b"write")[0]))
     if not tune["flag_mask"][0]:
-        family.state, family.reason = "degraded", "cannot tell where one call ends and the next begins: each block counts as a call"
+        family.state, family.reason = (
+            "degraded",
+            "cannot tell where one call ends and the next begins: each block counts as a call",
+        )
     yield PendingCalls(kernel, family)
     mode = config.get("syscalls", "sampled")
     if mode == "sampled":
@@ -270,20 +263,38 @@ def setup(family: Family, kernel: KernelSource, helper: Helper, targets: Any, co
 
 PROBE = Probe(
     name="syscalls",
-    parts=("syscalls_call.h", "syscalls_fd.h", "syscalls_timed.bpf.c"),
-    after=("limiter",),
+    parts=("syscalls_call.h", "syscalls_lock.h", "syscalls_cpu.h", "syscalls_fd.h", "syscalls_timed.bpf.c"),
+    after=("limiter", "dns"),
     programs=(
         Program("syscalls_on_switch", target="sched_switch", loses="time blocked in system calls"),
         Program("syscalls_on_wakeup", target="sched_wakeup", loses="run-queue wait apart from blocked time"),
         Program("syscalls_on_exit", target="sched_process_exit", loses="slow calls of threads that exit"),
+        Program("syscalls_on_flock", target="flock_lock_inode", loses="who held the lock that a flock waited for"),
+        Program("syscalls_on_posix", target="posix_lock_inode", loses="who held the lock that an fcntl waited for"),
         Program("syscalls_on_sys_enter", target="sys_enter", on_demand=True, loses="timing of calls that do not block"),
         Program("syscalls_on_sys_exit", target="sys_exit", on_demand=True, loses="timing of calls that do not block"),
     ),
-    rings=(Ring("syscalls_events", "syscalls_event", decode_events),),
-    aggregates=(
-        Aggregate(("syscalls_a", "syscalls_b"), "syscalls_key", "syscalls_value", decode_latency, sums="syscalls_sums", places=128),
+    rings=(
+        Ring("syscalls_events", "syscalls_event", decode_events),
+        Ring("syscalls_cpu_events", "syscalls_cpu_event", decode_cpu_events),
     ),
-    options={"SYSCALLS_CPUS": processors(), "SYSCALLS_SLOW_NS": 10_000_000, "SYSCALLS_WAIT_NS": 1_000_000, "SYSCALLS_THREADS": 32768},
+    aggregates=(
+        Aggregate(
+            ("syscalls_a", "syscalls_b"),
+            "syscalls_key",
+            "syscalls_value",
+            decode_latency,
+            sums="syscalls_sums",
+            places=128,
+        ),
+        Aggregate(("syscalls_cpu_a", "syscalls_cpu_b"), "syscalls_cpu_key", "syscalls_cpu_value", decode_cpu_waits),
+    ),
+    options={
+        "SYSCALLS_CPUS": processors(),
+        "SYSCALLS_SLOW_NS": 10_000_000,
+        "SYSCALLS_WAIT_NS": 1_000_000,
+        "SYSCALLS_THREADS": 32768,
+    },
     maps=("syscalls_tune", "syscalls_class", "syscalls_watched", "syscalls_pending"),
     setup=setup,
 )

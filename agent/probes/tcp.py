@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agent.batch import Batch
+from agent.kernel.probe import Aggregate, Probe, Program, Ring
 from agent.kernel.wire import decode
-from agent.probes import Aggregate, Probe, Program, Ring
 
 if TYPE_CHECKING:
     from agent.contracts import Source
@@ -70,11 +70,21 @@ PROBE = Probe(
     parts=("tcp_socket.h", "tcp_rtt.h"),
     programs=(
         Program("on_tcp_state", target="inet_sock_set_state", loses="connects, connection ends, owners"),
-        Program("on_tcp_state_softirq", target="inet_sock_set_state", loses="connects, connection ends, accepted sockets"),
+        Program(
+            "on_tcp_state_softirq", target="inet_sock_set_state", loses="connects, connection ends, accepted sockets"
+        ),
         Program("on_tcp_destroy", target="tcp_destroy_sock", loses="room: closed sockets stay in the table"),
-        Program("on_tcp_receive", target="tcp_rcv_space_adjust", loses="owners and round-trip times of sockets that receive"),
+        Program(
+            "on_tcp_receive", target="tcp_rcv_space_adjust", loses="owners and round-trip times of sockets that receive"
+        ),
         Program("on_tcp_probe", target="tcp_probe", on_demand=True, loses="round-trip times of sockets that only send"),
-        Program("on_tcp_send", target="sock_send_length", fallback="tcp_sendmsg", on_demand=True, loses="owners of accepted sockets that only send"),
+        Program(
+            "on_tcp_send",
+            target="sock_send_length",
+            fallback="tcp_sendmsg",
+            on_demand=True,
+            loses="owners of accepted sockets that only send",
+        ),
         Program("on_tcp_retransmit", target="tcp_retransmit_skb", loses="retransmitted data and SYNs"),
         Program("on_tcp_retransmit_synack", target="tcp_retransmit_synack", loses="retransmitted SYN-ACKs"),
         Program("on_tcp_send_reset", target="tcp_send_reset", loses="resets sent"),

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from agent.batch import Batch
+from agent.kernel.probe import Probe, Program, Ring
 from agent.kernel.wire import decode
-from agent.probes import Probe, Program, Ring
 from agent.tables import TABLES
 
 if TYPE_CHECKING:
     from agent.contracts import Source
     from agent.kernel.load import Family
     from agent.kernel.source import KernelSource
-    from agent.kernel.targets import Attacher, Targets
+    from agent.targets.attacher import Attacher
+    from agent.targets.targets import Targets
 
 #: RFC 8446 4.2.1, RFC 9147 5.3
 _PROTOCOLS = {0x0300: b"ssl3", 0x0301: b"1.0", 0x0302: b"1.1", 0x0303: b"1.2", 0x0304: b"1.3",
@@ -47,7 +48,7 @@ def decode_handshakes(records: np.ndarray) -> Iterator[Batch]:
 
 def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: object) -> Iterable[Source]:
     """Attaches to every OpenSSL that ``targets`` finds, now and later."""
-    from agent.kernel.tls import Handshakes
+    from agent.probes.beside.handshakes import Handshakes
 
     del config
     return [Handshakes(family, kernel, helper, targets, decode_handshakes)]

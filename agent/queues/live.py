@@ -26,10 +26,20 @@ def kernel_queues(threshold_bytes: int = 65536) -> Iterator[dict[str, Any]]:
                     yield {"system": "accept", "queue": local, "length": s["idiag_rqueue"], "limit": s["idiag_wqueue"]}
                 elif max(s["idiag_rqueue"], s["idiag_wqueue"]) >= threshold_bytes:
                     peer = with_port(s["idiag_dst"], s["idiag_dport"])
-                    yield {"system": "connection", "queue": f"{local} {peer}", "length": max(s["idiag_rqueue"], s["idiag_wqueue"]), "peer": peer}
+                    yield {
+                        "system": "connection",
+                        "queue": f"{local} {peer}",
+                        "length": max(s["idiag_rqueue"], s["idiag_wqueue"]),
+                        "peer": peer,
+                    }
     with IPRoute() as route:
         names = {link["index"]: link.get_attr("IFLA_IFNAME") for link in route.get_links()}
         for q in route.get_qdiscs():
             if q["parent"] == TC_H_ROOT and (stats := q.get_attr("TCA_STATS2")) is not None:
                 counters = stats.get_attr("TCA_STATS_QUEUE")
-                yield {"system": "qdisc", "queue": names.get(q["index"], str(q["index"])), "length": counters["qlen"], "drops": counters["drops"]}
+                yield {
+                    "system": "qdisc",
+                    "queue": names.get(q["index"], str(q["index"])),
+                    "length": counters["qlen"],
+                    "drops": counters["drops"],
+                }

@@ -116,7 +116,11 @@ def _starts(chunk: bytes) -> npt.NDArray[np.int64]:
     """Where the messages of a datagram start; at once where all have one length, as within a family they mostly have."""
     words = np.frombuffer(chunk, "<u4", len(chunk) // 4)
     step = (int(words[0]) + 3) & ~3
-    if len(chunk) % step == 0 and (words[:: step // 4] == words[0]).all() and (words[1 :: step // 4] & 0xFFFF != NLMSG_DONE).all():
+    if (
+        len(chunk) % step == 0
+        and (words[:: step // 4] == words[0]).all()
+        and (words[1 :: step // 4] & 0xFFFF != NLMSG_DONE).all()
+    ):
         return np.arange(0, len(chunk), step)
     starts, at = [], 0
     while at + 16 <= len(chunk):
@@ -128,7 +132,9 @@ def _starts(chunk: bytes) -> npt.NDArray[np.int64]:
     return np.array(starts, np.int64)
 
 
-def _values(chunk: bytes, data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], wanted: int, at: int, dtype: str) -> npt.NDArray[np.int64]:
+def _values(
+    chunk: bytes, data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], wanted: int, at: int, dtype: str
+) -> npt.NDArray[np.int64]:
     """The number at byte ``at`` of an attribute, -1 without: its place is looked up for each message length, not for each message."""
     found = np.full(len(starts), -1, np.int64)
     size = np.dtype(dtype).itemsize
@@ -139,7 +145,11 @@ def _values(chunk: bytes, data: npt.NDArray[np.uint8], starts: npt.NDArray[np.in
         place = dict(_attributes(chunk, first + 16 + INET_DIAG_MSG.itemsize, first + length)).get(wanted)
         if place is not None and place[1] - place[0] >= at + size:
             offset = place[0] - first
-            values = data[starts[chosen][:, None] + np.arange(offset + at, offset + at + size)].view(dtype)[:, 0].astype(np.int64)
+            values = (
+                data[starts[chosen][:, None] + np.arange(offset + at, offset + at + size)]
+                .view(dtype)[:, 0]
+                .astype(np.int64)
+            )
             headers = data[starts[chosen][:, None] + np.arange(offset - 2, offset)].view("<u2")[:, 0]
             found[chosen] = np.where(headers == wanted, values, -1)
     return found

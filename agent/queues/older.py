@@ -30,8 +30,14 @@ class OlderSockets:
         cookies.pop(0, None)  # closed by its process, or not accepted yet
         holders: dict[int, set[int]] = {}
         if cookies and not _walk(cookies, holders, time.monotonic() + limit_s):
-            say(f"tickscope: too many processes to look at in {limit_s} s: queues of some older connections will have no process")
-        self._owners = {cookie: (pid, process_identity(pid).start_ns) for cookie, (pid, *more) in ((c, sorted(p)) for c, p in holders.items()) if not more}
+            say(
+                f"tickscope: too many processes to look at in {limit_s} s: queues of some older connections will have no process"
+            )
+        self._owners = {
+            cookie: (pid, process_identity(pid).start_ns)
+            for cookie, (pid, *more) in ((c, sorted(p)) for c, p in holders.items())
+            if not more
+        }
 
     def name(self, rows: np.ndarray) -> None:
         """Fills pid, proc_start_ns and comm of rows of ``socket_queue`` that have no pid yet, while that process lives."""

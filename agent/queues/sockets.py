@@ -36,7 +36,7 @@ class SocketQueues:
     qdisc       a device's root discipline: queue in packets, send_q_bytes its backlog, drops.
 
     max_listeners bounds the accept rows; those with connections waiting come first. name_owners and name_users fill in which process listens
-    (agent.kernel.listeners) or uses a connection (agent.kernel.connections), name_older whose either is that they do not know
+    (agent.probes.beside.listeners) or uses a connection (agent.probes.beside.connections), name_older whose either is that they do not know
     (agent.queues.older); None where nobody knows.
     """
 
@@ -45,7 +45,11 @@ class SocketQueues:
     def __init__(self, threshold_bytes: int = 65536, top: int = 32, max_listeners: int = 256, name_owners: Name | None = None,
                  name_users: Name | None = None, name_older: Name | None = None) -> None:  # fmt: skip
         self._threshold_bytes, self._top, self._max_listeners = threshold_bytes, top, max_listeners
-        self._names = [(name, which) for name, which in ((name_owners, (0,)), (name_users, (1,)), (name_older, (0, 1))) if name is not None]
+        self._names = [
+            (name, which)
+            for name, which in ((name_owners, (0,)), (name_users, (1,)), (name_older, (0, 1)))
+            if name is not None
+        ]
         self._netns = os.stat("/proc/self/ns/net").st_ino
 
     def poll(self) -> list[Batch]:
@@ -58,7 +62,11 @@ class SocketQueues:
         backlog = np.where(listening, 0, np.maximum(sockets["rqueue"], sockets["wqueue"]))
         backed_up = np.flatnonzero((backlog >= self._threshold_bytes) & ~listening)
         backed_up = backed_up[np.argsort(backlog[backed_up])[::-1][: self._top]]
-        batches = [self._accept(sockets[accept], cgroups[accept], drops[accept]), self._connections(sockets, cgroups, backed_up, listening), _devices()]
+        batches = [
+            self._accept(sockets[accept], cgroups[accept], drops[accept]),
+            self._connections(sockets, cgroups, backed_up, listening),
+            _devices(),
+        ]
         for rows in batches:
             rows["t_ns"], rows["netns"] = t_ns, self._netns
         for name, which in self._names:
@@ -72,12 +80,19 @@ class SocketQueues:
     def _accept(self, sockets: np.ndarray, cgroups: npt.NDArray[np.int64], drops: npt.NDArray[np.int64]) -> np.ndarray:
         rows = _rows("accept", sockets, cgroups)
         rows["queue"], rows["limit"] = sockets["rqueue"], sockets["wqueue"]
-        rows["overflows"], rows["drops"] = _listen_overflows(Path("/proc/self/net/netstat").read_text()), np.where(drops < 0, NULL_I64, drops)
+        rows["overflows"], rows["drops"] = (
+            _listen_overflows(Path("/proc/self/net/netstat").read_text()),
+            np.where(drops < 0, NULL_I64, drops),
+        )
         rows["role"] = TABLE.code("role", "server")
         return rows
 
     def _connections(
-        self, sockets: np.ndarray, cgroups: npt.NDArray[np.int64], chosen: npt.NDArray[np.int64], listening: npt.NDArray[np.bool_]
+        self,
+        sockets: np.ndarray,
+        cgroups: npt.NDArray[np.int64],
+        chosen: npt.NDArray[np.int64],
+        listening: npt.NDArray[np.bool_],
     ) -> np.ndarray:
         connections = sockets[chosen]
         rows = _rows("connection", connections, cgroups[chosen])
@@ -96,7 +111,9 @@ def _rows(kind: str, sockets: np.ndarray, cgroups: npt.NDArray[np.int64]) -> np.
     rows["kind"] = TABLE.code("kind", kind)
     rows["sock_id"], rows["sport"] = sockets["cookie"], sockets["sport"]
     rows["cgroup_id"] = np.where(cgroups < 0, NULL_I64, cgroups)
-    rows["family"] = np.where(sockets["family"] == socket.AF_INET, TABLE.code("family", "ipv4"), TABLE.code("family", "ipv6"))
+    rows["family"] = np.where(
+        sockets["family"] == socket.AF_INET, TABLE.code("family", "ipv4"), TABLE.code("family", "ipv6")
+    )
     rows["saddr"] = _void(_addresses(sockets, "src"), "V16")
     return rows
 
@@ -105,7 +122,9 @@ def _addresses(sockets: np.ndarray, field: str) -> npt.NDArray[np.uint8]:
     """Shape (n, 16); the kernel gives IPv4 in the first 4 bytes."""
     addresses = np.ascontiguousarray(sockets[field])
     v4 = sockets["family"] == socket.AF_INET
-    addresses[v4] = np.hstack([np.broadcast_to(np.frombuffer(V4_MAPPED, np.uint8), (int(v4.sum()), 12)), addresses[v4, :4]])
+    addresses[v4] = np.hstack(
+        [np.broadcast_to(np.frombuffer(V4_MAPPED, np.uint8), (int(v4.sum()), 12)), addresses[v4, :4]]
+    )
     return addresses
 
 

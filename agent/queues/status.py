@@ -64,7 +64,10 @@ class Progress:
             who = "no consumer" if last.consumers == 0 else "nothing read"
             return "stuck", f"{last.lag} undelivered, {who} for {seconds:.0f} s"
         if unacked and last.pending > first.pending:
-            return "stuck", f"{last.pending} pending, grew by {last.pending - first.pending}, none acknowledged for {seconds:.0f} s"
+            return (
+                "stuck",
+                f"{last.pending} pending, grew by {last.pending - first.pending}, none acknowledged for {seconds:.0f} s",
+            )
         lags = [s.lag for s in self.samples if s.lag is not None]
         if len(lags) > 2 and lags[-1] > lags[0] and all(a <= b for a, b in pairwise(lags)):
             return "lagging", f"lag grew from {lags[0]} to {lags[-1]} in {seconds:.0f} s"

@@ -15,10 +15,10 @@ import numpy as np
 from agent.ask import sql as questions
 from agent.ask.question import Condition, Question, Spread
 from agent.ask.source import Result, gap_bounds
+from agent.ask.window import Window
 from agent.clock.history import Converted, History
 from agent.columns import NULL_I64
 from agent.store import duck, group
-from agent.store.window import Window
 
 T = TypeVar("T")
 
@@ -73,7 +73,12 @@ class Answers(ABC):
 
     def gaps(self) -> list[dict[str, Any]]:
         """Loss rows whose interval overlaps the window, with the wall times of its ends."""
-        inside = " AND ".join(["(count IS NULL OR count > 0)", *self.window.overlaps("coalesce(from_ns, to_ns, t_ns)", "coalesce(to_ns, t_ns)")])
+        inside = " AND ".join(
+            [
+                "(count IS NULL OR count > 0)",
+                *self.window.overlaps("coalesce(from_ns, to_ns, t_ns)", "coalesce(to_ns, t_ns)"),
+            ]
+        )
         found = self.rows(Question("loss", where=(Condition(inside),), within=False))
         for gap in found:
             begin, end = gap_bounds(gap)

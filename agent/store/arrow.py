@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 from agent.clock.history import Converted
 from agent.columns import HIST_BUCKETS, NULL_I64, Column
 from agent.common.address import addr_text, peer_text
-from agent.tables import DERIVED, TABLES
+from agent.common.table import DERIVED
+from agent.tables import TABLES
 
 #: The derived wall columns, in the order of ``wall_arrays``.
 WALL_COLUMNS = ("wall_ns", "wall_err_ns", "wall_state", "wall_alt_ns")
@@ -48,7 +49,9 @@ def wall_arrays(times: Converted) -> list[pa.Array]:
     """What ``History.to_wall`` returns, as Arrow arrays in the order of ``WALL_COLUMNS``."""
     wall, err, alt = (pa.array(a, mask=a == NULL_I64) for a in (times.ns, times.err_ns, times.alt_ns))
     state = times.state
-    names = pa.array([*_STATES, None], pa.string()).take(pa.array(np.where(state < 0, len(_STATES), state).astype(np.int32)))
+    names = pa.array([*_STATES, None], pa.string()).take(
+        pa.array(np.where(state < 0, len(_STATES), state).astype(np.int32))
+    )
     return [wall, err, names, alt]
 
 

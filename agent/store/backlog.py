@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 
-from agent.batch import Batch
+from agent.batch import Batch, Loss, losses
 from agent.store.outage import Lost
 
 #: A batch, or a watermark (CLOCK_BOOTTIME ns): that to which the correlator was moved after the batches before it.
@@ -60,6 +60,10 @@ class Backlog:
             before, first, last = self.lost.get(table, (0, start, end))
             self.lost[table] = before + count, min(first, start), max(last, end)
             self.dropped[table] += count
+
+    def untold(self) -> list[Batch]:
+        """What says which rows were dropped since writing failed."""
+        return [losses("store", *(Loss(table, *lost) for table, lost in self.lost.items()))] if self.lost else []
 
     def take(self) -> list[Entry]:
         """All that waits, which then no longer waits here."""

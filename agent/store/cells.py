@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from agent.ask.names import quote
 from agent.columns import NULL_I64, Column
-from agent.store.names import quote
 from agent.tables import TABLES
 
 if TYPE_CHECKING:
@@ -72,7 +72,11 @@ def write(folder: str, table: str) -> list[str]:
     most = np.full(count, NULL_I64)
     np.maximum.at(most, cells, values)
     unknown = most == NULL_I64
-    own = (pa.array(buckets(values[first]), mask=unknown), pa.array(np.bincount(cells, minlength=count)), pa.array(most, mask=unknown))
+    own = (
+        pa.array(buckets(values[first]), mask=unknown),
+        pa.array(np.bincount(cells, minlength=count)),
+        pa.array(most, mask=unknown),
+    )
     made = [*(coded[c].take(pa.array(first)) for c in chosen), *own]
     pq.write_table(pa.table(made, names=[*chosen, *_OWN]), f"{folder}/{name(table)}", compression="zstd")
     return chosen
@@ -109,7 +113,7 @@ def spread_sql(by: Sequence[str], sealed: Sequence[str], rest: str, quantiles: S
     points = ", ".join(f"min(_bucket) FILTER (upto >= {q} * known AND known > 0)" for q in quantiles)
     return f"""
         WITH cells AS (SELECT {keys}, _bucket, sum(_rows) AS _rows, max(_most) AS _most
-                       FROM (SELECT {own} FROM read_parquet([{', '.join(sealed)}]){f' UNION ALL {rest}' if rest else ''}) GROUP BY {keys}, _bucket),
+                       FROM (SELECT {own} FROM read_parquet([{", ".join(sealed)}]){f" UNION ALL {rest}" if rest else ""}) GROUP BY {keys}, _bucket),
              counted AS (SELECT *, if(_bucket IS NULL, 0, _rows) AS valid FROM cells),
              ranked AS (SELECT *, sum(valid) OVER (PARTITION BY {keys} ORDER BY _bucket NULLS FIRST) AS upto, sum(valid) OVER (PARTITION BY {keys}) AS known FROM counted)
         SELECT {keys}, sum(_rows)::BIGINT, [{points}], max(_most) FROM ranked GROUP BY {keys}"""

@@ -27,7 +27,9 @@ def unreadable(files: Iterable[str]) -> dict[str, str]:
 def note(one: Sealed, table: str, why: str) -> str:
     """What to tell the reader of an answer."""
     rows = one.tables[table]["rows"]
-    return f"{one.name}/{table}.parquet is damaged, its {rows if rows >= 0 else ''} rows are not shown: {why}".replace("  ", " ")
+    return f"{one.name}/{table}.parquet is damaged, its {rows if rows >= 0 else ''} rows are not shown: {why}".replace(
+        "  ", " "
+    )
 
 
 def loss(one: Sealed, table: str) -> HotRows:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from agent.ask.names import columns, quote, unknown
+from agent.ask.window import WALL, Window
 from agent.errors import USAGE, AgentError
-from agent.store.names import columns, quote, unknown
-from agent.store.window import WALL, Window
 from agent.tables import TABLES
 
 if TYPE_CHECKING:
@@ -21,7 +21,9 @@ _WALL_TYPE = "STRUCT(wall_ns BIGINT, wall_err_ns BIGINT, wall_state VARCHAR, wal
 #: Statements that only read. DuckDB has PIVOT as several: the type of its columns, then the query.
 _READING = ("SELECT", "MULTI")
 _COMMENT = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
-_EXPLAIN = re.compile(rf"^explain\b(\s|{_COMMENT.pattern}|analyze\b|\(\s*(analyze|format)\b[^)]*\))*", re.IGNORECASE | re.DOTALL)
+_EXPLAIN = re.compile(
+    rf"^explain\b(\s|{_COMMENT.pattern}|analyze\b|\(\s*(analyze|format)\b[^)]*\))*", re.IGNORECASE | re.DOTALL
+)
 
 
 def connected(wall: Callable[[Any, Any], Any]) -> duckdb.DuckDBPyConnection:
@@ -46,7 +48,15 @@ def closed(db: duckdb.DuckDBPyConnection) -> None:
     db.close()
 
 
-def make_view(db: duckdb.DuckDBPyConnection, table: str, parts: Iterable[HotRows], files: Sequence[str], window: Window, *, bounded: bool) -> None:
+def make_view(
+    db: duckdb.DuckDBPyConnection,
+    table: str,
+    parts: Iterable[HotRows],
+    files: Sequence[str],
+    window: Window,
+    *,
+    bounded: bool,
+) -> None:
     """A view of a table over rows in memory and Parquet files. bounded: it has the window's rows only."""
     hold(db, table, parts)
     db.execute(f"CREATE OR REPLACE VIEW {table} AS {rows_of(table, files)}{_latest(table, window, bounded=bounded)}")
@@ -58,7 +68,9 @@ def hold(db: duckdb.DuckDBPyConnection, table: str, parts: Iterable[HotRows]) ->
 
     from agent.store.arrow import schema, to_arrow
 
-    held: pa.Table = pa.concat_tables([schema(table).empty_table(), *(to_arrow(table, p.rows, p.boot_id, p.host) for p in parts)])
+    held: pa.Table = pa.concat_tables(
+        [schema(table).empty_table(), *(to_arrow(table, p.rows, p.boot_id, p.host) for p in parts)]
+    )
     db.register(f"_hot_{table}", held)
 
 
@@ -68,7 +80,9 @@ def rows_of(table: str, files: Sequence[str]) -> str:
 
     source = f"SELECT * FROM _hot_{table}"
     if files:
-        source += f" UNION ALL BY NAME SELECT * FROM read_parquet([{', '.join(map(text, files))}], union_by_name = true)"
+        source += (
+            f" UNION ALL BY NAME SELECT * FROM read_parquet([{', '.join(map(text, files))}], union_by_name = true)"
+        )
     names = ", ".join(f"w.{c} AS {c}" if c in WALL_COLUMNS else quote(c) for c in columns(table))
     return f"SELECT {names} FROM (SELECT *, {WALL}(boot_id, t_ns) AS w FROM ({source}))"
 
@@ -77,7 +91,9 @@ def _latest(table: str, window: Window, *, bounded: bool) -> str:
     """What leaves a thing's latest state in the window, in a table whose rows are states; and only the window's rows, where that was asked."""
     within = " AND ".join(window.rows()) or "true"
     if not (by := TABLES[table].latest_by):
-        return f" WHERE {within}" if bounded and table != "loss" else ""  # of losses, the intervals count: see Answers.gaps
+        return (
+            f" WHERE {within}" if bounded and table != "loss" else ""
+        )  # of losses, the intervals count: see Answers.gaps
     return f" WHERE {within} QUALIFY row_number() OVER (PARTITION BY boot_id, {by} ORDER BY t_ns DESC) = 1"
 
 
@@ -90,8 +106,12 @@ def refuse_writes(db: duckdb.DuckDBPyConnection, sql: str) -> None:
             refuse_writes(db, explained)
         elif kind not in _READING:
             word = (re.search(r"[A-Za-z]+", _COMMENT.sub(" ", statement.query)) or ["this"])[0].upper()
-            raise AgentError(f"{word} is refused: SQL is read-only here", why="what reads is taken: SELECT, FROM, WITH, DESCRIBE, SUMMARIZE, PIVOT, EXPLAIN",
-                             remedy="tickscope sql 'DESCRIBE finding'", exit_code=USAGE)
+            raise AgentError(
+                f"{word} is refused: SQL is read-only here",
+                why="what reads is taken: SELECT, FROM, WITH, DESCRIBE, SUMMARIZE, PIVOT, EXPLAIN",
+                remedy="tickscope sql 'DESCRIBE finding'",
+                exit_code=USAGE,
+            )
 
 
 def usage(message: str, tables: Iterable[str]) -> AgentError:
@@ -101,7 +121,18 @@ def usage(message: str, tables: Iterable[str]) -> AgentError:
         return unknown(match[1], sorted({c for t in tables for c in columns(t)}), "column")
     if match := re.search(r"Table with name (\w+) does not exist", first):
         return unknown(match[1], list(TABLES), "table")
-    return AgentError(f"bad SQL: {first}", remedy="tickscope tables TABLE lists columns; text goes in 'single quotes'", exit_code=USAGE)
+    if re.search(r"Overflow in .* of INT\d", first):
+        return AgentError(
+            f"bad SQL: {first}",
+            why="numbers written without a point are 32 or 64 bits wide, as they are long",
+            remedy="write 1000000000::BIGINT, or 1e9",
+            exit_code=USAGE,
+        )
+    return AgentError(
+        f"bad SQL: {first}",
+        remedy="tickscope tables TABLE lists columns; text goes in 'single quotes'",
+        exit_code=USAGE,
+    )
 
 
 def text(value: str) -> str:

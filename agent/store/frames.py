@@ -27,8 +27,9 @@ from typing import NamedTuple
 import numpy as np
 
 from agent.batch import Batch
+from agent.common.table import Table
 from agent.store import prose
-from agent.tables import TABLES, Table
+from agent.tables import TABLES
 
 MAGIC = b"tickscop"
 VERSION = 1
@@ -131,7 +132,9 @@ class Encoder:
         return b"".join(_frame(Kind.END, 0, 0, index))
 
 
-def _frame(kind: Kind, schema: int, rows: int, payload: bytes | memoryview) -> tuple[bytes | memoryview, bytes | memoryview]:
+def _frame(
+    kind: Kind, schema: int, rows: int, payload: bytes | memoryview
+) -> tuple[bytes | memoryview, bytes | memoryview]:
     header = _FRAME.pack(kind, 0, schema, rows, len(payload))
     return header + _CRC.pack(zlib.crc32(payload, zlib.crc32(header))), payload
 
@@ -143,7 +146,9 @@ def _describe(table: Table) -> bytes:
 
 def _table(name: str) -> Table | None:
     if name not in TABLES:
-        from agent.probes import discover  # here, since it is rare, and takes all families' modules: one of them may have brought the table
+        from agent.probes import (
+            discover,
+        )  # here, since it is rare, and takes all families' modules: one of them may have brought the table
 
         discover()
     return TABLES.get(name)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from agent.ask.names import quote
 from agent.ask.question import Question, Spread
 from agent.ask.sql import conditions
+from agent.ask.window import Window
 from agent.columns import HIST_BUCKETS
 from agent.store import cells, duck
-from agent.store.names import quote
-from agent.store.window import Window
 from agent.tables import TABLES
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 QUANTILES = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
 #: The column that counts a histogram row's samples, and the one that holds its largest value.
 _SAMPLES = {"tcp_rtt": ("samples", "rtt_max_us"), "syscall_latency": ("count", "max_ns")}
-_BUCKETS = "merged histogram buckets (powers of two), geometric interpolation inside a bucket, capped by the maximum seen"
+_BUCKETS = (
+    "merged histogram buckets (powers of two), geometric interpolation inside a bucket, capped by the maximum seen"
+)
 
 
 def spread(source: Answers, question: Question, *, exact: bool = False) -> Spread:
@@ -40,10 +42,15 @@ def spread(source: Answers, question: Question, *, exact: bool = False) -> Sprea
         result = source.run(f"SELECT {keys}, {picked} FROM {table.name} WHERE {where} GROUP BY {keys}")
         return _sorted(by, [_from_buckets(by, row) for row in result.rows], _BUCKETS, None)
     measure = quote(table.measure) if table.measure else "NULL::BIGINT"
-    result = source.run(f"SELECT {keys}, count(*), quantile_disc({measure}, {list(QUANTILES.values())}), max({measure}) "
-                        f"FROM {table.name} WHERE {where} GROUP BY {keys}")  # one list: their values are gathered once
+    result = source.run(
+        f"SELECT {keys}, count(*), quantile_disc({measure}, {list(QUANTILES.values())}), max({measure}) "
+        f"FROM {table.name} WHERE {where} GROUP BY {keys}"
+    )  # one list: their values are gathered once
     none = [None] * len(QUANTILES)
-    rows = [dict(zip([*by, "count", *QUANTILES, "max"], (*key, count, *(points or none), most), strict=True)) for *key, count, points, most in result.rows]
+    rows = [
+        dict(zip([*by, "count", *QUANTILES, "max"], (*key, count, *(points or none), most), strict=True))
+        for *key, count, points, most in result.rows
+    ]
     return _sorted(by, rows, "the row of that rank", 0.0)
 
 
@@ -57,7 +64,9 @@ def counted(db: Any, question: Question, files: Sequence[str], rest: str, window
     by, measure = question.group, TABLES[question.table].measure
     others = cells.rest_sql(by, measure, f"({rest})", conditions(question, window)) if rest else ""
     try:
-        found = db.execute(cells.spread_sql(by, list(map(duck.text, files)), others, list(QUANTILES.values()))).fetchall()
+        found = db.execute(
+            cells.spread_sql(by, list(map(duck.text, files)), others, list(QUANTILES.values()))
+        ).fetchall()
     except duckdb.Error:  # A file that is damaged, or that retention removed: the rows know.
         return None
     rows = [{**dict(zip(by, key, strict=True)), "count": count, **dict(zip(QUANTILES, (_within(b, most) for b in points), strict=True)), "max": most}
@@ -76,7 +85,12 @@ def _sorted(by: Sequence[str], rows: list[dict[str, Any]], how: str, error: floa
 def _from_buckets(by: Sequence[str], row: tuple[Any, ...]) -> dict[str, Any]:
     *keys, count, largest, buckets = row
     points = quantiles(np.array([int(n) for n in buckets], np.float64), largest)
-    return {**dict(zip(by, keys, strict=True)), "count": count, **dict(zip(QUANTILES, points, strict=True)), "max": largest}
+    return {
+        **dict(zip(by, keys, strict=True)),
+        "count": count,
+        **dict(zip(QUANTILES, points, strict=True)),
+        "max": largest,
+    }
 
 
 def quantiles(buckets: np.ndarray, largest: int | None) -> list[int | None]:

@@ -7,7 +7,6 @@ writing works again a ``loss`` row a table says how many went missing and betwee
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,20 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from agent.batch import Batch, Loss, losses
+from agent.common import remedy
 from agent.common.clocks import apart, boot_ns
 from agent.errors import UNREACHABLE, AgentError
-from agent.store import opening, remedy, segments
+from agent.store import hot_file, opening, segments
 from agent.store.backlog import Backlog
 from agent.store.frames import Encoder, Head
 from agent.store.index import Index
 from agent.store.outage import Lost, Outage, OutageFile
 from agent.store.spawn import Limits, SealerProcess
 
-#: Bytes: 60 us or so. A kernel without preemption lets nobody else have the processor during a write.
-_AT_ONCE = 256 << 10
-_RETRY_NS = 1_000_000_000
-#: How often an outage is told in its file.
-_TELL_NS = 1_000_000_000
+#: How often writing is tried again, and an outage told in its file.
+_RETRY_NS = _TELL_NS = 1_000_000_000
 
 
 class HotStore:
@@ -42,8 +39,16 @@ class HotStore:
 
     name = "store"
 
-    def __init__(self, where: int | str | Path, boot_id: str, host: str, *, version: str = "", limits: Limits | None = None,
-                 seal_command: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        where: int | str | Path,
+        boot_id: str,
+        host: str,
+        *,
+        version: str = "",
+        limits: Limits | None = None,
+        seal_command: Sequence[str] | None = None,
+    ) -> None:
         self.limits = limits or Limits()
         self._boot_id, self._host, self._version = boot_id, host, version
         self._backlog = Backlog()
@@ -58,7 +63,9 @@ class HotStore:
             self._lock_fd = opening.lock(self._dir_fd)
             self._told = OutageFile(self._dir_fd)
             self._told_ns = self._failed_ns = 0
-            self._sealer = SealerProcess(self._dir_fd, self.limits, seal_command) if seal_command is None or seal_command else None
+            self._sealer = (
+                SealerProcess(self._dir_fd, self.limits, seal_command) if seal_command is None or seal_command else None
+            )
             self._begin()
         except BaseException:
             os.close(self._dir_fd)
@@ -82,12 +89,16 @@ class HotStore:
             if left is not None and left.boot_id != self._boot_id and (rows := left.rows()):
                 self._of_old_boot(Head(left.boot_id, left.host, self._version, left.since_ns, 0), rows)
             if crash is not None and crash[0] is not None and crash[0].boot_id != self._boot_id:
-                self._of_old_boot(crash[0]._replace(created_ns=crash[1]), losses("store", Loss("agent", None, crash[1])))
+                self._of_old_boot(
+                    crash[0]._replace(created_ns=crash[1]), losses("store", Loss("agent", None, crash[1]))
+                )
             self._open_next()
         except OSError as error:
             os.close(self._lock_fd)
             self._told.close()
-            raise AgentError(f"cannot write the store: {error.strerror}", remedy=remedy.of_write(error), exit_code=UNREACHABLE) from error
+            raise AgentError(
+                f"cannot write the store: {error.strerror}", remedy=remedy.of_write(error), exit_code=UNREACHABLE
+            ) from error
         unsure = crash is not None and (crash[0] is None or crash[0].boot_id == self._boot_id)
         self.append([losses("store", Loss("agent", None, crash[1], boot_ns()))] if unsure and crash else [])
         if self._failure is None:
@@ -98,13 +109,7 @@ class HotStore:
     def _of_old_boot(self, head: Head, lost: Batch) -> None:
         """What an earlier boot's agent lost lies on that boot's clock, so it becomes a segment of that boot."""
         self._seq += 1
-        encoder = Encoder()
-        pieces, _ = encoder.batches([lost])
-        fd = segments.open_at(self._dir_fd, segments.hot_name(self._seq), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
-        try:
-            os.write(fd, b"".join([encoder.head(head), *pieces, encoder.end()]))
-        finally:
-            os.close(fd)
+        hot_file.whole(self._dir_fd, self._seq, head, lost)
 
     def offer(self, batch: Batch) -> None:
         self.append([batch])
@@ -124,7 +129,7 @@ class HotStore:
             self._maintain()
             if self._fd < 0:
                 self._open_next()
-            self._write([*self._backlog.batches, *self._untold(), *new], tick_ns)
+            self._write([*self._backlog.batches, *self._backlog.untold(), *new], tick_ns)
             self._backlog.take()
             self._backlog.lost, self._failure = {}, None
             self._told.clear()
@@ -147,9 +152,10 @@ class HotStore:
     def _tell(self) -> None:
         """What a query is to know of rows that it cannot find."""
         assert self._failure is not None
-        self._told_ns = boot_ns()
-        why = self._failure.strerror or str(self._failure)
-        self._told.tell(Outage(self._boot_id, self._host, os.getpid(), self._failed_ns, why, self._backlog.rows, self._backlog.lost))
+        self._told_ns, why = boot_ns(), self._failure.strerror or str(self._failure)
+        self._told.tell(
+            Outage(self._boot_id, self._host, os.getpid(), self._failed_ns, why, self._backlog.rows, self._backlog.lost)
+        )
 
     def _one_by_one(self, batches: list[Batch]) -> None:
         self._failure = None
@@ -182,29 +188,21 @@ class HotStore:
     def state(self) -> dict[str, Any]:
         """``state`` ok or degraded with ``reason`` and ``remedy``; ``bytes`` and ``segments`` on disk; ``hot_rows`` of the
         segment being written; ``waiting_rows`` held in memory; ``dropped_rows`` since the start."""
-        reason, what_to_do = "", ""
-        if self._failure is not None:
-            reason, what_to_do = f"cannot write: {self._failure.strerror}", remedy.of_write(self._failure)
-        elif self._sealer is not None and self._sealer.error:
-            reason, what_to_do = f"cannot seal: {self._sealer.error}", remedy.of_seal(self._sealer.error)
-        elif self._spoilt:
-            reason, what_to_do = f"some rows cannot be stored: {self._spoilt}", "report this; the others are stored"
+        reason, what_to_do = remedy.of_store(self._failure, self._sealer.error if self._sealer else "", self._spoilt)
         try:
-            self._sizes = self._look()
+            self._measured, self._sizes = hot_file.sizes(self._dir_fd, self._measured)
         except OSError as error:  # those that could be read last are told
             if not reason:
                 reason, what_to_do = f"cannot look at the store: {error.strerror}", remedy.of_write(error)
-        return {"state": "degraded" if reason else "ok", "reason": reason or None, "remedy": what_to_do or None,
-                "bytes": self._sizes[0], "segments": self._sizes[1],
-                "hot_rows": self._rows, "waiting_rows": self._backlog.rows,
-                "dropped_rows": sum(self._backlog.dropped.values())}
-
-    def _look(self) -> tuple[int, int]:
-        """Bytes and segments on disk. Raises OSError."""
-        listed = segments.listing(self._dir_fd)
-        if listed.sealed != self._measured[0]:
-            self._measured = listed.sealed, sum(segments.tree_bytes(self._dir_fd, segments.sealed_name(s)) for s in listed.sealed)
-        return self._measured[1] + self._hot_bytes(), len(listed.hot) + len(listed.sealed)
+        return {
+            "state": "degraded" if reason else "ok",
+            "reason": reason or None,
+            "remedy": what_to_do or None,
+            **dict(zip(("bytes", "segments"), self._sizes, strict=True)),
+            "hot_rows": self._rows,
+            "waiting_rows": self._backlog.rows,
+            "dropped_rows": self._backlog.dropped.total(),
+        }
 
     def close(self) -> None:
         """End the segment and give up the lock. What still waits is tried once more, then counted as dropped.
@@ -243,41 +241,34 @@ class HotStore:
         if not pieces:
             return
         try:
-            written = _write_all(self._fd, pieces)
+            written = hot_file.write_all(self._fd, pieces)
         except OSError:
             if os.fstat(self._fd).st_size != self._size:
-                self._cut_back()
+                self._fd = hot_file.cut_back(self._fd, self._size)
             raise
         self._index.add(batches, frames, self._size, self._encoder.schemas)
         self._encoder.keep(schemas)
         self._size += written
         self._rows += sum(len(b.rows) for b in batches)
 
-    def _cut_back(self) -> None:
-        """Remove a half-written frame; a segment that cannot be mended is left as it is, torn, and another begun."""
-        try:
-            os.ftruncate(self._fd, self._size)
-        except OSError:
-            os.close(self._fd)
-            self._fd = -1
-
     def _hold(self, batches: list[Batch]) -> None:
         self._backlog.hold(Batch(b.table, b.rows.copy()) for b in batches)
         self._backlog.trim(self.limits.buffer_bytes)
 
-    def _untold(self) -> list[Batch]:
-        """What says which rows were dropped since writing failed."""
-        return [losses("store", *(Loss(table, *lost) for table, lost in self._backlog.lost.items()))] if self._backlog.lost else []
-
     def _maintain(self) -> None:
-        if self._fd >= 0 and not os.fstat(self._fd).st_nlink:  # Somebody removed the file: nobody could read what goes into it.
+        if (
+            self._fd >= 0 and not os.fstat(self._fd).st_nlink
+        ):  # Somebody removed the file: nobody could read what goes into it.
             os.close(self._fd)
             self._fd = -1
             return
         if self._sealer is not None:
             self._sealer.poll()
-        if self._failure is None and self._rows and (
-                self._size >= self.limits.rotate_bytes or boot_ns() - self._opened_ns >= self.limits.rotate_s * 1e9):
+        if (
+            self._failure is None
+            and self._rows
+            and (self._size >= self.limits.rotate_bytes or boot_ns() - self._opened_ns >= self.limits.rotate_s * 1e9)
+        ):
             self._rotate()
 
     def _rotate(self) -> None:
@@ -287,69 +278,23 @@ class HotStore:
         except OSError:
             self._fd = old_fd  # No room for another segment: this one grows on.
             return
-        _write_end(old_fd, old_index)
+        hot_file.write_end(old_fd, old_index)
         os.close(old_fd)
         if self._sealer is not None:
             self._sealer.request(self._seq)
-        self._shed()
-
-    def _shed(self) -> None:
-        """Where sealing does not work, retention is the store's own: closed hot segments beyond max_bytes go, oldest first."""
-        closed = segments.hot_files(self._dir_fd)[:-1]
-        while closed and self._hot_bytes() > self.limits.max_bytes:
-            with contextlib.suppress(FileNotFoundError):  # Sealed meanwhile.
-                os.unlink(segments.hot_name(closed.pop(0)), dir_fd=self._dir_fd)
+        hot_file.shed(self._dir_fd, self.limits.max_bytes)
 
     def _open_next(self) -> None:
-        name = segments.hot_name(self._seq + 1)
         now = boot_ns()
         (real,) = apart(time.CLOCK_MONOTONIC, (time.CLOCK_REALTIME,))
         head = Encoder.head(Head(self._boot_id, self._host, self._version, now, real.offset_ns))
-        fd = segments.open_at(self._dir_fd, name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
-        try:
-            if os.write(fd, head) < len(head):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
-            os.close(fd)
-            os.unlink(name, dir_fd=self._dir_fd)
-            raise
+        fd = hot_file.begin(self._dir_fd, self._seq + 1, head)
         self._fd, self._seq, self._encoder, self._index = fd, self._seq + 1, Encoder(), Index()
         self._size, self._rows, self._opened_ns = len(head), 0, now
 
     def _end(self, *, clean: bool) -> None:
         if self._fd >= 0:
             if clean:
-                _write_end(self._fd, self._index)
+                hot_file.write_end(self._fd, self._index)
             os.close(self._fd)
             self._fd = -1
-
-    def _hot_bytes(self) -> int:
-        total = 0
-        for seq in segments.hot_files(self._dir_fd):
-            try:
-                total += os.stat(segments.hot_name(seq), dir_fd=self._dir_fd).st_size
-            except FileNotFoundError:
-                continue  # Sealed meanwhile.
-        return total
-
-
-def _write_all(fd: int, pieces: Iterable[bytes | memoryview]) -> int:
-    """Returns the bytes written. Raises OSError, with some of them written."""
-    total = 0
-    for piece in pieces:
-        rest = memoryview(piece)
-        total += len(rest)
-        while rest:
-            rest = rest[os.write(fd, rest[:_AT_ONCE]) :]
-    return total
-
-
-def _write_end(fd: int, index: Index) -> None:
-    """Mark a clean close, with the index where there is room. On a disk that refuses it the mark is missing, which the next start reports as a possible gap."""
-    size = os.fstat(fd).st_size
-    for end in (index.end(), Encoder.end()):
-        with contextlib.suppress(OSError):
-            if _write_all(fd, [end]) == len(end):
-                return
-        with contextlib.suppress(OSError):
-            os.ftruncate(fd, size)

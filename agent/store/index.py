@@ -39,7 +39,9 @@ class Index:
         self._spans: dict[str, Span] = {}
         self._whole = True
 
-    def add(self, batches: Iterable[Batch], pieces: list[bytes | memoryview], offset: int, before: dict[str, int]) -> None:
+    def add(
+        self, batches: Iterable[Batch], pieces: list[bytes | memoryview], offset: int, before: dict[str, int]
+    ) -> None:
         """Batches that were written from ``offset`` on, as these pieces (``Encoder.batches``), to a segment whose schemas were ``before``."""
         sizes = [len(header) + len(payload) for header, payload in zip(pieces[::2], pieces[1::2], strict=False)]
         at, known = 0, set(before)
@@ -57,7 +59,9 @@ class Index:
             if self._whole:
                 old.places.extend((offset, size))
             times = rows["t_ns"]
-            self._spans[table] = Span(old.rows + len(rows), min(old.min_ns, int(times.min())), max(old.max_ns, int(times.max())), old.places)
+            self._spans[table] = Span(
+                old.rows + len(rows), min(old.min_ns, int(times.min())), max(old.max_ns, int(times.max())), old.places
+            )
             offset += size
 
     def end(self) -> bytes:

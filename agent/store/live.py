@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from agent.ask.names import columns
 from agent.clock.history import History
 from agent.columns import NULL_I64
 from agent.store.answers import to_wall
 from agent.store.arrow import WALL_COLUMNS, to_arrow, wall_arrays
 from agent.store.frames import Head
-from agent.store.names import columns
 from agent.store.query import offsets
 from agent.store.reader import snapshot
 
@@ -42,7 +42,9 @@ class LiveRows:
     def _load(self, head: Head) -> None:
         if head.boot_id != self._boot:
             self._boot = head.boot_id
-            self._history = History.from_rows(offsets(snapshot(self._path, frozenset({"clock_offset"})), self._path, head.boot_id))
+            self._history = History.from_rows(
+                offsets(snapshot(self._path, frozenset({"clock_offset"})), self._path, head.boot_id)
+            )
 
 
 def with_wall(found: pa.Table, t_ns: np.ndarray, history: History) -> pa.Table:

@@ -10,7 +10,7 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Self
 
-from agent import host
+from agent.common import host
 from agent.common.clocks import boot_ns
 
 NAME = "age.json"

@@ -8,8 +8,9 @@ import os
 from pathlib import Path
 
 from agent.columns import NULL_I64
+from agent.common import remedy
 from agent.errors import UNREACHABLE, AgentError
-from agent.store import remedy, segments
+from agent.store import segments
 from agent.store.frames import Decoder, Head, Kind
 
 
@@ -18,8 +19,11 @@ def make_dir(path: str | Path) -> int:
     try:
         os.makedirs(path, 0o750, exist_ok=True)
     except OSError as error:
-        raise AgentError(f"cannot create the store at {path}: {error.strerror}",
-                         remedy="name another place: --store DIR", exit_code=UNREACHABLE) from error
+        raise AgentError(
+            f"cannot create the store at {path}: {error.strerror}",
+            remedy="name another place: --store DIR",
+            exit_code=UNREACHABLE,
+        ) from error
     return segments.open_dir(path)
 
 
@@ -28,14 +32,19 @@ def lock(dir_fd: int) -> int:
     try:
         fd = segments.open_at(dir_fd, segments.LOCK, os.O_RDWR | os.O_CREAT)
     except OSError as error:
-        raise AgentError(f"cannot write the store: {error.strerror}", remedy=remedy.of_write(error), exit_code=UNREACHABLE) from error
+        raise AgentError(
+            f"cannot write the store: {error.strerror}", remedy=remedy.of_write(error), exit_code=UNREACHABLE
+        ) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         holder = (os.read(fd, 64).decode("ascii", "replace").split() or ["unknown"])[0]
         os.close(fd)
-        raise AgentError(f"another agent writes this store: pid {holder}",
-                         remedy=f"stop it (kill {holder}), or name another place: --store DIR", exit_code=UNREACHABLE) from error
+        raise AgentError(
+            f"another agent writes this store: pid {holder}",
+            remedy=f"stop it (kill {holder}), or name another place: --store DIR",
+            exit_code=UNREACHABLE,
+        ) from error
     os.ftruncate(fd, 0)
     try:
         os.pwrite(fd, f"{segments.signature(os.getpid())}\n".encode(), 0)

@@ -85,7 +85,15 @@ def read(dir_fd: int) -> Outage | None:
         try:
             doc = json.loads(text)
             dropped = {str(t): (int(n), int(start), int(end)) for t, (n, start, end) in doc["dropped"].items()}
-            return Outage(str(doc["boot_id"]), str(doc["host"]), int(doc["pid"]), int(doc["since_ns"]), str(doc["why"]), int(doc["waiting"]), dropped)
+            return Outage(
+                str(doc["boot_id"]),
+                str(doc["host"]),
+                int(doc["pid"]),
+                int(doc["since_ns"]),
+                str(doc["why"]),
+                int(doc["waiting"]),
+                dropped,
+            )
         except (AttributeError, KeyError, TypeError, ValueError):
             continue
     return None

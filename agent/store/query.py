@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from agent.ask.names import mentioned
 from agent.ask.question import Question, Spread
+from agent.ask.window import Bound, Window, parse, this_boot
 from agent.columns import NULL_I64
 from agent.errors import UNREACHABLE, AgentError
 from agent.store import cells, damage, duck, group, removed, segments
 from agent.store.answers import Answers, executed
 from agent.store.damage import unreadable
-from agent.store.names import mentioned
 from agent.store.reader import WRITES_NS, Sealed, Snapshot, boots, merged, snapshot
-from agent.store.window import Bound, Window, parse, this_boot
 from agent.tables import TABLES
 
 T = TypeVar("T")
@@ -41,8 +41,16 @@ class Session(Answers):
 
     written_by = "the agent"
 
-    def __init__(self, path: str | Path, tables: Iterable[str], since: str | None = None, until: str | None = None, *, whole: bool = False,
-                 bounded: bool = False) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        tables: Iterable[str],
+        since: str | None = None,
+        until: str | None = None,
+        *,
+        whole: bool = False,
+        bounded: bool = False,
+    ) -> None:
         super().__init__()
         self.path, self._whole, self._bounded = Path(path).absolute(), whole, bounded
         self._tables = list(dict.fromkeys(tables))
@@ -103,7 +111,9 @@ class Session(Answers):
             return []
         lost = sum(count for count, _, _ in found.dropped.values())
         since = f"boot+{found.since_ns / 1e9:.0f} ({found.why})"
-        return [f"the agent cannot write the store since {since}: {found.waiting} rows wait in its memory, {lost} are lost so far"]
+        return [
+            f"the agent cannot write the store since {since}: {found.waiting} rows wait in its memory, {lost} are lost so far"
+        ]
 
     def _removed(self) -> list[str]:
         """That retention removed rows which the window asks for; findings have limits of their own."""
@@ -138,8 +148,14 @@ class Session(Answers):
 
     def _counted(self, question: Question) -> Spread | None:
         """None where rows had better be asked."""
-        whole = [s for s in self._taken.sealed if (span := s.tables.get(question.table)) and self._file(s, question.table) not in self._damaged
-                 and s.cells.get(question.table, frozenset()).issuperset(question.group or ("",)) and self.window.covers(s.head.boot_id, span["min_t_ns"], span["max_t_ns"])]
+        whole = [
+            s
+            for s in self._taken.sealed
+            if (span := s.tables.get(question.table))
+            and self._file(s, question.table) not in self._damaged
+            and s.cells.get(question.table, frozenset()).issuperset(question.group or ("",))
+            and self.window.covers(s.head.boot_id, span["min_t_ns"], span["max_t_ns"])
+        ]
         if question.where or sum(s.tables[question.table]["rows"] for s in whole) < cells.MANY:
             return None
         if not all(self._sound(s, question.table) for s in whole):
@@ -150,7 +166,9 @@ class Session(Answers):
         hot = self._taken.hot.get(question.table, [])
         if rest or hot:
             duck.hold(self._db, question.table, merged(hot))
-        return group.counted(self._db, question, files, duck.rows_of(question.table, rest) if rest or hot else "", self.window)
+        return group.counted(
+            self._db, question, files, duck.rows_of(question.table, rest) if rest or hot else "", self.window
+        )
 
     def _sound(self, one: Sealed, table: str) -> bool:
         """Whether the cells are as they were written; False too where they are gone."""
@@ -167,13 +185,23 @@ class Session(Answers):
         named = set(mentioned(sql)) & set(self._tables) or self._tables
         for table in (t for t in self._tables if t in named and t not in self._viewed):
             lost = [damage.loss(one, of) for _, one, of in self._lost()] if table == "loss" else []
-            duck.make_view(self._db, table, merged([*self._taken.hot.get(table, []), *lost]), self._files(table), self.window, bounded=self._bounded)
+            duck.make_view(
+                self._db,
+                table,
+                merged([*self._taken.hot.get(table, []), *lost]),
+                self._files(table),
+                self.window,
+                bounded=self._bounded,
+            )
             self._viewed.add(table)
 
     def _files(self, table: str) -> list[str]:
         window = Window() if self._whole or table == "loss" else self.window
-        files = [self._file(s, table) for s in self._taken.sealed if (span := s.tables.get(table))
-                 and not window.misses(s.head.boot_id, span["min_t_ns"], span["max_t_ns"])]
+        files = [
+            self._file(s, table)
+            for s in self._taken.sealed
+            if (span := s.tables.get(table)) and not window.misses(s.head.boot_id, span["min_t_ns"], span["max_t_ns"])
+        ]
         return [file for file in files if file not in self._damaged]
 
     def _file(self, one: Sealed, table: str) -> str:
@@ -206,7 +234,10 @@ def offsets(taken: Snapshot, path: Path, boot_id: str) -> np.ndarray:
 
     table = TABLES["clock_offset"]
     narrow = np.dtype([(name, table.by_name[name].dtype) for name in _HISTORY])
-    found = [np.empty(0, narrow), *(p.rows[list(_HISTORY)].astype(narrow) for p in taken.hot.get("clock_offset", []) if p.boot_id == boot_id)]
+    found = [
+        np.empty(0, narrow),
+        *(p.rows[list(_HISTORY)].astype(narrow) for p in taken.hot.get("clock_offset", []) if p.boot_id == boot_id),
+    ]
     with duckdb.connect() as db:
         for one in taken.sealed:
             if one.head.boot_id != boot_id or "clock_offset" not in one.tables:
@@ -216,7 +247,9 @@ def offsets(taken: Snapshot, path: Path, boot_id: str) -> np.ndarray:
                 stored = db.execute(f"SELECT {', '.join(_HISTORY)} FROM read_parquet(?)", [file]).fetchnumpy()
             except duckdb.Error:
                 if os.path.isdir(path / one.name):
-                    taken.notes.append(f"{one.name}/clock_offset.parquet is damaged: wall times near its rows are less certain")
+                    taken.notes.append(
+                        f"{one.name}/clock_offset.parquet is damaged: wall times near its rows are less certain"
+                    )
                 continue
             rows = np.empty(len(stored["t_ns"]), narrow)
             for name in _HISTORY:

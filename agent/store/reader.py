@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from agent import host
+from agent.ask.window import Window
 from agent.batch import Loss, losses
 from agent.columns import NULL_I64
+from agent.common import host
 from agent.common.clocks import boot_ns
 from agent.errors import UNREACHABLE, AgentError
 from agent.store import index, outage, segments
 from agent.store.frames import Decoder, Head, Kind
-from agent.store.window import Window
 
 #: Those whose rows tell of other times than their own.
 _ALWAYS = {"clock_offset", "loss"}
@@ -99,7 +99,9 @@ def _take(dir_fd: int, tables: frozenset[str], window: Window) -> Snapshot:
         data, last = _wanted(dir_fd, seq, tables, window)
         for frame in decoder.feed(data):
             if frame.kind == Kind.ROWS and decoder.head is not None:
-                taken.hot.setdefault(frame.table, []).append(HotRows(decoder.head.boot_id, decoder.head.host, frame.rows))
+                taken.hot.setdefault(frame.table, []).append(
+                    HotRows(decoder.head.boot_id, decoder.head.host, frame.rows)
+                )
                 last = max(last, int(frame.rows["t_ns"].max()))
             elif frame.kind == Kind.TICK:
                 last = max(last, frame.t_ns)
@@ -107,21 +109,29 @@ def _take(dir_fd: int, tables: frozenset[str], window: Window) -> Snapshot:
             heads.append((seq, decoder.head))
             ends[decoder.head.boot_id] = max(last, ends.get(decoder.head.boot_id, NULL_I64))
         if decoder.corrupt is not None:
-            taken.notes.append(f"{segments.hot_name(seq)} is damaged at byte {decoder.offset}: {decoder.corrupt}; "
-                               f"{decoder.pending} bytes are not shown")
+            taken.notes.append(
+                f"{segments.hot_name(seq)} is damaged at byte {decoder.offset}: {decoder.corrupt}; "
+                f"{decoder.pending} bytes are not shown"
+            )
             if decoder.head is not None:
-                torn = losses("store", Loss(segments.hot_name(seq), from_ns=last, t_ns=max(last, decoder.head.created_ns)))
+                torn = losses(
+                    "store", Loss(segments.hot_name(seq), from_ns=last, t_ns=max(last, decoder.head.created_ns))
+                )
                 taken.hot.setdefault("loss", []).append(HotRows(decoder.head.boot_id, decoder.head.host, torn.rows))
     for seq in listed.sealed:
         name = segments.sealed_name(seq)
         try:
             one = _sealed(name, json.loads(segments.read_bytes(dir_fd, f"{name}/{segments.HEAD}")))
             heads.append((seq, one.head))
-            ends[one.head.boot_id] = max(ends.get(one.head.boot_id, NULL_I64), *(span["max_t_ns"] for span in one.tables.values()), NULL_I64)
+            ends[one.head.boot_id] = max(
+                ends.get(one.head.boot_id, NULL_I64), *(span["max_t_ns"] for span in one.tables.values()), NULL_I64
+            )
         except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
             # Gone with its segment, which is for the caller, or damaged: the rows are in other files.
             one = _headless(name, segments.names_in(dir_fd, name))
-            taken.notes.append(f"{name}/{segments.HEAD} is damaged ({type(error).__name__}): its rows are shown, their order between boots may be wrong")
+            taken.notes.append(
+                f"{name}/{segments.HEAD} is damaged ({type(error).__name__}): its rows are shown, their order between boots may be wrong"
+            )
         if not one.thin:
             whole.append(seq)
         taken.sealed.append(one)
@@ -146,7 +156,9 @@ def _note_silence(taken: Snapshot, heads: list[tuple[int, Head]]) -> None:
         return
     missing = losses("store", Loss("agent", None, wrote_ns, now_ns))
     taken.hot.setdefault("loss", []).append(HotRows(head.boot_id, head.host, missing.rows))
-    taken.notes.append(f"the agent (pid {taken.writer}) lives, but has written nothing for {(now_ns - wrote_ns) // 10**9} s: `tickscope status` says why")
+    taken.notes.append(
+        f"the agent (pid {taken.writer}) lives, but has written nothing for {(now_ns - wrote_ns) // 10**9} s: `tickscope status` says why"
+    )
 
 
 def _wanted(dir_fd: int, seq: int, tables: frozenset[str], window: Window) -> tuple[bytes, int]:
@@ -162,7 +174,11 @@ def _wanted(dir_fd: int, seq: int, tables: frozenset[str], window: Window) -> tu
         if spans is None or start.head is None:
             return file.readall() or b"", NULL_I64
         boot = start.head.boot_id
-        wanted = [span for table, span in spans.items() if table in tables and (table in _ALWAYS or not window.misses(boot, span.min_ns, span.max_ns))]
+        wanted = [
+            span
+            for table, span in spans.items()
+            if table in tables and (table in _ALWAYS or not window.misses(boot, span.min_ns, span.max_ns))
+        ]
         first = min((span.places[0] for span in spans.values() if span.places), default=_HEAD_BYTES)
         return index.frames(fd, wanted, first), max((span.max_ns for span in spans.values()), default=NULL_I64)
 
@@ -175,7 +191,9 @@ def boots(path: str | Path) -> list[str]:
 def _sealed(name: str, doc: dict[str, Any]) -> Sealed:
     tables = {t: {key: int(span[key]) for key in ("rows", "min_t_ns", "max_t_ns")} for t, span in doc["tables"].items()}
     sums = dict(doc.get("cells_crc32", {}))
-    counted = {t: frozenset(map(str, columns)) for t, columns in doc.get("cells", {}).items() if t in tables and t in sums}
+    counted = {
+        t: frozenset(map(str, columns)) for t, columns in doc.get("cells", {}).items() if t in tables and t in sums
+    }
     return Sealed(name, Head(*(doc[field] for field in Head._fields)), tables, doc.get("thin") is True, counted, sums)
 
 

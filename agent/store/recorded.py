@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from agent.ask.window import Bound, Window, parse
 from agent.columns import NULL_I64
 from agent.errors import UNREACHABLE, AgentError
 from agent.store import duck
@@ -15,7 +16,6 @@ from agent.store.answers import Answers, executed
 from agent.store.frames import Kind
 from agent.store.reader import HotRows
 from agent.store.recording import Recording
-from agent.store.window import Bound, Window, parse
 from agent.tables import TABLES
 
 T = TypeVar("T")
@@ -30,7 +30,15 @@ class Recorded(Answers):
     written_since_ns = None
     written_by = "the recording"
 
-    def __init__(self, path: str | Path, tables: Iterable[str], since: str | None = None, until: str | None = None, *, bounded: bool = False) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        tables: Iterable[str],
+        since: str | None = None,
+        until: str | None = None,
+        *,
+        bounded: bool = False,
+    ) -> None:
         super().__init__()
         self._tables = dict.fromkeys(tables)
         rows: dict[str, list[np.ndarray]] = {}

@@ -48,7 +48,9 @@ class Recording:
             torn = f", and {self._decoder.pending} bytes of a torn frame follow" if self._decoder.pending else ""
             self.cut = f"its last whole frame ends at byte {self._decoder.offset} of what it holds{torn}"
         elif self._decoder.pending:
-            raise AgentError(f"{self._path} is not a readable recording: {self._decoder.pending} bytes follow its end", remedy=_AGAIN)
+            raise AgentError(
+                f"{self._path} is not a readable recording: {self._decoder.pending} bytes follow its end", remedy=_AGAIN
+            )
         elif not self._whole:
             self.cut = "its last bytes are missing, but no frame"
 
@@ -73,8 +75,11 @@ class Recording:
                 try:
                     out = unpack.decompress(data, _CHUNK)
                 except zlib.error as error:
-                    raise AgentError(f"{self._path} is not a readable recording: damaged after byte {self._decoder.offset} of what it holds "
-                                     f"({error})", remedy=_AGAIN) from error
+                    raise AgentError(
+                        f"{self._path} is not a readable recording: damaged after byte {self._decoder.offset} of what it holds "
+                        f"({error})",
+                        remedy=_AGAIN,
+                    ) from error
                 if out:
                     yield out
                 data = unpack.unconsumed_tail or file.read(_CHUNK)
@@ -82,7 +87,10 @@ class Recording:
                 yield rest
             self._whole = unpack.eof
             if unpack.unused_data:
-                raise AgentError(f"{self._path} is not a readable recording: {len(unpack.unused_data)} bytes follow its end", remedy=_AGAIN)
+                raise AgentError(
+                    f"{self._path} is not a readable recording: {len(unpack.unused_data)} bytes follow its end",
+                    remedy=_AGAIN,
+                )
 
     def _demand_sound(self) -> None:
         bad = self._decoder.corrupt

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from agent.clock.instants import dated
+from agent.ask.window import Bound
 from agent.columns import NULL_I64
+from agent.common.sentence import told
 from agent.store.frames import Head
-from agent.store.window import Bound
 
 
 def note(oldest: Head | None, since: Bound | None, wall: Callable[[str, np.ndarray], np.ndarray]) -> str | None:
@@ -29,5 +29,9 @@ def note(oldest: Head | None, since: Bound | None, wall: Callable[[str, np.ndarr
             reaches = since.wall_ns is not None and (begin == NULL_I64 or since.wall_ns < begin)
         if not reaches:
             return None
-    said = "rows before ", oldest.created_ns, " were removed by retention (max_bytes, max_age_days), all but findings and their evidence"
-    return dated(said, lambda t: wall(oldest.boot_id, t))
+    said = (
+        "rows before ",
+        oldest.created_ns,
+        " were removed by retention (max_bytes, max_age_days), all but findings and their evidence",
+    )
+    return told(said, lambda t: wall(oldest.boot_id, t))

@@ -62,7 +62,9 @@ class _Writers:
         self._bytes += rows.nbytes
         low, high = int(rows["t_ns"].min()), int(rows["t_ns"].max())
         seen = self.tables.setdefault(table, {"rows": 0, "min_t_ns": low, "max_t_ns": high})
-        seen.update(rows=seen["rows"] + len(rows), min_t_ns=min(seen["min_t_ns"], low), max_t_ns=max(seen["max_t_ns"], high))
+        seen.update(
+            rows=seen["rows"] + len(rows), min_t_ns=min(seen["min_t_ns"], low), max_t_ns=max(seen["max_t_ns"], high)
+        )
         if self._bytes >= _CHUNK_BYTES:
             self.flush()
 
@@ -73,7 +75,9 @@ class _Writers:
 
         for table, parts in self._waiting.items():
             if table not in self._files:
-                self._files[table] = pq.ParquetWriter(f"{self._folder}/{table}.parquet", schema(table), compression="zstd")
+                self._files[table] = pq.ParquetWriter(
+                    f"{self._folder}/{table}.parquet", schema(table), compression="zstd"
+                )
             self._files[table].write_table(to_arrow(table, np.concatenate(parts), self._boot_id, self._host))
         self._waiting, self._bytes = {}, 0
 
@@ -112,7 +116,9 @@ def _convert(name: str, folder: str, lived: Lived) -> None:
                 elif frame.kind == Kind.TICK:
                     tick = max(tick, frame.t_ns)
             if decoder.unknown:
-                raise ValueError(f"{name}: kept as it is, since this version has no table {', '.join(sorted(decoder.unknown))}")
+                raise ValueError(
+                    f"{name}: kept as it is, since this version has no table {', '.join(sorted(decoder.unknown))}"
+                )
     head = decoder.head
     if head is None:
         raise ValueError(f"{name}: {decoder.corrupt or 'no head'}")
@@ -124,7 +130,13 @@ def _convert(name: str, folder: str, lived: Lived) -> None:
     sums = {table: cells.checksum(f"{folder}/{cells.name(table)}") for table in counted}
     lived.reach(head.boot_id, head.created_ns, tick)  # Not to the last row: what others report may lie anywhere.
     with open(f"{folder}/{segments.HEAD}", "w", encoding="utf-8") as out:
-        told = {"tables": writers.tables, "cells": counted, "cells_crc32": sums, "torn_bytes": decoder.pending, "lived_ns": lived.lived_ns}
+        told = {
+            "tables": writers.tables,
+            "cells": counted,
+            "cells_crc32": sums,
+            "torn_bytes": decoder.pending,
+            "lived_ns": lived.lived_ns,
+        }
         json.dump({**head._asdict(), **told}, out)
 
 
@@ -263,7 +275,7 @@ def seal_all(below: int, limits: Retention, clock: Callable[[], tuple[str, int]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="agent.store.seal", description="seal closed hot segments")
-    parser.add_argument("--dir-fd", type=int, help="descriptor of the store's directory (default: the current directory)")
+    parser.add_argument("--dir-fd", type=int, help="descriptor of the store's directory (default: the current one)")
     parser.add_argument("--below", type=int, required=True, help="seal segments with a smaller sequence number")
     for field in dataclasses.fields(Retention):
         default = None if field.default is dataclasses.MISSING else field.default

@@ -24,7 +24,7 @@ HEAD = "head.json"
 LOCK = "lock"
 
 
-class Segments(NamedTuple):
+class Listing(NamedTuple):
     """Sequence numbers in order: hot ones that are not sealed, and sealed ones."""
 
     hot: list[int]
@@ -44,8 +44,12 @@ def sealing_name(seq: int) -> str:
 
 
 def no_store(path: str | Path) -> AgentError:
-    return AgentError(f"no store at {path}", why="no agent has written there yet",
-                      remedy="start one (sudo tickscope run), or name another place: --store DIR", exit_code=UNREACHABLE)
+    return AgentError(
+        f"no store at {path}",
+        why="no agent has written there yet",
+        remedy="start one (sudo tickscope run), or name another place: --store DIR",
+        exit_code=UNREACHABLE,
+    )
 
 
 def open_dir(path: str | Path) -> int:
@@ -69,12 +73,12 @@ def unreadable(path: str | Path, error: OSError, verb: str = "read") -> AgentErr
     return AgentError(f"cannot {verb} the store at {path}: {error.strerror}", remedy=remedy, exit_code=UNREACHABLE)
 
 
-def listing(dir_fd: int) -> Segments:
+def listing(dir_fd: int) -> Listing:
     """Hot and sealed segments. Two listings, hot first: the sealer publishes a sealed segment before it removes the hot
     one, so whatever the first misses the second has, and what both have counts as sealed."""
     hot = _matching(dir_fd, _HOT)
     sealed = _matching(dir_fd, _SEALED)
-    return Segments(sorted(hot - sealed), sorted(sealed))
+    return Listing(sorted(hot - sealed), sorted(sealed))
 
 
 def untouched(dir_fd: int) -> bool:

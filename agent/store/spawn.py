@@ -87,13 +87,30 @@ class SealerProcess:
     def _start(self) -> None:
         limits = self.limits
         self._running = self._wanted
-        argv = [*self._command, "--dir-fd", str(self._dir_fd), "--below", str(self._running),
-                "--max-bytes", str(limits.max_bytes), "--max-age-s", str(limits.max_age_s)]
+        argv = [
+            *self._command,
+            "--dir-fd",
+            str(self._dir_fd),
+            "--below",
+            str(self._running),
+            "--max-bytes",
+            str(limits.max_bytes),
+            "--max-age-s",
+            str(limits.max_age_s),
+        ]
         root = str(Path(__file__).resolve().parents[2])
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))}
         try:
-            self._child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                                           pass_fds=(self._dir_fd,), env=env, text=True, errors="replace")
+            self._child = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=(self._dir_fd,),
+                env=env,
+                text=True,
+                errors="replace",
+            )
         except OSError as error:
             self._failed(f"cannot start the sealer: {error}")
 

@@ -1,6 +1,6 @@
 """The store on a thread of its own: a file system that does not answer (frozen, or its disk gone) holds up nothing else of the agent.
 
-What comes meanwhile waits in a bounded backlog. What that drops is told by ``status`` at once, and by ``loss`` rows once the file system answers.
+Findings get their sentence in UTC here, for SQL and files. What comes meanwhile waits in a bounded backlog. What that drops is told by ``status`` at once, and by ``loss`` rows once the file system answers.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from functools import partial
 from typing import Any
 
 from agent.batch import Batch
+from agent.common import remedy
+from agent.common.sentence import ToWall, unknown
 from agent.errors import printable
 from agent.log import ERROR, say
-from agent.store import remedy
 from agent.store.backlog import Backlog, Entry
 from agent.store.hot import HotStore
+from agent.store.sentences import in_utc
 
 #: What may wait for a file system that is slow, or does not answer. Four times what HotStore keeps: a burst on a slow disk is no loss.
 MOST_BYTES = 8 << 20
@@ -30,12 +32,15 @@ _LOOK_S = 0.5
 
 
 class Writer:
-    """Hands all work on a HotStore to its own thread, in order. A Sink (agent/contracts.py); nothing but ``close`` waits for that thread."""
+    """Hands all work on a HotStore to its own thread, in order. A Sink (agent/contracts.py); nothing but ``close`` waits for that thread.
+
+    wall: by which findings' sentences are dated; called on that thread.
+    """
 
     name = "store"
 
-    def __init__(self, store: HotStore) -> None:
-        self._store = store
+    def __init__(self, store: HotStore, wall: ToWall = unknown) -> None:
+        self._store, self._wall = store, wall
         self._ready = threading.Condition()
         self._backlog = Backlog()
         self._others: dict[Callable[[], None], None] = {}
@@ -60,7 +65,9 @@ class Writer:
         """As HotStore.append, soon. Never waits, never raises."""
         new: list[Entry] = [b for b in batches if len(b.rows)]
         with self._ready:
-            if self._begun_s is not None or self._backlog.entries:  # it is busy: what waits must not keep larger arrays alive
+            if (
+                self._begun_s is not None or self._backlog.entries
+            ):  # it is busy: what waits must not keep larger arrays alive
                 new = [Batch(b.table, b.rows.copy()) for b in new if isinstance(b, Batch)]
                 self._backlog.trim(MOST_BYTES)
             self._backlog.hold(new if tick_ns is None else [*new, tick_ns])
@@ -94,7 +101,11 @@ class Writer:
         """As HotStore.state, half a second old at most while the file system answers."""
         with self._ready:
             waiting = self._backlog.rows + self._in_hand
-        found = {**self._seen, "waiting_rows": self._seen["waiting_rows"] + waiting, "dropped_rows": sum(self.losses().values())}
+        found = {
+            **self._seen,
+            "waiting_rows": self._seen["waiting_rows"] + waiting,
+            "dropped_rows": sum(self.losses().values()),
+        }
         if stalled_s := self.stalled_s():
             reason = f"stalled for {stalled_s:.0f} s: the file system does not answer"
             found.update(state="degraded", reason=reason, remedy=remedy.UNANSWERED)
@@ -116,8 +127,11 @@ class Writer:
         with self._ready:
             self._backlog.trim(0)
             lost = self._backlog.dropped.total() + self._in_hand
-        say(f"tickscope: store: the file system has not answered for {self.stalled_s():.0f} s: {lost} rows are not stored\n"
-            f"  why: a thread is in a system call that nothing can interrupt; this process ends when the file system answers\n  try: {remedy.UNANSWERED}", ERROR)
+        say(
+            f"tickscope: store: the file system has not answered for {self.stalled_s():.0f} s: {lost} rows are not stored\n"
+            f"  why: a thread is in a system call that nothing can interrupt; this process ends when the file system answers\n  try: {remedy.UNANSWERED}",
+            ERROR,
+        )
 
     def _run(self) -> None:
         while not self._turn():
@@ -134,6 +148,8 @@ class Writer:
             self._store.missed(self._backlog.lost)
             self._backlog = Backlog()
         for batches, tick_ns in _appends(entries):
+            for i in range(len(batches)):
+                self._attempt(partial(self._date, batches, i))
             self._attempt(partial(self._store.append, batches, tick_ns))
             with self._ready:
                 self._begun_s, self._in_hand = time.monotonic(), self._in_hand - sum(len(b.rows) for b in batches)
@@ -142,6 +158,9 @@ class Writer:
         if not closing and (self._store.failing != self._failing or time.monotonic() - self._seen_s >= _LOOK_S):
             self._attempt(self._look)
         return closing
+
+    def _date(self, batches: list[Batch], i: int) -> None:
+        batches[i] = in_utc(batches[i], self._wall)
 
     def _look(self) -> None:
         self._seen, self._seen_s, self._failing = self._store.state(), time.monotonic(), self._store.failing

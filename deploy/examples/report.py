@@ -20,7 +20,9 @@ class Decisions:
             self.dropped = 0
         except OSError as error:
             self.dropped += 1
-            if self.sock is not None and not isinstance(error, BlockingIOError):  # it has ended: the next finds a new one
+            if self.sock is not None and not isinstance(
+                error, BlockingIOError
+            ):  # it has ended: the next finds a new one
                 self.sock.close()
                 self.sock = None
 

@@ -49,7 +49,9 @@ def programs(families: Mapping[str, Family], *, timed: bool = False) -> Attachab
         (family.programs[p.function], p.target)
         for family in families.values()
         for p in family.probe.programs
-        if p.kind == "raw_tp" and p.function in family.programs and (not p.on_demand or (timed and p.target in ("sys_enter", "sys_exit")))
+        if p.kind == "raw_tp"
+        and p.function in family.programs
+        and (not p.on_demand or (timed and p.target in ("sys_enter", "sys_exit")))
     ]
 
 
@@ -116,7 +118,11 @@ def main() -> None:
     attachable = sides()
     found: dict[str, list[float]] = {name: [] for name in attachable}
     order = list(attachable)
-    with redis_server() as server, endless(server, given.command), socket.create_connection(("127.0.0.1", server.port)) as connection:
+    with (
+        redis_server() as server,
+        endless(server, given.command),
+        socket.create_connection(("127.0.0.1", server.port)) as connection,
+    ):
         end, said = time.monotonic() + given.seconds, time.monotonic()
         while time.monotonic() < end:
             random.shuffle(order)
@@ -128,7 +134,12 @@ def main() -> None:
     for name in attachable:
         for under in ("none", "two empty programs"):
             if name != under and (under == "none" or name in ("two that read the clock", "all of full")):
-                report(f"redis-benchmark {given.command}, {name}: throughput", mean_ratio(found[name], found[under]), under, "-")
+                report(
+                    f"redis-benchmark {given.command}, {name}: throughput",
+                    mean_ratio(found[name], found[under]),
+                    under,
+                    "-",
+                )
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agent.kernel.load import BPF_DIR, Loaded, load, release
-from agent.probes import Probe, Program, discover
+from agent.kernel.probe import Probe, Program
+from agent.probes import discover
 from tests.system.agent import Agent
 
 T = TypeVar("T")
@@ -71,9 +72,15 @@ def arguments(description: str | None, **more: tuple[Any, str]) -> argparse.Name
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"{text} [{default}]")
     given = parser.parse_args()
     kernel = os.uname()
-    print(f"{os.cpu_count()} cores, Linux {kernel.release} {kernel.machine}, load before the start {os.getloadavg()[0]:.2f}", flush=True)
+    print(
+        f"{os.cpu_count()} cores, Linux {kernel.release} {kernel.machine}, load before the start {os.getloadavg()[0]:.2f}",
+        flush=True,
+    )
     if others := other_agents():
-        print(f"WARNING: other agents run ({', '.join(map(str, others))}): their probes are in both sides of every ratio", flush=True)
+        print(
+            f"WARNING: other agents run ({', '.join(map(str, others))}): their probes are in both sides of every ratio",
+            flush=True,
+        )
     return given
 
 
@@ -134,8 +141,12 @@ def load_empty(body: str = "") -> Loaded:
     with tempfile.TemporaryDirectory() as directory:
         for path in BPF_DIR.iterdir():
             (Path(directory) / path.name).symlink_to(path)
-        (Path(directory) / EMPTY.sources[0]).write_text("".join(
-            f"int {p.function}(struct bpf_raw_tracepoint_args *ctx) {{ {body} return 0; }}\n" for p in EMPTY.programs))
+        (Path(directory) / EMPTY.sources[0]).write_text(
+            "".join(
+                f"int {p.function}(struct bpf_raw_tracepoint_args *ctx) {{ {body} return 0; }}\n"
+                for p in EMPTY.programs
+            )
+        )
         loaded = load([EMPTY], bpf_dir=Path(directory))
     family = loaded.families["empty"]
     if len(family.links) != 2:
@@ -156,9 +167,15 @@ def empty_system_call_probes(body: str = "") -> Iterator[None]:
 @contextlib.contextmanager
 def bpftrace_probes() -> Iterator[None]:
     """The same two empty programs as bpftrace attaches them: by the tracepoints' perf events."""
-    program = "tracepoint:raw_syscalls:sys_enter { } tracepoint:raw_syscalls:sys_exit { } interval:s:1 { printf(\"on\\n\"); }"
-    mounted = 'mount -t tracefs none /sys/kernel/tracing && mount -t debugfs none /sys/kernel/debug; exec bpftrace -e "$0"'
-    peer = subprocess.Popen(["unshare", "-m", "sh", "-c", mounted, program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    program = (
+        'tracepoint:raw_syscalls:sys_enter { } tracepoint:raw_syscalls:sys_exit { } interval:s:1 { printf("on\\n"); }'
+    )
+    mounted = (
+        'mount -t tracefs none /sys/kernel/tracing && mount -t debugfs none /sys/kernel/debug; exec bpftrace -e "$0"'
+    )
+    peer = subprocess.Popen(
+        ["unshare", "-m", "sh", "-c", mounted, program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert peer.stdout is not None and peer.stderr is not None
     try:
         if not any(line == "on\n" for line in peer.stdout):
@@ -189,7 +206,19 @@ class Redis:
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             self.port = int(s.getsockname()[1])
-        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", directory]
+        command = [
+            "redis-server",
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--dir",
+            directory,
+        ]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         for _ in range(100):
             with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", self.port)):
@@ -204,7 +233,9 @@ class Redis:
         """SET, then GET: 50 clients, no pipelining."""
         before = cpu_s(self.process.pid)
         client = subprocess.Popen(
-            ["redis-benchmark", "-p", str(self.port), "-c", "50", "-n", str(requests), "-t", "set,get", "--csv"], stdout=subprocess.PIPE, text=True
+            ["redis-benchmark", "-p", str(self.port), "-c", "50", "-n", str(requests), "-t", "set,get", "--csv"],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert client.stdout is not None
         lines = [line.replace('"', "").split(",") for line in client.stdout]

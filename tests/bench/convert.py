@@ -62,7 +62,12 @@ def building(steps: int) -> None:
     one.to_boot(t[:1] + _WALL)
     took = time.perf_counter() - start
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    report(f"all rows of {steps:,} steps, ready for both ways", f"{took:.2f} s, {grown:.0f} MB", f"a loop over segments: {_LOOP.get(steps, '')}", "a year in seconds")
+    report(
+        f"all rows of {steps:,} steps, ready for both ways",
+        f"{took:.2f} s, {grown:.0f} MB",
+        f"a loop over segments: {_LOOP.get(steps, '')}",
+        "a year in seconds",
+    )
     live, start = History(), time.perf_counter()
     for i in range(steps):
         live.append(rows[i : i + 1])
@@ -71,8 +76,12 @@ def building(steps: int) -> None:
     added = (time.perf_counter() - start) / steps
     start = time.perf_counter()
     live.to_wall(t[-1:])
-    report(f"{steps:,} steps one by one, as the agent keeps them", f"{added * 1e6:.1f} us a step, then {(time.perf_counter() - start) * 1e3:.1f} ms to convert",
-           "all kept, from 4,096 steps on: 83 ms a step", "bounded")
+    report(
+        f"{steps:,} steps one by one, as the agent keeps them",
+        f"{added * 1e6:.1f} us a step, then {(time.perf_counter() - start) * 1e3:.1f} ms to convert",
+        "all kept, from 4,096 steps on: 83 ms a step",
+        "bounded",
+    )
 
 
 def main() -> None:
@@ -94,7 +103,9 @@ def main() -> None:
         walls = one.to_wall(times).ns
         states = one.to_boot(walls).state
         if (states == SKIPPED).any() or not (states == AMBIGUOUS).any():
-            raise SystemExit("a time that there was is told as skipped, or none as having occurred twice: the figure does not count")
+            raise SystemExit(
+                "a time that there was is told as skipped, or none as having occurred twice: the figure does not count"
+            )
         took = interleaved({
             "wall": lambda t=times: took_s(one.to_wall, t),
             "boot": lambda t=walls: took_s(one.to_boot, t),
@@ -102,7 +113,12 @@ def main() -> None:
         }, given.pairs)  # fmt: skip
         for side, name in (("wall", "CLOCK_BOOTTIME to wall time"), ("boot", "wall time to CLOCK_BOOTTIME")):
             peer = f"numpy.interp, {ratio(took['interp'], took[side]).text('.2f')} x our time, no bounds, no states"
-            report(f"{given.times:,} times {order}, {name}", f"{Figure(took[side]).text('.2f')} s", peer, "< 1 s on one core")
+            report(
+                f"{given.times:,} times {order}, {name}",
+                f"{Figure(took[side]).text('.2f')} s",
+                peer,
+                "< 1 s on one core",
+            )
 
 
 if __name__ == "__main__":

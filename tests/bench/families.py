@@ -103,7 +103,9 @@ def go_limiter() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as directory:
         binary = Path(directory) / "golimiter"
         if shutil.which("go"):
-            subprocess.run(["go", "build", "-o", str(binary), "."], cwd=_GO, check=True, env={**os.environ, "CGO_ENABLED": "0"})
+            subprocess.run(
+                ["go", "build", "-o", str(binary), "."], cwd=_GO, check=True, env={**os.environ, "CGO_ENABLED": "0"}
+            )
         yield str(binary) if binary.exists() else ""
 
 
@@ -153,8 +155,18 @@ def per_family(server: Redis, pairs: int, requests: int) -> None:
     none = took.pop("none")
     for name, runs in took.items():
         for command in ("SET", "GET"):
-            report(f"{name} alone: redis {command}", ratio(*([x.per_s[command] for x in s] for s in (runs, none))).text(), "no agent", "-")
-        report(f"{name} alone: CPU of server and client", ratio(*([x.cpu_s for x in s] for s in (runs, none))).text(), "no agent", "-")
+            report(
+                f"{name} alone: redis {command}",
+                ratio(*([x.per_s[command] for x in s] for s in (runs, none))).text(),
+                "no agent",
+                "-",
+            )
+        report(
+            f"{name} alone: CPU of server and client",
+            ratio(*([x.cpu_s for x in s] for s in (runs, none))).text(),
+            "no agent",
+            "-",
+        )
 
 
 def dd(blocks: int) -> float:
@@ -189,7 +201,12 @@ def worst_case(pairs: int, blocks: int) -> None:
     none = took.pop("none")
     for name in took:
         report(f"dd bs=512, {name}: time", ratio(took[name], none).text(".2f"), "no agent", "-")
-    report("dd bs=512, full: time", ratio(took["full"], took["empty"]).text(".2f"), "two empty programs on sys_enter and sys_exit", "-")
+    report(
+        "dd bs=512, full: time",
+        ratio(took["full"], took["empty"]).text(".2f"),
+        "two empty programs on sys_enter and sys_exit",
+        "-",
+    )
 
 
 def main() -> None:

@@ -31,10 +31,18 @@ _TICK_S = 0.005
 
 def _record() -> bytes:
     """An allowed decision of golang.org/x/time/rate by this process, whose clock is immune to steps."""
-    r = np.zeros(1, Wire.read(BPF_DIR / "events.h", BPF_DIR / "limiter.bpf.c").dtype("limiter_decision"))
+    r = np.zeros(1, Wire.read(BPF_DIR / "events.h", BPF_DIR / "limiter_decision.h").dtype("limiter_decision"))
     r["proc"]["pid"] = r["proc"]["tid"] = os.getpid()
     r["proc"]["comm"] = b"flood"
-    r["limiter"], r["burst"], r["n"], r["every"], r["ok"], r["reserved"], r["duration_ns"] = 0xC000010000, 10, 1, 1, 1, 1, 1000
+    r["limiter"], r["burst"], r["n"], r["every"], r["ok"], r["reserved"], r["duration_ns"] = (
+        0xC000010000,
+        10,
+        1,
+        1,
+        1,
+        1,
+        1000,
+    )
     r["limit"], r["tokens"] = np.float64(1e6).view(np.uint64), np.float64(5).view(np.uint64)
     r["now_wall"] = r["last_wall"] = r["act_wall"] = 1 << 63
     return r.tobytes()
@@ -55,7 +63,13 @@ def _program(ring: int) -> bytes:
     words = struct.unpack(f"<{len(record) // 8}Q", record)
     out = b"".join(load(1, word) + one(0x7B, 10, 1, top + 8 * i) for i, word in enumerate(words))
     out += one(0x85, imm=_KTIME_GET_BOOT_NS) + one(0x7B, 10, 0, top)
-    out += load(1, ring, src=1) + one(0xBF, 2, 10) + one(0x07, 2, imm=top) + one(0xB7, 3, imm=len(record)) + one(0xB7, 4, imm=_NO_WAKEUP)
+    out += (
+        load(1, ring, src=1)
+        + one(0xBF, 2, 10)
+        + one(0x07, 2, imm=top)
+        + one(0xB7, 3, imm=len(record))
+        + one(0xB7, 4, imm=_NO_WAKEUP)
+    )
     return out + one(0x85, imm=_RINGBUF_OUTPUT) + one(0x95)
 
 
@@ -85,7 +99,9 @@ class _Ring:
     def __init__(self, fd: int, record_bytes: int) -> None:
         self.stride = -(-(8 + record_bytes) // 8) * 8
         self.size = bpf.map_info(fd)[3]
-        self._pages = [mmap.mmap(fd, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ, offset=at) for at in (0, mmap.PAGESIZE)]
+        self._pages = [
+            mmap.mmap(fd, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ, offset=at) for at in (0, mmap.PAGESIZE)
+        ]
 
     def room(self) -> int:
         """Records that can be written now."""
@@ -98,7 +114,9 @@ def flood(agent: int, per_s: int, out: Connection) -> None:
     fd = _ring_of(agent)
     ring = _Ring(fd, len(_record()))
     code, licence = ct.create_string_buffer(_program(fd)), ct.create_string_buffer(b"GPL")
-    attr = struct.pack("<IIQQIIQ", _SOCKET_FILTER, (len(code) - 1) // 8, ct.addressof(code), ct.addressof(licence), 0, 0, 0)
+    attr = struct.pack(
+        "<IIQQIIQ", _SOCKET_FILTER, (len(code) - 1) // 8, ct.addressof(code), ct.addressof(licence), 0, 0, 0
+    )
     program = struct.unpack("<i", _call(_PROG_LOAD, attr)[:4])[0]
     packet = ct.create_string_buffer(64)
     out.send("filling")

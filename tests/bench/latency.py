@@ -48,7 +48,10 @@ def events(count: int, out: Connection) -> None:
     """Makes the events; then sends their ends by table, in order."""
     ends: dict[str, list[int]] = {table: [] for table in TABLES}
     with tempfile.NamedTemporaryFile() as file, socket.create_server(("127.0.0.1", 0)) as listener:
-        makers: dict[str, Callable[[], int]] = {"slow_syscall": lambda: slow_flock(file.name), "tcp_connect": lambda: connect(listener)}
+        makers: dict[str, Callable[[], int]] = {
+            "slow_syscall": lambda: slow_flock(file.name),
+            "tcp_connect": lambda: connect(listener),
+        }
         for _ in range(count):
             for table, make in makers.items():
                 ends[table].append(make())
@@ -87,7 +90,12 @@ def main() -> None:
         took = sorted((saw - end) / 1e6 for saw, end in zip(times, ends[table], strict=True))
         p99 = statistics.quantiles(took, n=100, method="inclusive")[98]
         figure = f"p50 {statistics.median(took):.0f} ms, p99 {p99:.0f} ms, max {took[-1]:.0f} ms (n={len(took)})"
-        report(f"Event to visible in query, {table}", figure, f"- (one look takes {statistics.median(looks) * 1e3:.0f} ms)", "p99 < 1 s")
+        report(
+            f"Event to visible in query, {table}",
+            figure,
+            f"- (one look takes {statistics.median(looks) * 1e3:.0f} ms)",
+            "p99 < 1 s",
+        )
 
 
 if __name__ == "__main__":

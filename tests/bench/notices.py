@@ -33,7 +33,9 @@ from tests.lab.hostclock import clock_to_ourselves
 from tests.system.agent import Agent
 
 _SIZE_NS = 1_000
-_STEPPER = PROLOGUE + f"""
+_STEPPER = (
+    PROLOGUE
+    + f"""
 import random
 count, pause, returned = int(sys.argv[1]), float(sys.argv[2]), []
 print(os.getpid(), flush=True)
@@ -46,6 +48,7 @@ finally:
     step("clock_adjtime", {_SIZE_NS} * (max(len(returned) - count // 2, 0) - min(len(returned), count // 2)))
 print(*returned)
 """
+)
 _SUBSCRIBER = """
 import os, socket, sys, time
 if sys.argv[2:]:
@@ -105,7 +108,10 @@ def measure(agent: Agent, what: str, steps: int, pause: float) -> list[tuple[str
     """Rows to report."""
     socket = str(agent.run_dir / "notices.sock")
     with program(_POLLER, "0.125") as eighth, program(_POLLER, "1") as second:
-        alone = [(who, *stepped(socket, steps, pause, *priority)) for who, priority in (("", ()), (", subscriber of real-time priority", ("fifo",)))]
+        alone = [
+            (who, *stepped(socket, steps, pause, *priority))
+            for who, priority in (("", ()), (", subscriber of real-time priority", ("fifo",)))
+        ]
         returned = np.sort(np.concatenate([stamps for _, _, stamps in alone]))
         peers = (("a poller each 125 ms (CockroachDB's interval)", eighth), ("a poller each second", second))
         return [*((f"Jump notice, {what}{who}", f"{words(latencies)} (n={steps})", "-", "p99 < 1 ms") for who, latencies, _ in alone),
@@ -116,7 +122,9 @@ def stepped(socket: str, steps: int, pause: float, *priority: str) -> tuple[list
     """Latencies to one subscriber, and when each step had returned."""
     with program(_SUBSCRIBER, socket, *priority) as told:
         time.sleep(1.5)
-        done = subprocess.run([sys.executable, "-c", _STEPPER, str(steps), str(pause)], stdout=subprocess.PIPE, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", _STEPPER, str(steps), str(pause)], stdout=subprocess.PIPE, text=True, check=True
+        )
         time.sleep(1.5)
         stepper, *stamps = done.stdout.split()
         returned = np.array(stamps, np.int64)
@@ -129,7 +137,9 @@ def took(notices: IO[str], stepper: int, returned: np.ndarray) -> list[int]:
     told = [(int(at), json.loads(notice)) for at, notice in (line.split(" ", 1) for line in lines(notices))]
     mine = [(at, notice) for at, notice in told if notice["actor"] and notice["actor"]["pid"] == stepper]
     sizes = [_SIZE_NS] * (steps // 2) + [-_SIZE_NS] * (steps - steps // 2)
-    if len(mine) != steps + steps % 2 or any(abs(n["size_ns"] - s) > n["err_ns"] for (_, n), s in zip(mine, sizes, strict=False)):
+    if len(mine) != steps + steps % 2 or any(
+        abs(n["size_ns"] - s) > n["err_ns"] for (_, n), s in zip(mine, sizes, strict=False)
+    ):
         raise SystemExit(f"{len(mine)} notices for {steps} steps: {[n['size_ns'] for _, n in mine]}")
     return [at - end for (at, _), end in zip(mine, returned.tolist(), strict=False)]
 
@@ -141,7 +151,12 @@ def sealed(agent: Agent) -> int:
 
 
 def main() -> None:
-    given = arguments(__doc__, steps=(200, "of 1 us, at most 800"), pause=(0.15, "seconds between two, on average"), rate=(300_000, "records a second"))
+    given = arguments(
+        __doc__,
+        steps=(200, "of 1 us, at most 800"),
+        pause=(0.15, "seconds between two, on average"),
+        rate=(300_000, "records a second"),
+    )
     if not 2 <= given.steps <= 800:
         raise SystemExit("--steps: from 2 to 800, so that the clock is never off by more than 0.4 ms")
     with clock_to_ourselves(), running() as agent:
@@ -165,8 +180,14 @@ def main() -> None:
             raise SystemExit(f"{drained} of {written} records drained: the figure does not count")
         for row in rows:
             report(*row)
-        short = "" if rate > 0.95 * given.rate else f", TOO FEW: it was kept busy, but could not do the {given.rate:,} asked for"
-        print(f"Meanwhile the busy agent drained {rate:,.0f} records a second and sealed {segments_sealed} segments{short}")
+        short = (
+            ""
+            if rate > 0.95 * given.rate
+            else f", TOO FEW: it was kept busy, but could not do the {given.rate:,} asked for"
+        )
+        print(
+            f"Meanwhile the busy agent drained {rate:,.0f} records a second and sealed {segments_sealed} segments{short}"
+        )
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
+from agent.ask.window import this_boot
 from agent.batch import make
 from agent.store.cells import ERROR
 from agent.store.hot import HotStore
 from agent.store.spawn import Limits
-from agent.store.window import this_boot
 from tests.bench.common import Figure, arguments, interleaved, ratio, report
 
 _AT_ONCE = 20_000
@@ -38,7 +38,13 @@ def fill(path: Path, rows: int) -> None:
     """30 programs and 1,000 peers of unlike frequency, times of connects that spread over three powers of ten, some of them failed."""
     random = np.random.default_rng(1)
     comms = np.array([b"program-%d" % i for i in range(30)], "S16")
-    peers = np.array([b"\0" * 10 + b"\xff\xff" + bytes([10, 0, i >> 8, i & 255]) + (6379).to_bytes(2, "little") for i in range(1000)], "V18")
+    peers = np.array(
+        [
+            b"\0" * 10 + b"\xff\xff" + bytes([10, 0, i >> 8, i & 255]) + (6379).to_bytes(2, "little")
+            for i in range(1000)
+        ],
+        "V18",
+    )
     now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     store = HotStore(path, this_boot(), "bench", limits=Limits(max_bytes=1 << 40), seal_command=())
     store.append([make("clock_offset", 1, t_ns=1, real_mono_ns=time.time_ns() - now_ns, boot_mono_ns=0, err_ns=100)])
@@ -49,7 +55,17 @@ def fill(path: Path, rows: int) -> None:
                            sport=random.integers(32768, 60000, _AT_ONCE), dport=6379, role=0, peer=peers[np.minimum(random.zipf(1.3, _AT_ONCE), 1000) - 1],
                            duration_ns=random.lognormal(12, 1.5, _AT_ONCE).astype(np.int64), result=(random.random(_AT_ONCE) < 0.02).astype(np.int8))])  # fmt: skip
     store.close()
-    seal = [sys.executable, "-m", "agent.store.seal", "--below", "99999999", "--max-bytes", str(1 << 40), "--max-age-s", "1e9"]
+    seal = [
+        sys.executable,
+        "-m",
+        "agent.store.seal",
+        "--below",
+        "99999999",
+        "--max-bytes",
+        str(1 << 40),
+        "--max-age-s",
+        "1e9",
+    ]
     subprocess.run(seal, cwd=path, env={**os.environ, "PYTHONPATH": os.getcwd()}, check=True)
 
 
@@ -62,7 +78,10 @@ def took_s(*argv: str) -> float:
 def answer(*argv: str) -> dict[str, list[int]]:
     """Percentiles by group. Ends the run where there is no answer."""
     done = subprocess.run([*_VERB, *argv, "-o", "json"], check=True, capture_output=True, text=True)
-    return {row[argv[-1]]: [row["count"], row["max"], row["p50"], row["p90"], row["p99"]] for row in json.loads(done.stdout)["rows"]}
+    return {
+        row[argv[-1]]: [row["count"], row["max"], row["p50"], row["p90"], row["p99"]]
+        for row in json.loads(done.stdout)["rows"]
+    }
 
 
 def check(near: dict[str, list[int]], exact: dict[str, list[int]]) -> float:

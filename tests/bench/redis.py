@@ -66,9 +66,19 @@ def main() -> None:
             continue
         for command in ("SET", "GET"):
             figure = ratio(*([x.per_s[command] for x in took[side]] for side in (over, under)))
-            report(f"redis-benchmark {command}, {over}: throughput", figure.text(), peer, least if least == "-" else f">= {least}")
+            report(
+                f"redis-benchmark {command}, {over}: throughput",
+                figure.text(),
+                peer,
+                least if least == "-" else f">= {least}",
+            )
         figure = ratio(*([x.cpu_s for x in took[side]] for side in (over, under)))
-        report(f"redis-benchmark, {over}: CPU of server and client", figure.text(), peer, "<= 1.04" if over == "sampled" else "-")
+        report(
+            f"redis-benchmark, {over}: CPU of server and client",
+            figure.text(),
+            peer,
+            "<= 1.04" if over == "sampled" else "-",
+        )
 
 
 if __name__ == "__main__":

@@ -45,7 +45,15 @@ def fill(program: int, records: int) -> None:
 def peer() -> Iterator[tuple[socket.socket, int, int]]:
     """BCC in its own process: (its socket, ring, program)."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [SYSTEM_PYTHON, "-I", str(_HERE / "ring_peer.py"), str(theirs.fileno()), str(_SOURCE), str(BPF_DIR), str(RING_PAGES)]
+    command = [
+        SYSTEM_PYTHON,
+        "-I",
+        str(_HERE / "ring_peer.py"),
+        str(theirs.fileno()),
+        str(_SOURCE),
+        str(BPF_DIR),
+        str(RING_PAGES),
+    ]
     with subprocess.Popen(command, pass_fds=[theirs.fileno()]) as process:
         theirs.close()
         try:
@@ -69,7 +77,11 @@ class Readers:
         start = time.perf_counter_ns()
         rows = self._reader.drain()
         took = time.perf_counter_ns() - start
-        if len(rows) != records or not np.all(rows["number"] < 8) or not np.all(np.diff(rows["t_ns"].astype(np.int64)) >= 0):
+        if (
+            len(rows) != records
+            or not np.all(rows["number"] < 8)
+            or not np.all(np.diff(rows["t_ns"].astype(np.int64)) >= 0)
+        ):
             raise SystemExit(f"{len(rows)} of {records} records")
         return records / took * 1e9
 
@@ -95,9 +107,17 @@ def main() -> None:
             interleaved(sides, 1)
             took = interleaved(sides, given.pairs)
             target = ">= 30" if records == readers.capacity else "-"
-            for how, peer_name in (("plain", "BCC, a callback that only counts"), ("event", "BCC, a callback that reads one field")):
+            for how, peer_name in (
+                ("plain", "BCC, a callback that only counts"),
+                ("event", "BCC, a callback that reads one field"),
+            ):
                 speed = f"{np.median(took['ours']) / 1e6:.1f} against {np.median(took[how]) / 1e6:.2f} M/s"
-                report(f"Ring reading, {records} records at a time", f"{ratio(took['ours'], took[how]).text('.1f')}, {speed}", peer_name, target)
+                report(
+                    f"Ring reading, {records} records at a time",
+                    f"{ratio(took['ours'], took[how]).text('.1f')}, {speed}",
+                    peer_name,
+                    target,
+                )
 
 
 if __name__ == "__main__":

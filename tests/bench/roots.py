@@ -34,20 +34,29 @@ def client(root: Path, before: str, port: str) -> tuple[int, float]:
     if not before:
         words = ["chroot", root, "/usr/bin/openssl", "s_client", "-connect", f"127.0.0.1:{port}"]
     begun = time.monotonic()
-    with subprocess.Popen(list(map(str, words)), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
+    with subprocess.Popen(
+        list(map(str, words)), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as child:
         child.wait()
     return child.pid, time.monotonic() - begun
 
 
 def seen(agent: Agent, pids: list[int]) -> int:
-    rows = agent.json("query", "tls_handshake", "--where", f"pid in ({','.join(map(str, pids))})", "--limit", "100000")["rows"]
+    rows = agent.json("query", "tls_handshake", "--where", f"pid in ({','.join(map(str, pids))})", "--limit", "100000")[
+        "rows"
+    ]
     return len({row["pid"] for row in rows if row["role"] == "client"})
 
 
 def tell(agent: Agent, what: str, trials: list[tuple[int, float]]) -> None:
     time.sleep(1.5)
     pids, took_s = [pid for pid, _ in trials], [took for _, took in trials]
-    report(f"first handshakes of new {what}", f"{seen(agent, pids)} of {len(pids)} (programs of {statistics.median(took_s) * 1e3:.0f} ms)", "-", "-")
+    report(
+        f"first handshakes of new {what}",
+        f"{seen(agent, pids)} of {len(pids)} (programs of {statistics.median(took_s) * 1e3:.0f} ms)",
+        "-",
+        "-",
+    )
 
 
 def image(certs: Path, directory: Path, own: bool, mounted_s: float) -> tuple[int, float]:
@@ -69,7 +78,9 @@ def main() -> None:
             for way, before in _WAYS.items():
                 trials = []
                 for i in range(given.roots):
-                    root = make_root(Path(directory) / f"{cache}-{way}-{i}", ("/bin/sh", "/usr/bin/openssl", "/bin/sleep"), cache)
+                    root = make_root(
+                        Path(directory) / f"{cache}-{way}-{i}", ("/bin/sh", "/usr/bin/openssl", "/bin/sleep"), cache
+                    )
                     (root / "etc/none").touch()
                     time.sleep(given.rest)
                     with server(certs) as (_, port):
@@ -81,7 +92,11 @@ def main() -> None:
                 for i in range(given.roots):
                     time.sleep(given.rest)
                     trials.append(image(certs, Path(directory) / f"{own}-{mounted_s}-{i}", own, mounted_s))
-                tell(agent, f"images, {'a libssl of their own' if own else 'copies'}, at once, mounted {mounted_s * 1e3:.0f} ms before", trials)
+                tell(
+                    agent,
+                    f"images, {'a libssl of their own' if own else 'copies'}, at once, mounted {mounted_s * 1e3:.0f} ms before",
+                    trials,
+                )
 
 
 if __name__ == "__main__":

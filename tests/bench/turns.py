@@ -21,8 +21,8 @@ from tests.bench.common import arguments, report, running
 from tests.system.agent import Agent
 
 _TIMED = """
-import agent.loop, agent.errors, os, time
-Loop, turns, state = agent.loop.Loop, [], [0]
+import agent.service.loop, agent.errors, os, time
+Loop, turns, state = agent.service.loop.Loop, [], [0]
 begin, end = Loop.run, Loop.finish
 def run(self, *args):
     wait = self.selector.select
@@ -47,7 +47,10 @@ Loop.run, Loop.finish = run, finish
 
 def work(agent: Agent, until: float) -> None:
     """Some of everything: 20 programs, 100 connections and 1,000 decisions a second, a status a second."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as intake, socket.create_server(("127.0.0.1", 0), backlog=200) as server:
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as intake,
+        socket.create_server(("127.0.0.1", 0), backlog=200) as server,
+    ):
         intake.connect(str(agent.run_dir / "intake.sock"))
         decision = json.dumps({"limiter": "bench", "result": "allowed", "key": "a"}).encode()
         turn = 0
@@ -65,7 +68,15 @@ def work(agent: Agent, until: float) -> None:
 
 def ask(agent: Agent, until: float) -> None:
     while time.monotonic() < until:
-        subprocess.run([sys.executable, "-c", "from agent.control import ask; import sys; ask(sys.argv[1], 'status')", str(agent.run_dir)], check=True)
+        subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                "from agent.service.control import ask; import sys; ask(sys.argv[1], 'status')",
+                str(agent.run_dir),
+            ],
+            check=True,
+        )
         time.sleep(1)
 
 

@@ -5,8 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+#: The settings with their defaults.
+SETTINGS = ROOT / "deploy" / "tickscope.yaml"
 
 
 def pages() -> list[Path]:
     """All documents for readers, the landing page first."""
-    return [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "HACKING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [
+        ROOT / "README.md",
+        ROOT / "ARCHITECTURE.md",
+        ROOT / "HACKING.md",
+        ROOT / "CHANGELOG.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+    ]

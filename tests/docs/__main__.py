@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from pathlib import Path
 
-from tests.docs import pages
-from tests.docs.made import BLOCKS
+from tests.docs import SETTINGS, pages
+from tests.docs.made import BLOCKS, template
 
 BLOCK = re.compile(r"(<!-- made by python -m tests\.docs: (\w+) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
 
@@ -15,10 +17,15 @@ def current(text: str) -> str:
     return BLOCK.sub(lambda found: f"{found[1]}{BLOCKS[found[2]]()}{found[4]}", text)
 
 
+def renew(file: Path, make: Callable[[str], str]) -> None:
+    before = file.read_text()
+    after = make(before)
+    if after != before:
+        file.write_text(after)
+        print(file)
+
+
 if __name__ == "__main__":
+    renew(SETTINGS, template)  # first, since a page shows it
     for page in pages():
-        before = page.read_text()
-        after = current(before)
-        if after != before:
-            page.write_text(after)
-            print(page)
+        renew(page, current)

@@ -18,7 +18,9 @@ def written(text: str) -> Iterator[str]:
         yield from commands(block)
     outside = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     for inline in re.findall(r"`([^`\n]+)`", outside):
-        yield from re.findall(r"(?:^|(?<=\())((?:sudo )?(?:[A-Z_]+=\S+ )?(?:\./run\.sh|run\.sh|tickscope|python -m) [^)]+)", inline)
+        yield from re.findall(
+            r"(?:^|(?<=\())((?:sudo )?(?:[A-Z_]+=\S+ )?(?:\./run\.sh|run\.sh|tickscope|python -m) [^)]+)", inline
+        )
 
 
 def programs(line: str) -> Iterator[list[str]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import click
 
-from tests.docs import ROOT, catalogue
+from tests.docs import ROOT, SETTINGS, catalogue
 
 
 def _cell(text: object) -> str:
@@ -21,7 +21,14 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
     def shown(cell: object) -> str:
         pieces = re.split(r"(`[^`]*`)", str(cell))
-        return "".join(p.replace("|", "\\|") if p.startswith("`") else _cell(p) if len(pieces) == 1 else re.sub(r"([|<>*])", r"\\\1", p) for p in pieces)
+        return "".join(
+            p.replace("|", "\\|")
+            if p.startswith("`")
+            else _cell(p)
+            if len(pieces) == 1
+            else re.sub(r"([|<>*])", r"\\\1", p)
+            for p in pieces
+        )
 
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     return "\n".join(lines + [f"| {' | '.join(map(shown, row))} |" for row in rows]) + "\n"
@@ -29,10 +36,14 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def tables() -> str:
     from agent.columns import Column
-    from agent.tables import DERIVED, PROC, SOCK, TABLES, Table
+    from agent.common.table import DERIVED, Table
+    from agent.tables import PROC, SOCK, TABLES
 
     def rows(columns: Iterable[Column]) -> list[tuple[str, ...]]:
-        return [(f"`{c.name}`", _kind(c), c.unit or "-", c.meaning, f"`{c.attribute}`" if c.attribute else "-") for c in columns]
+        return [
+            (f"`{c.name}`", _kind(c), c.unit or "-", c.meaning, f"`{c.attribute}`" if c.attribute else "-")
+            for c in columns
+        ]
 
     heads = ("column", "type", "unit", "meaning", "OTLP attribute")
     shared = {"PROC": PROC, "SOCK": SOCK}
@@ -48,7 +59,13 @@ def tables() -> str:
 
     index = _table(("table", "a row is"), [(f"[`{t.name}`](#{t.name})", t.meaning) for t in TABLES.values()])
     common = _table(heads, rows((next(iter(TABLES.values())).columns[0], *DERIVED)))
-    parts = ["## All tables\n", index, "## Columns that many tables share\n", "Every table has these (`t_ns` is stored, the others follow from it):\n", common]
+    parts = [
+        "## All tables\n",
+        index,
+        "## Columns that many tables share\n",
+        "Every table has these (`t_ns` is stored, the others follow from it):\n",
+        common,
+    ]
     for name, columns in shared.items():
         parts += [f"{name}:\n", _table(heads, rows(columns))]
     return "\n".join([*parts, "## Each table\n", *map(one, TABLES.values())])
@@ -58,7 +75,16 @@ def _kind(column: object) -> str:
     names, kind = getattr(column, "names", ()), getattr(column, "kind", "")
     if kind == "enum":
         return " ".join(f"`{n}`" for n in names)
-    return {"i64": "integer", "f64": "number", "bool": "boolean", "str": "text", "json": "JSON", "hist": "64 counts", "addr": "address", "peer": "ip:port"}[kind]
+    return {
+        "i64": "integer",
+        "f64": "number",
+        "bool": "boolean",
+        "str": "text",
+        "json": "JSON",
+        "hist": "64 counts",
+        "addr": "address",
+        "peer": "ip:port",
+    }[kind]
 
 
 def metrics() -> str:
@@ -83,43 +109,99 @@ def alerts() -> str:
     def summary(text: str) -> str:
         return re.sub(r"\{\{ \$value[^}]*\}\}", "`N`", re.sub(r"\{\{ \$labels\.(\w+) \}\}", r"`\1`", text))
 
-    return _table(("alert", "severity", "it says", "then"), [(f"`{r.alert}`", r.severity, summary(r.summary), r.todo) for r in RULES])
+    return _table(
+        ("alert", "severity", "it says", "then"),
+        [(f"`{r.alert}`", r.severity, summary(r.summary), r.todo) for r in RULES],
+    )
+
+
+def brokers() -> str:
+    from agent.queues.catalogue import brokers as known
+
+    rows = [
+        (one.title, f"`{name}`", f"`{one.flag}`", f"`{one.variable}`", f"`{one.form}`; {one.note}", one.watched)
+        for name, one in known().items()
+    ]
+    return _table(("broker", "setting", "flag of `run`", "variable", "a server", "what is watched"), rows)
+
+
+#: Between these lines of deploy/tickscope.yaml are the brokers' settings.
+_BROKERS = re.compile(r"(?<=^# Brokers, a list of servers each:\n).*?(?=^poll_s:)", re.DOTALL | re.MULTILINE)
+
+
+def template(text: str) -> str:
+    """deploy/tickscope.yaml with the brokers' settings made anew. Raises ValueError where their place is gone."""
+    from agent.queues.catalogue import brokers as known
+
+    lines = "".join(f"{f'{name}: []':<27}# {one.form} ({one.note})\n" for name, one in known().items())
+    text, n = _BROKERS.subn(lambda _: lines, text)
+    if n != 1:
+        raise ValueError("deploy/tickscope.yaml has no place for brokers")
+    return text
 
 
 def settings() -> str:
     """deploy/tickscope.yaml, whose values a test compares with the defaults; which count at once is the reloader's word."""
-    return "```yaml\n" + (ROOT / "deploy/tickscope.yaml").read_text() + "```\n\n" + f"At SIGHUP these count at once: {', '.join(f'`{n}`' for n in _reloaded())}. The others need a restart.\n"
+    return (
+        "```yaml\n"
+        + SETTINGS.read_text()
+        + "```\n\n"
+        + f"At SIGHUP these count at once: {', '.join(f'`{n}`' for n in _reloaded())}. The others need a restart.\n"
+    )
 
 
 def _reloaded() -> list[str]:
-    """The names that agent/reload.py has something to do for; read, not run, since what it does needs an agent."""
-    tree = ast.parse((ROOT / "agent/reload.py").read_text())
+    """The settings that agent/service/reload.py has something to do for; read, not run, since what it does needs an agent."""
+    from agent.queues.catalogue import names
+
+    tree = ast.parse((ROOT / "agent/service/reload.py").read_text())
     (appliers,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "appliers"]
-    return sorted(str(key.value) for node in ast.walk(appliers) if isinstance(node, ast.Dict) for key in node.keys if isinstance(key, ast.Constant))
+    found = {
+        str(key.value)
+        for node in ast.walk(appliers)
+        if isinstance(node, ast.Dict)
+        for key in node.keys
+        if isinstance(key, ast.Constant)
+    }
+    return sorted((found - {"brokers"}) | set(names() if "brokers" in found else ()))
 
 
 def symptoms() -> str:
-    return _table(("symptom", "what is wrong", "said today"), [(f"`{s.name}`", s.meaning, "yes" if s.said else "-") for s in catalogue.symptoms()])
+    return _table(
+        ("symptom", "what is wrong", "said today"),
+        [(f"`{s.name}`", s.meaning, "yes" if s.said else "-") for s in catalogue.symptoms()],
+    )
 
 
 def causes() -> str:
     from agent.lab.kind import kinds
 
-    of = {c.name: [k.name for k in kinds().values() if any(r.cause == c.name for r in k.right)] for c in catalogue.causes()}
+    of = {
+        c.name: [k.name for k in kinds().values() if any(r.cause == c.name for r in k.right)]
+        for c in catalogue.causes()
+    }
     return _table(("cause", "what it means", "said today", "faults of the laboratory for which it is a right answer"),
                   [(f"`{c.name}`", c.meaning, "yes" if c.said else "-", " ".join(f"`{k}`" for k in of[c.name]) or "-") for c in catalogue.causes()])  # fmt: skip
 
 
 def thresholds() -> str:
-    from agent.correlate.config import CorrelatorConfig
-    from agent.correlate.words import number, span
+    from agent.common.duration import number, span
+    from agent.correlate.thresholds import CorrelatorConfig
 
-    inuse, source = CorrelatorConfig(), (ROOT / "agent/correlate/config.py").read_text()
+    inuse, source = CorrelatorConfig(), (ROOT / "agent/correlate/thresholds.py").read_text()
     meanings = re.findall(r"^    (\w+): \w+ = .+?  #: (.+)$", source, re.MULTILINE)
 
     def shown(name: str) -> str:
         value = getattr(inuse, name)
-        return span(value) if name.endswith("_ns") else f"{value} s" if name.endswith("_s") else f"{value:.0%}" if isinstance(value, float) and value < 1 else number(value)
+        return (
+            span(value)
+            if name.endswith("_ns")
+            else f"{value} s"
+            if name.endswith("_s")
+            else f"{value:.0%}"
+            if isinstance(value, float) and value < 1
+            else number(value)
+        )
 
     return _table(("what", "value", "meaning"), [(f"`{name}`", shown(name), meaning) for name, meaning in meanings])
 
@@ -130,7 +212,11 @@ _COSTS = ("redis-benchmark", "CPU of", "PSS", "start to", "agent on an idle", "e
 
 def costs() -> str:
     """Rows of tests/bench/README.md. Raises ValueError where one of the figures is no longer there."""
-    lines = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \| .+? \|$", (ROOT / "tests/bench/README.md").read_text().partition("## Figures")[2], re.MULTILINE)
+    lines = re.findall(
+        r"^\| (.+?) \| (.+?) \| (.+?) \| .+? \|$",
+        (ROOT / "tests/bench/README.md").read_text().partition("## Figures")[2],
+        re.MULTILINE,
+    )
     rows = [line for line in lines if line[0].startswith(_COSTS)]
     for start in _COSTS:
         if not any(row[0].startswith(start) for row in rows):
@@ -139,21 +225,39 @@ def costs() -> str:
 
 
 def limiters() -> str:
-    from agent.limiters.catalogue import CATALOGUE, Library
+    from agent.limiters.catalogue import CATALOGUE
+    from agent.limiters.library import LimiterLibrary, Step
 
-    def versions(one: Library) -> str:
-        if one.versions != ".*":
-            return f"`{one.versions}`"
-        return "all others" if sum(e.library == one.library for e in CATALOGUE) > 1 else "all"
+    def versions(one: LimiterLibrary, step: Step) -> str:
+        if step.versions != ".*":
+            return f"`{step.versions}`"
+        return "all others" if len(one.steps) > 1 else "all"
 
-    rows = [(f"`{one.library}`", one.language, versions(one), one.clock, one.back, one.forward, "yes" if one.probed else "-") for one in CATALOGUE]
-    return _table(("library", "language", "versions", "its clock", "wall clock set back by D", "set forward by D", "decisions seen"), rows)
+    rows = [(f"`{one.library}`", one.language, versions(one, step), one.clock, one.algorithm, step.back, step.forward, "yes" if one.seen else "-")
+            for one in CATALOGUE for step in one.steps]  # fmt: skip
+    return _table(
+        (
+            "library",
+            "language",
+            "versions",
+            "its clock",
+            "counts by",
+            "wall clock set back by D",
+            "set forward by D",
+            "decisions seen",
+        ),
+        rows,
+    )
 
 
 def probes() -> str:
     from agent.probes import discover
 
-    rows = [(f"`{name}`", f"`{p.target}`" if p.target else "-", p.kind, p.loses or "-") for name, probe in discover().items() for p in probe.programs]
+    rows = [
+        (f"`{name}`", f"`{p.target}`" if p.target else "-", p.kind, p.loses or "-")
+        for name, probe in discover().items()
+        for p in probe.programs
+    ]
     return _table(("family", "attached to", "kind", "not seen without it"), dict.fromkeys(rows))
 
 
@@ -175,7 +279,9 @@ def _verb(name: str, command: click.Command, level: int) -> str:
     context = click.Context(command, info_name=f"tickscope {name}")
     usage = " ".join(["tickscope", name, *command.collect_usage_pieces(context)])
     text = re.sub(r"\b\x08\n", "", command.help or "").strip()
-    rows = [_option(option, context) for option in command.params if isinstance(option, click.Option) and not option.hidden]
+    rows = [
+        _option(option, context) for option in command.params if isinstance(option, click.Option) and not option.hidden
+    ]
     options = "\n" + _table(("option", "meaning"), rows) if rows else ""
     return f"{'#' * level} {name}\n\n```text\n{usage}\n```\n\n{_paragraphs(text)}\n{options}"
 
@@ -184,7 +290,9 @@ def _option(option: click.Option, context: click.Context) -> tuple[str, str]:
     """Not click's own help record, whose words change from one release to the next."""
     names = ", ".join(option.opts) + ("" if option.is_flag else f" {option.make_metavar(context)}")
     more = [f"default: {option.default}"] if option.show_default is True else []
-    return f"`{names}`", " ".join([option.help or "", *(f"[{word}]" for word in [*more, *([f"`{option.envvar}`"] if option.envvar else [])])])
+    return f"`{names}`", " ".join(
+        [option.help or "", *(f"[{word}]" for word in [*more, *([f"`{option.envvar}`"] if option.envvar else [])])]
+    )
 
 
 def _paragraphs(text: str) -> str:
@@ -198,4 +306,7 @@ def _paragraphs(text: str) -> str:
     return "\n\n".join(out)
 
 
-BLOCKS: dict[str, Callable[[], str]] = {f.__name__: f for f in (tables, metrics, alerts, settings, symptoms, causes, thresholds, costs, limiters, probes, verbs)}
+BLOCKS: dict[str, Callable[[], str]] = {
+    f.__name__: f
+    for f in (tables, metrics, alerts, settings, symptoms, causes, thresholds, costs, limiters, probes, verbs, brokers)
+}

@@ -30,7 +30,9 @@ def svg(text: str, title: str) -> str:
             for word in re.finditer(r"\S+(?: \S+)*", piece):
                 x, length = _MARGIN + _ADVANCE * (column + word.start()), _ADVANCE * len(word[0])
                 bold = ' font-weight="bold" fill="#e6b450"' if j % 2 else ""
-                rows.append(f'<text x="{x:.1f}" y="{y}" textLength="{length:.1f}" lengthAdjust="spacingAndGlyphs"{bold}>{escape(word[0])}</text>')
+                rows.append(
+                    f'<text x="{x:.1f}" y="{y}" textLength="{length:.1f}" lengthAdjust="spacingAndGlyphs"{bold}>{escape(word[0])}</text>'
+                )
             column += len(piece)
     dots = "".join(f'<circle cx="{_MARGIN + 16 * i}" cy="{_BAR // 2}" r="5" fill="#5b6370"/>' for i in range(3))
     return "\n".join((

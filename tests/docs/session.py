@@ -27,7 +27,9 @@ from tests.docs import ROOT, pages, screen
 
 COLUMNS, LINES = 100, 38
 #: How many lines of an output are kept is said in the mark.
-BLOCK = re.compile(r"(<!-- ran by python -m tests\.docs\.session(?:, first (\d+) lines)? -->\n```console\n)(.*?)(```\n)", re.DOTALL)
+BLOCK = re.compile(
+    r"(<!-- ran by python -m tests\.docs\.session(?:, first (\d+) lines)? -->\n```console\n)(.*?)(```\n)", re.DOTALL
+)
 LIVE, CLOCK = ROOT / "docs/live.svg", ROOT / "docs/clock.svg"
 _PATIENCE_S = 120
 
@@ -38,7 +40,9 @@ class Terminal:
     def __init__(self, command: list[str], env: dict[str, str]) -> None:
         self.text, (master, slave) = b"", pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
-        self.process = subprocess.Popen(command, env=env, stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
+        self.process = subprocess.Popen(
+            command, env=env, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
+        )
         os.close(slave)
         self._reader = threading.Thread(target=self._read, args=(master,), daemon=True)
         self._reader.start()
@@ -109,8 +113,15 @@ def demo() -> Iterator[tuple[Terminal, dict[str, str]]]:
         root = Path(name)
         root.chmod(0o755)  # the demo's limiter is nobody
         (root / "tickscope.yaml").write_text("prometheus: ''\n")
-        env = {**os.environ, "TICKSCOPE_RUN_DIR": f"{root}/run", "TICKSCOPE_STORE": f"{root}/store", "TICKSCOPE_CONFIG": f"{root}/tickscope.yaml",
-               "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "TERM": "xterm", "TZ": "UTC"}
+        env = {
+            **os.environ,
+            "TICKSCOPE_RUN_DIR": f"{root}/run",
+            "TICKSCOPE_STORE": f"{root}/store",
+            "TICKSCOPE_CONFIG": f"{root}/tickscope.yaml",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "TERM": "xterm",
+            "TZ": "UTC",
+        }
         terminal = Terminal(["tickscope", "demo", "--step-clock"], env)
         try:
             yield terminal, {**env, "NO_COLOR": "1"}
@@ -121,9 +132,13 @@ def demo() -> Iterator[tuple[Terminal, dict[str, str]]]:
 def main() -> None:
     with demo() as (terminal, env):
         until(env, "query", "finding", "--where", "state = 'closed' and symptom = 'clock_jump'", rows=2)
-        until(env, "query", "finding", "--where", "state = 'closed' and symptom <> 'clock_jump'", rows=2)  # a stall is the last one
+        until(
+            env, "query", "finding", "--where", "state = 'closed' and symptom <> 'clock_jump'", rows=2
+        )  # a stall is the last one
         LIVE.write_text(screen.svg(screen.last_frame(terminal.text.decode(errors="replace")), "tickscope demo"))
-        subprocess.run(["tickscope", "clock", "history", "--plot", str(CLOCK)], env=env, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            ["tickscope", "clock", "history", "--plot", str(CLOCK)], env=env, check=True, stdout=subprocess.DEVNULL
+        )
         for page in pages():
             before = page.read_text()
             after = rewritten(before, env)

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.child import fork
 from agent.clock import first, process, sample
 from agent.clock.history import History
 from agent.kernel.load import load, release
 from agent.kernel.source import KernelSource
-from agent.kernel.targets import Targets
+from agent.posix.child import fork
 from agent.probes import discover
 from agent.tables import TABLES
+from agent.targets.targets import Targets
 from tests.kernel.local_attach import LocalAttacher
 from tests.lab import sockets
 from tests.patience import COARSE
@@ -62,7 +62,15 @@ class Rig:
     without: helpers that the kernel is taken not to have, as older ones do not.
     """
 
-    def __init__(self, directory: Path, *, probes: bool = True, libc: bool = True, detached: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        probes: bool = True,
+        libc: bool = True,
+        detached: tuple[str, ...] = (),
+        without: tuple[str, ...] = (),
+    ) -> None:
         self.path = directory / "notices.sock"
         os.chmod(directory, 0o755)
         self.watch = process.start(fork("watch", first.serve), sockets.notices(self.path), 65534, 65534)
@@ -81,7 +89,9 @@ class Rig:
             if not libc:
                 family.programs.pop("clock_out")
             assert probe.setup is not None
-            found = probe.setup(family, self.kernel, self.attacher, self.targets, {"watch": self.watch, "history": self.history})
+            found = probe.setup(
+                family, self.kernel, self.attacher, self.targets, {"watch": self.watch, "history": self.history}
+            )
             self.sources = [self.kernel, self.targets, *found]
             self.targets.start()
         else:
@@ -144,9 +154,14 @@ class Rig:
     def close(self) -> None:
         """Puts the wall clock back to where it was, to the nanosecond that can be read, and stops everything."""
         away = self.baseline - sample.read().real_mono_ns
-        allowed = 500_000 if COARSE == 1 else 100_000_000  # an emulated machine may take that long from reading a time to setting it
+        allowed = (
+            500_000 if COARSE == 1 else 100_000_000
+        )  # an emulated machine may take that long from reading a time to setting it
         assert abs(away) < allowed, f"the tests moved the clock by {away} ns"
-        subprocess.run([sys.executable, "-c", PROLOGUE + "sys.exit(step('clock_adjtime', int(sys.argv[1])) < 0)", str(away)], check=True)
+        subprocess.run(
+            [sys.executable, "-c", PROLOGUE + "sys.exit(step('clock_adjtime', int(sys.argv[1])) < 0)", str(away)],
+            check=True,
+        )
         self.subscriber.close()
         for source in reversed(self.sources):
             source.close()  # type: ignore[attr-defined]

@@ -11,8 +11,8 @@ import pytest
 from agent.contracts import Source
 from agent.kernel import bpf
 from agent.kernel.load import Loaded, load, release
+from agent.kernel.sampling import Window
 from agent.kernel.source import KernelSource
-from agent.kernel.window import Window
 from agent.probes import discover
 from agent.probes.tcp import setup as set_up_tcp
 from agent.tables import TABLES
@@ -44,7 +44,13 @@ class Attached:
     def rows(self, table: str) -> np.ndarray:
         return np.concatenate([TABLES[table].empty(0), *self._rows.get(table, [])])
 
-    def wait(self, table: str, pick: Callable[[np.ndarray], np.ndarray], enough: Callable[[np.ndarray], bool], limit_s: float = 5) -> np.ndarray:
+    def wait(
+        self,
+        table: str,
+        pick: Callable[[np.ndarray], np.ndarray],
+        enough: Callable[[np.ndarray], bool],
+        limit_s: float = 5,
+    ) -> np.ndarray:
         """Drains until enough(pick(rows of table)), and one interval longer so that a surplus shows; or for limit_s."""
         end = time.monotonic() + limit_s * PATIENCE
         settled = None
@@ -59,10 +65,11 @@ class Attached:
         self.pump()
         return int(self.rows("loss")["count"].sum())
 
-
     def left_out(self) -> int:
         """Runs of programs that the kernel left out, as the newest (7.2) may: for each, something may be missing."""
-        return sum(bpf.program_stats(fd)[2] for family in self.loaded.families.values() for fd in family.programs.values())
+        return sum(
+            bpf.program_stats(fd)[2] for family in self.loaded.families.values() for fd in family.programs.values()
+        )
 
 
 @pytest.fixture

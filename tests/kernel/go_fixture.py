@@ -10,9 +10,12 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from agent.binaries import gofacts
 
 PROGRAM = Path(__file__).parent / "goprograms" / "limits"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "/var/tmp")) / "tickscope-go-tests"
@@ -29,7 +32,9 @@ def _toolchain(version: str) -> str:
     """The go command of a release, from the module proxy. Not by GOTOOLCHAIN, which Go before 1.21 (Debian 12's) does not know."""
     arch = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
     module = f"golang.org/toolchain@v0.0.1-{version}.linux-{arch}"
-    done = subprocess.run(["go", "mod", "download", "-json", module], cwd="/", capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["go", "mod", "download", "-json", module], cwd="/", capture_output=True, text=True, check=False
+    )
     told = json.loads(done.stdout or "{}")
     if "Dir" not in told:
         pytest.skip(f"cannot get {version}: {(told.get('Error') or done.stderr)[-200:]}")
@@ -47,10 +52,24 @@ def _build(out: Path, args: list[str], toolchain: str, pie: bool) -> str:
         env |= {"GOTOOLCHAIN": "local", "GOFLAGS": "", "GOENV": "off"}
     old = ["-modfile=old.mod"] if toolchain or _go_minor() < 26 else []
     mode = ["-buildmode=pie"] if pie else []
-    done = subprocess.run([go, "build", *old, *mode, *args, "-o", str(out), "."], cwd=PROGRAM, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [go, "build", *old, *mode, *args, "-o", str(out), "."],
+        cwd=PROGRAM,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode and not toolchain and (DEBIAN_GOPATH / "src/golang.org/x/time/rate").is_dir():
         env |= {"GO111MODULE": "off", "GOPATH": str(DEBIAN_GOPATH), "GOFLAGS": ""}
-        done = subprocess.run(["go", "build", *mode, *args, "-o", str(out), "."], cwd=PROGRAM, env=env, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["go", "build", *mode, *args, "-o", str(out), "."],
+            cwd=PROGRAM,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     return done.stderr if done.returncode else ""
 
 
@@ -111,3 +130,12 @@ class Limits:
         assert self.process.stdin is not None
         self.process.stdin.close()
         assert self.process.wait(10) == 0
+
+
+def examine(fd: int) -> Any:
+    """What the examiner says of the one library that these programs have, and of others; None where it says nothing."""
+    found = gofacts.examine(fd)
+    if found is None:
+        return None
+    assert len(found.probed) <= 1
+    return SimpleNamespace(**vars(found.probed[0] if found.probed else gofacts.Probed(state="")), others=found.others)

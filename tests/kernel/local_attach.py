@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from agent.kernel import helper
+from agent.kernel import attaching, opening
 from agent.kernel.steps import Steps, Wait, at_once
 
 
@@ -30,7 +30,7 @@ class LocalAttacher:
 
     def digesting(self, fds: list[int]) -> Wait:
         """As ``digest``."""
-        return at_once(lambda: helper.digest(fds))
+        return at_once(lambda: opening.digest(fds))
 
     def attaching(self, program_fd: int, file_fd: int, offsets: list[int], ret: bool = False) -> Steps[list[int]]:
         """As ``attach_uprobe``."""
@@ -39,17 +39,17 @@ class LocalAttacher:
 
     def open_proc(self, pid: int, what: str) -> int:
         """A read-only descriptor of ``exe``, ``maps``, ``root:/path`` or ``map:START-END`` of a process. Raises OSError."""
-        return helper.open_proc(pid, what)
+        return opening.open_proc(pid, what)
 
     def attach_uprobe(self, program_fd: int, file_fd: int, offsets: Iterable[int], ret: bool = False) -> list[int]:
         """Attaches for all processes; closing what is returned detaches. Raises OSError."""
-        links = helper.attach_uprobe(program_fd, file_fd, list(offsets), ret)
+        links = attaching.attach_uprobe(program_fd, file_fd, list(offsets), ret)
         self._links += links
         return links
 
     def attach_raw_tracepoint(self, program_fd: int, name: str) -> int:
         """Attaches to sys_enter or sys_exit. Raises OSError."""
-        return helper.attach_raw_tracepoint(program_fd, name.encode())
+        return attaching.attach_raw_tracepoint(program_fd, name.encode())
 
     def close(self) -> None:
         for fd in self._links:

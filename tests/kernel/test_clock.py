@@ -75,7 +75,10 @@ def test_every_step_once_with_actor_call_sign_and_size(rig: Rig, how: str, via: 
     assert len(rows) == 24  # the undoing is one
     assert kinds(rows) == ["step"] * 24
     assert set(rows["via"][:23].tolist()) == {via.encode()}
-    assert set(rows["comm"].tolist()) == {Path(sys.executable).resolve().name.encode()[:15], Path(sys.executable).name.encode()[:15]} & set(rows["comm"].tolist())
+    assert set(rows["comm"].tolist()) == {
+        Path(sys.executable).resolve().name.encode()[:15],
+        Path(sys.executable).name.encode()[:15],
+    } & set(rows["comm"].tolist())
     sure = np.abs(truth[:, 0]) > truth[:, 1] + rows["err_ns"][:23] + 300
     assert np.sign(rows["size_ns"][:23][sure]).tolist() == np.sign(truth[sure, 0]).tolist()
     assert (np.abs(rows["size_ns"][:23] - truth[:, 0]) <= rows["err_ns"][:23] + truth[:, 1] + 300).all()
@@ -85,7 +88,9 @@ def test_every_step_once_with_actor_call_sign_and_size(rig: Rig, how: str, via: 
     assert (rows["real_mono_after_ns"] - rows["real_mono_before_ns"] == rows["size_ns"]).all()
     assert (rows["real_mono_before_ns"][1:] == rows["real_mono_after_ns"][:-1]).all()
     if how.endswith("settime"):
-        assert (np.abs(rows["requested_ns"][:23] - rows["real_mono_after_ns"][:23] - rows["t_ns"][:23]) < 1_000 * COARSE).all()
+        assert (
+            np.abs(rows["requested_ns"][:23] - rows["real_mono_after_ns"][:23] - rows["t_ns"][:23]) < 1_000 * COARSE
+        ).all()
     assert len(rig.of(pid, NULL_I64)) == 24, "something was reported twice or invented"
     cuts = rig.rows("clock_offset")
     assert np.isin(rows["t_ns"], cuts["t_ns"][cuts["cut"] == 1]).all()
@@ -104,7 +109,9 @@ def burst_sizes() -> list[int]:
     return [*[s for i in range(50) for s in (10_000 * i + 1_000, -10_000 * i - 1_000)][:50], 300_000]
 
 
-@pytest.mark.parametrize(("how", "pause"), [("adjtimex", "0"), ("raw_clock_adjtime", "0"), ("raw_clock_adjtime", "0.005")])
+@pytest.mark.parametrize(
+    ("how", "pause"), [("adjtimex", "0"), ("raw_clock_adjtime", "0"), ("raw_clock_adjtime", "0.005")]
+)
 def test_a_burst_is_as_many_rows_and_notices(rig: Rig, how: str, pause: str) -> None:
     rig.notices()
     pid, _ = rig.python(BURST, how, pause)
@@ -184,7 +191,15 @@ def test_what_a_32_bit_program_asks_for_in_its_own_structs(rig: Rig) -> None:
     assert rows["via"].tolist() == [b"adjtimex", b"clock_adjtime", b"adjtimex", b"clock_adjtime", b"adjtimex", b"settimeofday", b"clock_settime", b"clock_settime",
                                     b"settimeofday"]  # fmt: skip
     assert rows["ret"].tolist() == [0, 0, 0, 0, -22, 0, 0, -22, -22]
-    assert rows["requested_ns"][[0, 1, 2, 3, 4, 7, 8]].tolist() == [7000, -7000, NULL_I64, NULL_I64, -7000, 5 * 10**9 + 7, 5 * 10**9]
+    assert rows["requested_ns"][[0, 1, 2, 3, 4, 7, 8]].tolist() == [
+        7000,
+        -7000,
+        NULL_I64,
+        NULL_I64,
+        -7000,
+        5 * 10**9 + 7,
+        5 * 10**9,
+    ]
     assert rows["freq_after_ppb"][2:4].tolist() == [1000, 0]
     assert (np.abs(rows["size_ns"][:2] - [7000, -7000]) <= rows["err_ns"][:2]).all()
     set_to = rows[[5, 6]]
@@ -224,14 +239,22 @@ def test_101_steps_from_1_to_500_us_each_found_with_actor_sign_and_size(rig: Rig
     assert len(truth) == len(rows) == 101
     assert kinds(rows) == ["step"] * 101
     assert len(set(rows["comm"].tolist())) == 1
-    aimed = np.abs(truth[:, 0]) > truth[:, 1] + rows["err_ns"] + 300 * COARSE  # setting to a time is not exact: the program itself must know which way
+    aimed = (
+        np.abs(truth[:, 0]) > truth[:, 1] + rows["err_ns"] + 300 * COARSE
+    )  # setting to a time is not exact: the program itself must know which way
     assert np.sign(rows["size_ns"][aimed]).tolist() == np.sign(truth[aimed, 0]).tolist()
     assert (np.abs(rows["size_ns"] - truth[:, 0]) <= rows["err_ns"] + truth[:, 1]).all()
     assert len(rig.of(pid, NULL_I64)) == 101, "something was reported twice or invented"
     if rig.loaded.words["FUNC_ktime_get_tai_ns"]:
         assert aimed.sum() > 90
         assert np.percentile(rows["err_ns"], 99) <= 1_000 * (50 if COARSE > 1 else 1)
-    told = np.array([(n["size_ns"], n["err_ns"]) for n in rig.notices() if n["actor"] == {"pid": pid, "comm": rows["comm"][0].decode()}])
+    told = np.array(
+        [
+            (n["size_ns"], n["err_ns"])
+            for n in rig.notices()
+            if n["actor"] == {"pid": pid, "comm": rows["comm"][0].decode()}
+        ]
+    )
     moved = rows[np.abs(rows["size_ns"]) > 300]
     assert len(told) == len(moved)
     assert (np.abs(told[:, 0] - moved["size_ns"]) <= told[:, 1] + moved["err_ns"]).all()
@@ -268,7 +291,10 @@ def test_a_frequency_change_and_its_undoing_and_no_reads(rig: Rig, how: str) -> 
     assert (rows["ret"] >= 0).all()
     assert len(rig.of(pid, NULL_I64)) == 2
     assert len(rig.history.segments.start_ns) == 1, "a frequency change does not move REALTIME - MONOTONIC"
-    assert abs(int(rig.history.segments.real_boot_ns[0] + rig.rows("clock_offset")["boot_mono_ns"][0]) - before) < 1_000 * COARSE
+    assert (
+        abs(int(rig.history.segments.real_boot_ns[0] + rig.rows("clock_offset")["boot_mono_ns"][0]) - before)
+        < 1_000 * COARSE
+    )
 
 
 ADJTIME = """
@@ -435,7 +461,9 @@ def test_subscribers_that_do_not_read_are_dropped_and_counted(rig: Rig) -> None:
     slow = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     slow.connect(str(rig.path))
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
-    rig.python("for _ in range(997): assert step('raw_clock_adjtime', 1000) >= 0 and step('raw_clock_adjtime', -1000) >= 0; time.sleep(1e-4)")
+    rig.python(
+        "for _ in range(997): assert step('raw_clock_adjtime', 1000) >= 0 and step('raw_clock_adjtime', -1000) >= 0; time.sleep(1e-4)"
+    )
     assert rig.watch.dropped >= 1
     told = rig.notices()
     assert told
@@ -446,7 +474,10 @@ def test_the_watch_ends_with_the_agent_and_does_not_heed_ctrl_c(rig: Rig) -> Non
     os.kill(rig.watch.pid, signal.SIGINT)
     pid, _ = rig.python("step('clock_adjtime', 5000)")
     assert rig.notices()[0]["actor"]["pid"] == pid  # type: ignore[index]
-    assert sorted(os.sched_getscheduler(int(tid)) for tid in os.listdir(f"/proc/{rig.watch.pid}/task")) == [os.SCHED_OTHER] * 2 + [os.SCHED_RR] * SLEEPERS
+    assert (
+        sorted(os.sched_getscheduler(int(tid)) for tid in os.listdir(f"/proc/{rig.watch.pid}/task"))
+        == [os.SCHED_OTHER] * 2 + [os.SCHED_RR] * SLEEPERS
+    )
     assert rig.watch.state()["watch"] == "running"
     status = Path(f"/proc/{rig.watch.pid}/status").read_text()
     assert "CapEff:\t0000000000000000" in status
@@ -461,7 +492,7 @@ def test_a_watch_that_may_not_go_first_says_so_and_works(tmp_path: Path) -> None
     script = """
 import socket, sys, time
 from pathlib import Path
-from agent.child import fork
+from agent.posix.child import fork
 from agent.clock import first, process
 from tests.lab import sockets
 watch = process.start(fork("watch", first.serve), sockets.notices(Path(sys.argv[1])), 65534, 65534)
@@ -472,6 +503,14 @@ watch.reports.recv(1 << 16)  # it serves
 print(watch.state()["watch"])
 watch.close()
 """
-    command = ["setpriv", "--bounding-set=-sys_nice", "--inh-caps=-sys_nice", sys.executable, "-c", script, str(tmp_path / "notices.sock")]
+    command = [
+        "setpriv",
+        "--bounding-set=-sys_nice",
+        "--inh-caps=-sys_nice",
+        sys.executable,
+        "-c",
+        script,
+        str(tmp_path / "notices.sock"),
+    ]
     said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2]).stdout
     assert "may not go first (CAP_SYS_NICE)" in said

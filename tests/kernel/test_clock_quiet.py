@@ -46,7 +46,9 @@ while threading.active_count() > 1: sum(range(10**5))
 def test_quiet_time_has_no_reports(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     try:
-        reader = subprocess.Popen([sys.executable, "-c", PROLOGUE + READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        reader = subprocess.Popen(
+            [sys.executable, "-c", PROLOGUE + READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         busy = subprocess.Popen([sys.executable, "-c", BUSY], stdin=subprocess.PIPE)
         start = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         rig.settle(QUIET_S)
@@ -55,7 +57,9 @@ def test_quiet_time_has_no_reports(tmp_path: Path) -> None:
         rig.settle()
         rows = rig.rows()
         rows = rows[rows["t_ns"] >= start]
-        paused = rows["kind"] == TABLES["clock_change"].code("kind", "pause")  # where the machine itself was: the reader stood still too
+        paused = rows["kind"] == TABLES["clock_change"].code(
+            "kind", "pause"
+        )  # where the machine itself was: the reader stood still too
         seen = [any(begin - 10**9 < t < end + 10**9 for begin, end in gaps) for t in rows["t_ns"].tolist()]
         invented = rows[(np.isin(rows["pid"], (reader.pid, NULL_I64))) & ~(paused & np.array(seen, bool))]
         assert len(invented) == 0, [(r["kind"], r["t_ns"], r["size_ns"], r["modes"]) for r in invented]

@@ -21,7 +21,9 @@ from agent.demo import clock_part
 from agent.demo.session import Workload
 from agent.demo.workload import BASE, PREFIX
 from agent.limiters.intake import TABLE, Intake
-from agent.queues.redis_streams import RedisStreams
+from agent.queues.brokers.redis import RedisStreams
+from agent.queues.packing import TABLE as QUEUE_LAG
+from agent.queues.packing import pack
 from tests.lab import sockets
 
 DEADLINE_S = 60.0
@@ -86,7 +88,7 @@ def test_the_workload_is_real_stalls_redis_and_leaves_nothing(intake: tuple[Path
 
         def seen() -> bool:
             decisions.extend(b.rows for b in source.drain(0))
-            queues.extend(b.rows for b in queue.poll())
+            queues.append(np.frombuffer(pack(queue.poll()), QUEUE_LAG.dtype))
             rows = np.concatenate(decisions) if decisions else TABLE.empty(0)
             names = set(children(supervisor).values())
             go = "golimiter" in names or shutil.which("go") is None
@@ -94,7 +96,15 @@ def test_the_workload_is_real_stalls_redis_and_leaves_nothing(intake: tuple[Path
 
         wait_for(seen)
         processes = children(supervisor)
-        expected = {"redis-server", "demo-producer", "demo-consumer", "demo-limiter", "demo-tls-server", "demo-tls-client", "demo-files"}
+        expected = {
+            "redis-server",
+            "demo-producer",
+            "demo-consumer",
+            "demo-limiter",
+            "demo-tls-server",
+            "demo-tls-client",
+            "demo-files",
+        }
         assert expected <= set(processes.values())
         assert {os.stat(f"/proc/{p}").st_uid for p, name in processes.items() if name != "go"} == {65534}
         queue.close()

@@ -20,9 +20,9 @@ from agent.columns import NULL_I64
 from agent.kernel import detach
 from agent.kernel.bpf import lookup
 from agent.kernel.steps import Steps
-from agent.kernel.targets import Targets
 from agent.probes.limiter import setup
 from agent.tables import TABLES
+from agent.targets.targets import Targets
 from tests.kernel.conftest import Attached
 from tests.kernel.go_fixture import Limits, go_binary
 from tests.kernel.local_attach import LocalAttacher
@@ -38,7 +38,9 @@ class Watch:
         self.helper = LocalAttacher()
         family = self.attached.loaded.families["limiter"]
         self.targets = Targets(self.helper, self.attached.source)
-        self.limiters, waits = setup(family, self.attached.source, self.helper, self.targets, {"limiter_max_hits_per_s": budget})
+        self.limiters, waits = setup(
+            family, self.attached.source, self.helper, self.targets, {"limiter_max_hits_per_s": budget}
+        )
         self.attached.extra.append(waits)
         self.targets.start()
         self.status: list[np.ndarray] = []
@@ -190,14 +192,18 @@ def test_reserve_with_delay(watch: Callable[..., Watch], own: Callable[[str], Pa
     program.end()
 
 
-def test_wait_is_one_decision_also_when_it_refuses_early(watch: Callable[..., Watch], own: Callable[[str], Path]) -> None:
+def test_wait_is_one_decision_also_when_it_refuses_early(
+    watch: Callable[..., Watch], own: Callable[[str], Path]
+) -> None:
     path = own()
     program = Limits.start(path, "wait", 103)
     w = watch()
     truth = program.go()
     rows = w.rows(program.pid, 103)
     assert [{"allowed": "passed", "delayed": "passed"}.get(n, n) for n in names(rows)] == [t["result"] for t in truth]
-    assert Counter(names(rows))["refused"] >= 26  # beyond the burst; a deadline that is as good as over may come to its end first
+    assert (
+        Counter(names(rows))["refused"] >= 26
+    )  # beyond the burst; a deadline that is as good as over may come to its end first
     assert Counter(names(rows))["cancelled"] >= 26
     assert Counter(names(rows))["delayed"] > 5  # one in four consumes, 26 of 103; a token comes every 20 ms
     bracketed(rows, truth)
@@ -206,7 +212,9 @@ def test_wait_is_one_decision_also_when_it_refuses_early(watch: Callable[..., Wa
 
 
 @pytest.mark.parametrize("kind", ["plain", "go1.21.13"])
-def test_a_wait_whose_caller_gives_up_is_cancelled(watch: Callable[..., Watch], own: Callable[[str], Path], kind: str) -> None:
+def test_a_wait_whose_caller_gives_up_is_cancelled(
+    watch: Callable[..., Watch], own: Callable[[str], Path], kind: str
+) -> None:
     """Waits that sleep: some to their end, some until their context is cancelled; a deadline that is too near is a refusal at once."""
     path = own(kind)
     program = Limits.start(path, "sleep", 23)
@@ -333,7 +341,9 @@ def unused(w: Watch) -> None:
         w.targets.drain(start + minutes * 60_000_000_000)
 
 
-def test_a_helper_that_is_held_up_costs_no_binary_its_probes(watch: Callable[..., Watch], own: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_helper_that_is_held_up_costs_no_binary_its_probes(
+    watch: Callable[..., Watch], own: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At the first attach, and at one of a binary that is turned off and on for its cost."""
     w, real = watch(), LocalAttacher.attach_uprobe
     failures = 0
@@ -395,7 +405,9 @@ def later(steps: Steps[list[int]], answers: list[Callable[[], None]]) -> Steps[l
     return links
 
 
-def test_over_budget_a_binary_is_sampled_and_calm_restores_it(watch: Callable[..., Watch], own: Callable[[str], Path]) -> None:
+def test_over_budget_a_binary_is_sampled_and_calm_restores_it(
+    watch: Callable[..., Watch], own: Callable[[str], Path]
+) -> None:
     path = own()
     program = Limits.start(path, "busy", 12_000)
     w = watch(budget=30_000)
@@ -446,7 +458,9 @@ def test_two_binaries_of_one_inode_number_are_told_apart(watch: Callable[..., Wa
             subprocess.run(["umount", "-l", mount], check=True)
 
 
-def test_what_cannot_be_probed_says_why(watch: Callable[..., Watch], own: Callable[[str], Path], tmp_path: Path) -> None:
+def test_what_cannot_be_probed_says_why(
+    watch: Callable[..., Watch], own: Callable[[str], Path], tmp_path: Path
+) -> None:
     old = own("go1.16.15")
     program = Limits.start(old, "allow", 5)
     sleeper = subprocess.Popen([shutil.copy("/bin/sleep", tmp_path / "sleep"), "60"])

@@ -10,8 +10,9 @@ import pytest
 
 from agent.kernel import compiler
 from agent.kernel.load import BPF_DIR, Loaded, load
+from agent.kernel.probe import Probe, Program
 from agent.kernel.source import KernelSource
-from agent.probes import Probe, Program, discover
+from agent.probes import discover
 
 FAMILIES = {
     "refused": "int refused_program(struct bpf_raw_tracepoint_args *ctx) { return *(int *)ctx->args[0]; }",
@@ -24,7 +25,11 @@ FAMILIES = {
 
 def family(name: str) -> Probe:
     target = "no_such_tracepoint" if name == "strange" else "sched_process_exit"
-    program = Program(f"{name}_program", "uprobe", loses="nothing") if name == "shared" else Program(f"{name}_program", target=target, loses="nothing")
+    program = (
+        Program(f"{name}_program", "uprobe", loses="nothing")
+        if name == "shared"
+        else Program(f"{name}_program", target=target, loses="nothing")
+    )
     return Probe(name, (program,))
 
 
@@ -51,7 +56,12 @@ def seen(loaded: Loaded) -> int:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("refused", "the kernel refused it"), ("broken", "nothing_of_that_name"), ("strange", "no tracepoint no_such_tracepoint"), ("shared", "on_own_stack()")],
+    [
+        ("refused", "the kernel refused it"),
+        ("broken", "nothing_of_that_name"),
+        ("strange", "no tracepoint no_such_tracepoint"),
+        ("shared", "on_own_stack()"),
+    ],
 )
 def test_one_bad_family_leaves_the_others(tmp_path: Path, name: str, words: str) -> None:
     loaded = run(tmp_path, name)
@@ -62,7 +72,9 @@ def test_one_bad_family_leaves_the_others(tmp_path: Path, name: str, words: str)
 
 
 def test_a_layout_that_differs_from_the_compilers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.kernel.wire.Wire.assertions", lambda *_: '_Static_assert(sizeof(struct proc) == 1, "size of proc");\n')
+    monkeypatch.setattr(
+        "agent.kernel.wire.Wire.assertions", lambda *_: '_Static_assert(sizeof(struct proc) == 1, "size of proc");\n'
+    )
     loaded = run(tmp_path, "padded")
     assert loaded.families["padded"].state == "unavailable"
     assert "size of proc" in loaded.families["padded"].reason

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from agent.batch import make
-from agent.containers import Containers
-from agent.kernel import helper
-from agent.kernel.files import FileId
+from agent.kernel import opening
+from agent.service.containers import Containers
+from agent.targets.asked import FileId
 from tests.kernel.conftest import Attached
 from tests.kernel.test_tls_results import server
 from tests.kernel.tls_rig import Rig, names
@@ -27,7 +27,10 @@ pytest_plugins = ["tests.kernel.tls_fixtures"]
 def make_root(root: Path, programs: tuple[str, ...], cache: bool) -> Path:
     """A root with copies of programs and their libraries; cache: listed by its own linker's cache, as in Debian's images, or not, as in Alpine's."""
     for program in programs:
-        for word in [program, *subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout.split()]:
+        for word in [
+            program,
+            *subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout.split(),
+        ]:
             if word.startswith("/"):
                 copy = root / word.lstrip("/")
                 copy.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +44,10 @@ def make_root(root: Path, programs: tuple[str, ...], cache: bool) -> Path:
 def probed(rig: Rig, library: Path) -> bool:
     """Whether a library has its probes, also one of an overlay's layer."""
     st = library.stat()
-    files = (rig.targets.files._files.get(one) for one in (FileId(st.st_dev, st.st_ino), FileId(0, st.st_ino, st.st_ctime_ns)))
+    files = (
+        rig.targets.files._files.get(one)
+        for one in (FileId(st.st_dev, st.st_ino), FileId(0, st.st_ino, st.st_ctime_ns))
+    )
     return any(file is not None and file.releases for file in files)
 
 
@@ -72,7 +78,9 @@ def test_a_new_root_waits_for_no_examiner(rig: Rig, certs: Path, tmp_path: Path)
     library = next(root.rglob("libssl.so.3"))
     with server(certs) as (_, port):
         command = f"read go; exec /usr/bin/openssl s_client -connect 127.0.0.1:{port}"
-        with subprocess.Popen(["chroot", root, "/bin/sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as child:
+        with subprocess.Popen(
+            ["chroot", root, "/bin/sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+        ) as child:
             until(rig, lambda: probed(rig, library))
             child.communicate(b"go\n")
         rig.settle()
@@ -94,7 +102,9 @@ class Mounted:
     def __enter__(self) -> list[Path]:
         for image in self.images:
             image.mkdir()
-            subprocess.run(["mount", "-t", "overlay", "-o", f"ro,lowerdir={self._top}:{self.layer}", "none", image], check=True)
+            subprocess.run(
+                ["mount", "-t", "overlay", "-o", f"ro,lowerdir={self._top}:{self.layer}", "none", image], check=True
+            )
         return self.images
 
     def __exit__(self, *_: object) -> None:
@@ -109,7 +119,10 @@ def test_what_an_image_does_first_is_seen(rig: Rig, certs: Path, tmp_path: Path)
     with mounted as (image, again), server(certs) as (_, port):
         until(rig, lambda: probed(rig, mounted.library))
         taken = rig.targets.shares.used
-        pids = [rig.run("chroot", root, "/usr/bin/openssl", "s_client", "-connect", f"127.0.0.1:{port}")[0] for root in (image, again)]
+        pids = [
+            rig.run("chroot", root, "/usr/bin/openssl", "s_client", "-connect", f"127.0.0.1:{port}")[0]
+            for root in (image, again)
+        ]
         assert names(rig.of(pids[0]), "role") == names(rig.of(pids[1]), "role") == ["client"]
         assert rig.targets.shares.used == taken, "the same inode has its probes more than once"
         subprocess.run(["umount", image], check=True)
@@ -122,7 +135,7 @@ def unified() -> Path:
 
 
 def look_up(number: int) -> str:
-    fd = helper.open_cgroup(number)
+    fd = opening.open_cgroup(number)
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
     finally:

@@ -35,12 +35,16 @@ def python(_: Path) -> list[str]:
 
 def go(directory: Path) -> list[str]:
     environment = {**os.environ, "GOFLAGS": "", "CGO_ENABLED": "0"}
-    subprocess.run(["go", "build", "-o", str(directory / "reanchor"), "."], cwd=EXAMPLES / "reanchor", env=environment, check=True)
+    subprocess.run(
+        ["go", "build", "-o", str(directory / "reanchor"), "."], cwd=EXAMPLES / "reanchor", env=environment, check=True
+    )
     return [str(directory / "reanchor")]
 
 
 @pytest.mark.parametrize("language", [python, go])
-def test_an_example_moves_its_window_with_each_step_and_acknowledges(rig: Rig, tmp_path: Path, language: object) -> None:
+def test_an_example_moves_its_window_with_each_step_and_acknowledges(
+    rig: Rig, tmp_path: Path, language: object
+) -> None:
     source = NoticeSource(rig.watch)
     command = [*language(tmp_path), str(rig.path)]  # type: ignore[operator]
 
@@ -91,10 +95,14 @@ def test_the_window_keeps_its_true_length() -> None:
     for size in (hour, -hour):
         window = module.SlidingWindow(5, 60 * 10**9)
         now = time.time_ns()
-        window.stamps = [now - size - age * 10**9 for age in (50, 40, 30, 20, 10)]  # made before the clock moved by size
+        window.stamps = [
+            now - size - age * 10**9 for age in (50, 40, 30, 20, 10)
+        ]  # made before the clock moved by size
         stale = module.SlidingWindow(5, 60 * 10**9)
         stale.stamps = list(window.stamps)
-        assert stale.allow() == (size > 0)  # forward: an empty window admits five too many; backward: refuses for an hour
+        assert stale.allow() == (
+            size > 0
+        )  # forward: an empty window admits five too many; backward: refuses for an hour
         moved = [t + size if t + size <= now else t for t in window.stamps]
         window.stamps = moved
         assert not window.allow()

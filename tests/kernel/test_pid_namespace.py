@@ -29,10 +29,17 @@ print(json.dumps([os.getpid(), rows["pid"].tolist(), rows["tid"].tolist(), tcp.l
 #: As ``unshare`` runs a program there.
 INSIDE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable]
 CALLS = ("test_each_blocked_flock_is_one_row", "test_blocked_time_is_summed_by_process", "test_full_counts_every_call")
+LOCKS = ("test_a_lock_wait_names_the_holder[here-flock]", "test_a_lock_wait_names_the_holder[apart-fcntl]")
 
 
 def test_numbers_are_those_of_the_agents_namespace() -> None:
-    with subprocess.Popen([*INSIDE, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as inside:
+    with subprocess.Popen(
+        [*INSIDE, "-c", PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    ) as inside:
         assert inside.stdin is not None
         assert inside.stdout is not None
         port = int(inside.stdout.readline())
@@ -48,6 +55,12 @@ def test_numbers_are_those_of_the_agents_namespace() -> None:
 def test_system_calls_are_timed_there_as_everywhere() -> None:
     """The programs have a variant for it (LOAD in bpf/tickscope.h)."""
     tests = [f"tests/kernel/test_syscalls.py::{name}" for name in CALLS]
-    done = subprocess.run([*INSIDE, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    tests += [f"tests/kernel/test_locks.py::{name}" for name in LOCKS]
+    done = subprocess.run(
+        [*INSIDE, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
     assert done.returncode == 0, done.stdout
-    assert "3 passed" in done.stdout
+    assert "5 passed" in done.stdout

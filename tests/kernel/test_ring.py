@@ -12,7 +12,7 @@ import numpy as np
 
 from agent.batch import Batch
 from agent.columns import NULL_I64
-from agent.faults import IN_A_ROW
+from agent.common.faults import IN_A_ROW
 from tests.kernel.conftest import Attached
 from tests.patience import PATIENCE
 
@@ -93,7 +93,9 @@ def test_an_aggregate_and_a_listener_that_fail_stand_alone(attach: Callable[...,
     source.listen("exec_events", broken)
     source.listen("exec_events", seen.append)
     end = time.monotonic() + 10 * PATIENCE
-    while not (source.faults.out(one.maps[0]) and source.faults.out("exec_events listener 1")) and time.monotonic() < end:
+    while (
+        not (source.faults.out(one.maps[0]) and source.faults.out("exec_events listener 1")) and time.monotonic() < end
+    ):
         spawn(1)
         attached.pump()
         time.sleep(0.02)

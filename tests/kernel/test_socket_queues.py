@@ -18,8 +18,8 @@ import pytest
 
 from agent.batch import make
 from agent.columns import NULL_I64
-from agent.kernel.connections import Connections
-from agent.kernel.listeners import Listeners
+from agent.probes.beside.connections import Connections
+from agent.probes.beside.listeners import Listeners
 from agent.queues.netlink import INET_DIAG_MSG, LISTEN, STATES, qdiscs, tcp_sockets
 from agent.queues.older import OlderSockets
 from agent.queues.sockets import TABLE, SocketQueues
@@ -115,7 +115,9 @@ def test_a_backed_up_connection_is_seen_from_both_ends(listener: socket.socket) 
         assert out["daddr"].tobytes() == into["saddr"].tobytes()
         top = rows_of("connection", SocketQueues(threshold_bytes=1, top=1))
         assert len(top) == 1
-        rows = rows_of("connection", SocketQueues(threshold_bytes=1, top=4096))  # the kernel may still be moving bytes to the receiver
+        rows = rows_of(
+            "connection", SocketQueues(threshold_bytes=1, top=4096)
+        )  # the kernel may still be moving bytes to the receiver
         assert top["queue"][0] >= rows["queue"][(rows["sport"] == port) & (rows["dport"] == peer_port)][0]
 
 
@@ -161,13 +163,21 @@ def test_layout_and_answers_agree_with_pyroute2(listener: socket.socket) -> None
     with pyroute2.DiagSocket() as diag:
         diag.bind()
         theirs = {
-            m["idiag_cookie"]: (m["idiag_sport"], m["idiag_dport"], m["idiag_rqueue"], m["idiag_wqueue"], m["idiag_inode"])
+            m["idiag_cookie"]: (
+                m["idiag_sport"],
+                m["idiag_dport"],
+                m["idiag_rqueue"],
+                m["idiag_wqueue"],
+                m["idiag_inode"],
+            )
             for m in diag.get_sock_stats(family=listener.family, states=STATES)
             if m["idiag_sport"] == listener.getsockname()[1]
         }
     found, _, _ = tcp_sockets()
     found = found[(found["sport"] == listener.getsockname()[1]) & (found["family"] == listener.family)]
-    ours_by_cookie = {int(m["cookie"]): tuple(int(m[n]) for n in ("sport", "dport", "rqueue", "wqueue", "inode")) for m in found}
+    ours_by_cookie = {
+        int(m["cookie"]): tuple(int(m[n]) for n in ("sport", "dport", "rqueue", "wqueue", "inode")) for m in found
+    }
     assert len(ours_by_cookie) == 6
     assert ours_by_cookie == theirs
     for client in clients:
@@ -177,7 +187,9 @@ def test_layout_and_answers_agree_with_pyroute2(listener: socket.socket) -> None
 def test_devices_agree_with_pyroute2() -> None:
     pyroute2 = pytest.importorskip("pyroute2")
     with pyroute2.IPRoute() as route:
-        theirs = sorted((q["index"], q["parent"], q.get_attr("TCA_KIND")) for q in route.get_qdiscs() if q.get_attr("TCA_STATS2"))
+        theirs = sorted(
+            (q["index"], q["parent"], q.get_attr("TCA_KIND")) for q in route.get_qdiscs() if q.get_attr("TCA_STATS2")
+        )
     ours = sorted((q.ifindex, q.parent, q.kind) for q in qdiscs())
     assert ours == theirs
     assert b"lo" in rows_of("qdisc")["device"].tolist()
@@ -232,9 +244,13 @@ def test_the_verb_shows_the_latest_poll_and_now_agrees(listener: socket.socket, 
         store.append([*SocketQueues().poll(), lag])
     stored, now = verb("--store", str(tmp_path)), verb("--now")
     store.close()
-    assert [(r["queue"], r["consumer_group"], r["length"], r["exact"]) for r in stored if r["system"] == "redis"] == [("jobs", "g", 7, True)]
+    assert [(r["queue"], r["consumer_group"], r["length"], r["exact"]) for r in stored if r["system"] == "redis"] == [
+        ("jobs", "g", 7, True)
+    ]
     for rows in (stored, now):
-        assert [(r["length"], r["limit"]) for r in rows if r["system"] == "accept" and str(r["queue"]).endswith(f":{port}")] == [(10, 17)]
+        assert [
+            (r["length"], r["limit"]) for r in rows if r["system"] == "accept" and str(r["queue"]).endswith(f":{port}")
+        ] == [(10, 17)]
         assert "lo" in [r["queue"] for r in rows if r["system"] == "qdisc"]
     for client in clients:
         client.close()
@@ -320,8 +336,11 @@ print("full", flush=True); sys.stdin.readline()
 @contextmanager
 def backed_up(n: int, first: bool) -> Iterator[tuple[int, int, int]]:
     """(port, the server's pid, the client's) of n connections whose server does not read on, in processes of their own."""
+
     def start(*arguments: object) -> subprocess.Popen[str]:
-        return subprocess.Popen([sys.executable, "-c", END, *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            [sys.executable, "-c", END, *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     server = start("server", 0, n, int(first))
     assert server.stdout is not None
@@ -351,7 +370,9 @@ def test_a_backed_up_connection_belongs_to_the_process_that_uses_it(attach: Call
         rows = rows_of("connection", queues)
         row = rows[rows["dport"] == port][0]
         assert row["comm"] == Path(f"/proc/{client}/comm").read_bytes().strip()
-        assert row["proc_start_ns"] // 10**7 == int(Path(f"/proc/{client}/stat").read_text().rpartition(")")[2].split()[19])
+        assert row["proc_start_ns"] // 10**7 == int(
+            Path(f"/proc/{client}/stat").read_text().rpartition(")")[2].split()[19]
+        )
         nobody = SocketQueues(threshold_bytes=1, top=4096)
         assert owners_of(nobody, port) == ([NULL_I64] * 24, [NULL_I64] * 24)
 
@@ -360,7 +381,9 @@ def test_connections_that_are_older_than_the_agent(attach: Callable[..., Attache
     with backed_up(24, first=True) as (port, server, client):
         attached = attach("tcp")
         older = OlderSockets()
-        queues = SocketQueues(threshold_bytes=1, top=4096, name_users=Connections(attached.loaded).name, name_older=older.name)
+        queues = SocketQueues(
+            threshold_bytes=1, top=4096, name_users=Connections(attached.loaded).name, name_older=older.name
+        )
         assert owners_of(queues, port) == ([client] * 24, [server] * 24)
         os.kill(server, 9)
         os.waitpid(server, 0)

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent.common.clocks import boot_ns
 from agent.kernel import syscall
 from agent.kernel.wire import make_peer
 from agent.probes import syscalls
@@ -172,7 +173,9 @@ class Family:
 
         def mine(rows: np.ndarray) -> np.ndarray:
             enough = (rows["blocked_ns"] >= waited_ns) | (not waited_ns)
-            return rows[(rows["pid"] == pid) & (rows["kind"] == SLOW) & enough & (np.isin(rows["syscall"], calls) | (not calls))]
+            return rows[
+                (rows["pid"] == pid) & (rows["kind"] == SLOW) & enough & (np.isin(rows["syscall"], calls) | (not calls))
+            ]
 
         return self.attached.wait("slow_syscall", mine, lambda r: len(r) >= n)  # type: ignore[attr-defined,no-any-return]
 
@@ -198,7 +201,9 @@ class Family:
 
 def attach_raw_tracepoint(program: int, name: bytes) -> int:
     text = ct.create_string_buffer(name)
-    link = syscall.bpf(17, syscall.attributes(struct.pack("<QI", ct.addressof(text), program)))  # BPF_RAW_TRACEPOINT_OPEN
+    link = syscall.bpf(
+        17, syscall.attributes(struct.pack("<QI", ct.addressof(text), program))
+    )  # BPF_RAW_TRACEPOINT_OPEN
     assert link >= 0, os.strerror(-link)
     return link
 
@@ -236,7 +241,13 @@ def test_a_call_whose_switch_in_no_program_sees_is_a_row(attach: Callable[..., o
     told = []
     with name.open("r+b") as lock, mmap.mmap(lock.fileno(), 1) as turn:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        child = subprocess.Popen([sys.executable, "-c", SPINS, str(name)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        child = subprocess.Popen(
+            [sys.executable, "-c", SPINS, str(name)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
         assert child.stdin
         assert child.stdout
         os.sched_setaffinity(child.pid, others[-1:])
@@ -302,7 +313,9 @@ def test_calls_of_32_bit_programs_have_their_own_numbers(attach: Callable[..., o
     if os.uname().machine != "x86_64":
         pytest.skip("32-bit programs of x86 only")
     at, size = 0x08048000, 84 + len(READER_32)
-    head = b"\x7fELF\1\1\1".ljust(16, b"\0") + struct.pack("<HHIIIIIHHHHHH", 2, 3, 1, at + 84, 52, 0, 0, 52, 32, 1, 0, 0, 0)
+    head = b"\x7fELF\1\1\1".ljust(16, b"\0") + struct.pack(
+        "<HHIIIIIHHHHHH", 2, 3, 1, at + 84, 52, 0, 0, 52, 32, 1, 0, 0, 0
+    )
     program = tmp_path / "reader"
     program.write_bytes(head + struct.pack("<8I", 1, 0, at, at, size, size, 5, 4096) + READER_32)
     program.chmod(0o755)
@@ -443,6 +456,22 @@ def test_a_windows_share_is_that_of_its_own_interval(attach: Callable[..., objec
     rows = family.sampled(4)
     share = [open_ns[int(r["t_ns"] - r["interval_ns"])] / r["interval_ns"] for r in rows]
     assert rows["sample_rate"] == pytest.approx(share)
+
+
+def test_no_turn_waits_for_the_end_of_a_window(attach: Callable[..., object]) -> None:
+    """Open for ten seconds: turns come and go meanwhile, and it says when somebody must come back."""
+    family = Family(attach, "sampled")
+    source, window = family.attached.source, family.attached.window  # type: ignore[attr-defined]
+    list(window.finish(boot_ns(), time.sleep))
+    window._length_ns, window._next_ns = 10 * 10**9, 0
+    list(window.drain(boot_ns()))
+    assert window.busy and window.due_ns > boot_ns()
+    for _ in range(100):
+        list(source.drain(boot_ns()))
+        list(window.drain(boot_ns()))
+    assert window.busy and window.due_ns > boot_ns()
+    list(window.finish(boot_ns(), time.sleep))
+    assert not window.busy and not window.due_ns
 
 
 def test_nothing_comes_when_detached(attach: Callable[..., object]) -> None:

@@ -54,7 +54,9 @@ def test_successful_connects(attach: Attach) -> None:
     assert set(rows["role"]) == {TABLES["tcp_connect"].code("role", "client")}
     assert len(set(rows["sock_id"])) == 101
     assert len(set(rows["sport"])) == 101
-    assert {bytes(p) for p in rows["peer"]} == {socket.inet_pton(socket.AF_INET6, "::ffff:127.0.0.1") + port.to_bytes(2, "little")}
+    assert {bytes(p) for p in rows["peer"]} == {
+        socket.inet_pton(socket.AF_INET6, "::ffff:127.0.0.1") + port.to_bytes(2, "little")
+    }
     assert ((rows["t_ns"] > start) & (rows["t_ns"] < end)).all()
     rows = np.sort(rows, order="t_ns")
     assert ((rows["duration_ns"] > 0) & (rows["duration_ns"] <= np.array(took))).all()
@@ -73,12 +75,18 @@ def test_refused_connects(attach: Attach, host: str, blocking: bool) -> None:
                     s.connect((host, port))
         rows = connects(tcp, port, 23)
         both = tcp.loaded.words["TP_tcp_send_reset"] >= 3  # before 6.10 a reset without a socket was not traced
-        resets = tcp.wait("tcp_reset", lambda r: r[(r["sport"] == port) | (r["dport"] == port)], lambda r: len(r) >= (46 if both else 23))
+        resets = tcp.wait(
+            "tcp_reset",
+            lambda r: r[(r["sport"] == port) | (r["dport"] == port)],
+            lambda r: len(r) >= (46 if both else 23),
+        )
     assert len(rows) == 23
     assert set(rows["result"]) == {FAILED}
     assert set(rows["errno"]) == {errno.ECONNREFUSED}
     assert set(rows["pid"]) == {os.getpid()}
-    sent, received = (resets[resets["direction"] == TABLES["tcp_reset"].code("direction", d)] for d in ("sent", "received"))
+    sent, received = (
+        resets[resets["direction"] == TABLES["tcp_reset"].code("direction", d)] for d in ("sent", "received")
+    )
     assert len(received) == 23
     assert set(received["dport"]) == {port}
     assert set(received["pid"]) == {os.getpid()}

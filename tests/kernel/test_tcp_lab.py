@@ -55,7 +55,9 @@ def test_rtt_while_one_long_send_blocks(attach: Attach) -> None:
         def sip() -> None:
             with server:
                 until = time.monotonic() + 3
-                while time.monotonic() < until:  # fast enough for some acknowledgements in each window, far too slow for the sender
+                while (
+                    time.monotonic() < until
+                ):  # fast enough for some acknowledgements in each window, far too slow for the sender
                     server.recv(8192)
                     time.sleep(0.005)
                 while server.recv(65536):

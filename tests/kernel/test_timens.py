@@ -13,7 +13,7 @@ import pytest
 
 from agent.batch import Batch
 from agent.clock import sample, timens, timex
-from agent.host import boot_id as this_boot
+from agent.common.host import boot_id as this_boot
 from agent.limiters.intake import Intake
 from agent.store.hot import HotStore
 from tests.kernel.conftest import Attached
@@ -31,7 +31,9 @@ class Inside:
         prologue = "import json, os, socket, sys, time\nprint(os.getpid(), flush=True)\n"
         command = ["unshare", "--time", "--monotonic", "5003", "--boottime", "100003", "--fork", "--kill-child", sys.executable, "-c",
                    prologue + script + "\nsys.stdin.read()", *args]  # fmt: skip
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
+        )
         self.pid = int(self.line())
 
     def line(self) -> str:
@@ -71,7 +73,9 @@ def test_offsets_of_a_process_and_of_ourselves(inside: Callable[..., Inside]) ->
 
 
 def test_an_agent_in_a_time_namespace_says_so_and_how_to_leave_it(inside: Callable[..., Inside]) -> None:
-    one = inside("from agent.clock import timens\ntry:\n    timens.require_host()\nexcept Exception as e:\n    print(' '.join(str(e).split()), flush=True)")
+    one = inside(
+        "from agent.clock import timens\ntry:\n    timens.require_host()\nexcept Exception as e:\n    print(' '.join(str(e).split()), flush=True)"
+    )
     said = one.line()
     assert "time namespace" in said
     assert "BOOTTIME +100003 s" in said
@@ -92,7 +96,9 @@ print("sent", flush=True)
 """
 
 
-def test_a_decision_is_dated_by_the_host_whatever_clock_its_program_has(inside: Callable[..., Inside], tmp_path: Path) -> None:
+def test_a_decision_is_dated_by_the_host_whatever_clock_its_program_has(
+    inside: Callable[..., Inside], tmp_path: Path
+) -> None:
     path = tmp_path / "intake.sock"
     intake = Intake(sockets.datagrams(path))
     before = boot_ns()
@@ -110,10 +116,14 @@ def test_a_decision_is_dated_by_the_host_whatever_clock_its_program_has(inside: 
     intake.close()
 
 
-def test_what_the_kernel_programs_see_of_it_has_the_host_s_times(inside: Callable[..., Inside], attach: Callable[..., Attached]) -> None:
+def test_what_the_kernel_programs_see_of_it_has_the_host_s_times(
+    inside: Callable[..., Inside], attach: Callable[..., Attached]
+) -> None:
     rig = attach("tcp")
     before = boot_ns()
-    one = inside("with socket.create_server(('127.0.0.1', 0)) as s:\n    socket.create_connection(s.getsockname()).close()\nprint('done', flush=True)")
+    one = inside(
+        "with socket.create_server(('127.0.0.1', 0)) as s:\n    socket.create_connection(s.getsockname()).close()\nprint('done', flush=True)"
+    )
     assert one.line() == "done"
     after = boot_ns()
     (row,) = rig.wait("tcp_connect", lambda rows: rows[rows["pid"] == one.pid], lambda rows: len(rows) > 0)
@@ -136,8 +146,21 @@ def test_convert_takes_and_shows_a_process_s_own_times(inside: Callable[..., Ins
     store.close()
 
     def convert(*argv: str) -> dict[str, int]:
-        command = [sys.executable, "-m", "agent", "clock", "convert", *argv, "-o", "json", "--store", str(tmp_path / "store")]
-        (row,) = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, cwd=REPOSITORY).stdout)["rows"]
+        command = [
+            sys.executable,
+            "-m",
+            "agent",
+            "clock",
+            "convert",
+            *argv,
+            "-o",
+            "json",
+            "--store",
+            str(tmp_path / "store"),
+        ]
+        (row,) = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, cwd=REPOSITORY).stdout)[
+            "rows"
+        ]
         return dict(row)
 
     for text in (f"boot+{boot // S}.{boot % S:09d}", f"mono+{mono // S}.{mono % S:09d}"):

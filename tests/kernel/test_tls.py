@@ -110,7 +110,9 @@ print("\\n".join(out))
 """, certs)  # fmt: skip
     rows = rig.of(pid)
     assert names(rows, "result") == ["ok"] * 34
-    assert sorted(f"{role} {calls}" for role, calls in zip(names(rows, "role"), rows["calls"], strict=True)) == sorted(out.splitlines())
+    assert sorted(f"{role} {calls}" for role, calls in zip(names(rows, "role"), rows["calls"], strict=True)) == sorted(
+        out.splitlines()
+    )
     client = rows[(np.array(names(rows, "role")) == "client") & (rows["calls"] > 1)]
     assert len(client) > 0
     assert (client["duration_ns"] >= client["in_call_ns"] + 3_000_000).all()

@@ -19,7 +19,9 @@ pytest_plugins = ["tests.kernel.tls_fixtures"]
 pytestmark = pytest.mark.parametrize("rig", [("tcp",)], indirect=True)
 
 #: An SSLObject that notes its first call: at[0] before, at[1] after.
-NOTED = PROLOGUE + """
+NOTED = (
+    PROLOGUE
+    + """
 import asyncio, json, random
 def now(): return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 class Noted(ssl.SSLObject):
@@ -32,9 +34,12 @@ cc.sslobject_class = sc.sslobject_class = Noted
 told = []
 def tell(role, o, local, remote): told.append([role, *o.at, local, remote])
 """
+)
 
 #: Clients and servers in one loop; every server takes its time, so that many handshakes go on at once.
-LOOP = NOTED + """
+LOOP = (
+    NOTED
+    + """
 async def main(uvloop):
     async def serve(reader, writer):
         o = writer.get_extra_info("ssl_object")
@@ -56,6 +61,7 @@ async def main(uvloop):
     await asyncio.sleep(0.1)
     print(json.dumps(told))
 """
+)
 
 
 def judge(rig: Rig, pid: int, told: list[list[object]]) -> tuple[int, int]:
@@ -85,7 +91,9 @@ def test_an_event_loop(rig: Rig, certs: Path, loop: str) -> None:
 
 
 #: By hand: one thread, both ends of 100 connections. argv[2]: what is done between a read and the call that gets what was read.
-BY_HAND = NOTED + """
+BY_HAND = (
+    NOTED
+    + """
 import selectors, collections
 way = sys.argv[2]
 size = 300 if way == "small" else 65536
@@ -134,6 +142,7 @@ while left:
         while queue: (lambda p: p[0].take(p[1]))(queue.popleft())
 print(json.dumps(told))
 """
+)
 
 
 @pytest.mark.parametrize("way", ["at once", "small", "starttls", "batch", "late"])
@@ -177,7 +186,10 @@ def test_node(rig: Rig, certs: Path) -> None:
     rows = rig.of(pid)
     assert (len(told), names(rows, "role").count("client"), len(rows)) == (100, 100, 200)
     known = rows[rows["sock_id"] >= 0]
-    ends = [(s, d) if role == "client" else (d, s) for s, d, role in zip(known["sport"].tolist(), known["dport"].tolist(), names(known, "role"), strict=True)]
+    ends = [
+        (s, d) if role == "client" else (d, s)
+        for s, d, role in zip(known["sport"].tolist(), known["dport"].tolist(), names(known, "role"), strict=True)
+    ]
     assert [version[end] for end in ends] == known["tls_version"].tolist()
     assert len(set(zip(ends, names(known, "role"), strict=True))) == len(ends), "two handshakes over one socket"
     assert len(known) >= 190

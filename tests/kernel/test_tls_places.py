@@ -17,7 +17,9 @@ from tests.kernel.tls_rig import PROLOGUE, Rig, names
 
 pytest_plugins = ["tests.kernel.tls_fixtures"]
 
-LIBRARIES = sorted(Path("/usr/lib").glob("*-linux-gnu/libssl.so.3")) + sorted(Path("/usr/lib").glob("*-linux-gnu/libssl.so.1.1"))
+LIBRARIES = sorted(Path("/usr/lib").glob("*-linux-gnu/libssl.so.3")) + sorted(
+    Path("/usr/lib").glob("*-linux-gnu/libssl.so.1.1")
+)
 
 
 @pytest.mark.parametrize("rig", [("tcp",)], indirect=True)
@@ -79,13 +81,24 @@ def test_another_mount_namespace(rig: Rig, certs: Path, tmp_path: Path) -> None:
     for library in (LIBRARIES[0], LIBRARIES[0].with_name(LIBRARIES[0].name.replace("ssl", "crypto"))):
         shutil.copy(library, root / library.name)
     assert not (inside / LIBRARIES[0].name).exists()
-    script = PROLOGUE + """
+    script = (
+        PROLOGUE
+        + """
 time.sleep(0.6)
 for i in range(37):
     a, b = pair(); both(lambda: cc.wrap_socket(a, server_hostname="localhost"), lambda: sc.wrap_socket(b, server_side=True))
 assert "/mnt/libssl" in open("/proc/self/maps").read()
 """
-    pid, _ = rig.run("unshare", "-m", "sh", "-c", f'mount --bind {root} /mnt && LD_LIBRARY_PATH=/mnt exec /usr/bin/python3 -c "$0" "$1"', script, str(certs))
+    )
+    pid, _ = rig.run(
+        "unshare",
+        "-m",
+        "sh",
+        "-c",
+        f'mount --bind {root} /mnt && LD_LIBRARY_PATH=/mnt exec /usr/bin/python3 -c "$0" "$1"',
+        script,
+        str(certs),
+    )
     rows = rig.of(pid)
     assert len(rows) == 74
     assert set(names(rows, "result")) == {"ok"}
@@ -122,11 +135,14 @@ def test_a_library_that_a_wheel_bundles(rig: Rig, certs: Path, tmp_path: Path) -
     copy = tmp_path / f"libssl-81ffa89e{LIBRARIES[0].name.removeprefix('libssl')}"
     copy.write_bytes(LIBRARIES[0].read_bytes().replace(b"\0" + soname + b"\0", b"\0" + renamed + b"\0"))
     shutil.copy(LIBRARIES[0].with_name(soname.decode()), tmp_path / "libcrypto-a.so")
-    script = PROLOGUE + """
+    script = (
+        PROLOGUE
+        + """
 time.sleep(0.6)
 for i in range(19):
     a, b = pair(); both(lambda: cc.wrap_socket(a, server_hostname="localhost"), lambda: sc.wrap_socket(b, server_side=True))
 """
+    )
     environment = [f"LD_PRELOAD={copy}", f"LD_LIBRARY_PATH={tmp_path}"]
     pid, _ = rig.run("env", *environment, "/usr/bin/python3", "-c", script, str(certs))
     rows = rig.of(pid)
@@ -189,7 +205,9 @@ print("done", flush=True); os.read({go}, 1)
         assert child.stdout.readline() == "done\n"
         rig.settle()
         assert (before > 0, mine, len(rig.of(child.pid))) == (True, 2, 2)
-        assert _hits(rig) - before <= 12 * (len(rig.rows()) - others)  # other programs of this host may shake hands meanwhile
+        assert _hits(rig) - before <= 12 * (
+            len(rig.rows()) - others
+        )  # other programs of this host may shake hands meanwhile
     finally:
         os.write(here, b"xx")
         child.wait(10)
@@ -233,4 +251,6 @@ def test_a_library_that_is_not_quite_openssl(rig: Rig, tmp_path: Path) -> None:
     assert set(names(rows, "role")) == {"client"}
     assert rows["calls"].tolist() == [2] * 7 + [1] * 3
     assert (rows["duration_ns"][:7] >= rows["in_call_ns"][:7] + 1_000_000).all()
-    assert any("handshakes inside SSL_read and SSL_write are not seen" in one["reason"] for one in rig.targets.unseen.told())
+    assert any(
+        "handshakes inside SSL_read and SSL_write are not seen" in one["reason"] for one in rig.targets.unseen.told()
+    )

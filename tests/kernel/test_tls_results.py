@@ -48,8 +48,10 @@ for i in range(7): connect(cc)
         session, early = tmp_path / "session", tmp_path / "early"
         early.write_bytes(b"GET /\r\n")
         client = ["openssl", "s_client", "-connect", f"127.0.0.1:{port}", "-CAfile", str(certs / "cert")]
-        rig.run("sh", "-c", f'(sleep 0.3; echo Q) | {" ".join(client)} -sess_out {session} > /dev/null 2>&1')
-        _, out = rig.run("sh", "-c", f'(sleep 0.3; echo Q) | {" ".join(client)} -sess_in {session} -early_data {early} 2>&1')
+        rig.run("sh", "-c", f"(sleep 0.3; echo Q) | {' '.join(client)} -sess_out {session} > /dev/null 2>&1")
+        _, out = rig.run(
+            "sh", "-c", f"(sleep 0.3; echo Q) | {' '.join(client)} -sess_in {session} -early_data {early} 2>&1"
+        )
         assert "Early data was accepted" in out
         assert names(rig.of(pid)[12:], "result") == ["ok", "ok"]
         clients = rig.rows()
@@ -94,7 +96,9 @@ for i in range(12):
         rows = rig.of(process.pid)
         results = names(rows, "result")
         assert results[1::2] == ["ok"] * 6
-        assert set(results[::2]) <= {"failed", "abandoned"}, "a client that resets its connection is not always heard out"
+        assert set(results[::2]) <= {"failed", "abandoned"}, (
+            "a client that resets its connection is not always heard out"
+        )
         assert set(rows["error"][::2].tolist()) <= {b"handshake failed", b""}
     finally:
         process.terminate()

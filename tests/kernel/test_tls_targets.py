@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from agent.kernel.files import Ask, Target
 from agent.kernel.steps import Steps
+from agent.targets.asked import Ask, Target
 from tests.kernel.tls_rig import PROLOGUE, Rig
 
 pytest_plugins = ["tests.kernel.tls_fixtures"]
@@ -31,7 +31,9 @@ print("mapped", flush=True); sys.stdin.readline()
 @contextmanager
 def mapping(path: Path) -> Iterator[int]:
     """A process that has a file mapped as code; its pid."""
-    with subprocess.Popen([sys.executable, "-c", MAP, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", MAP, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "mapped\n"
         yield child.pid
@@ -60,7 +62,9 @@ def full_scan(rig: Rig) -> None:
 
 def probes() -> int:
     links = [Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
-    return sum(os.readlink(link) in ("anon_inode:[perf_event]", "anon_inode:bpf_link") for link in links if link.is_symlink())
+    return sum(
+        os.readlink(link) in ("anon_inode:[perf_event]", "anon_inode:bpf_link") for link in links if link.is_symlink()
+    )
 
 
 def test_a_file_is_offered_once_and_let_go_of(rig: Rig, tmp_path: Path) -> None:
@@ -89,7 +93,9 @@ def test_a_file_is_offered_once_and_let_go_of(rig: Rig, tmp_path: Path) -> None:
 def test_hostile_libraries_change_nothing(rig: Rig, certs: Path, tmp_path: Path) -> None:
     good = LIBSSL.read_bytes()
     before = probes()
-    for number, content in enumerate((b"\x7fELF" + bytes(8000), good[:70000], good[:64] + b"\xff" * 8000, b"libssl" * 2000)):
+    for number, content in enumerate(
+        (b"\x7fELF" + bytes(8000), good[:70000], good[:64] + b"\xff" * 8000, b"libssl" * 2000)
+    ):
         bad = tmp_path / f"libssl.so.{number}"
         bad.write_bytes(content)
         with mapping(bad):
@@ -138,7 +144,9 @@ def test_a_late_dlopen_is_found(rig: Rig, tmp_path: Path) -> None:
     shutil.copy(LIBSSL, copy)
     before = probes()
     script = "import sys\nsys.stdin.readline()\n" + MAP
-    with subprocess.Popen([sys.executable, "-c", script, str(copy)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(copy)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
         rig.settle(0.5)
         rig.targets._due.clear()
         assert child.stdin is not None and child.stdout is not None

@@ -19,7 +19,10 @@ from tests.kernel.tls_rig import Rig, names
 pytest_plugins = ["tests.kernel.tls_fixtures"]
 
 CACHE = Path(os.environ.get("TICKSCOPE_TEST_CACHE", Path.home() / ".cache/tickscope-tests"))
-RELEASES = {"bullseye": ("1.1.1", ("libssl1.1", "openssl", "libc6")), "trixie": ("3.5.", ("libssl3t64", "openssl", "libc6", "libzstd1", "zlib1g"))}
+RELEASES = {
+    "bullseye": ("1.1.1", ("libssl1.1", "openssl", "libc6")),
+    "trixie": ("3.5.", ("libssl3t64", "openssl", "libc6", "libzstd1", "zlib1g")),
+}
 
 
 class Tree:
@@ -42,7 +45,9 @@ class Tree:
                     "Dir::Cache": apt / "cache", "Dir::State::status": apt / "status", "APT::Sandbox::User": "root"}  # fmt: skip
         options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
         for command in (["update"], ["download", *packages]):
-            done = subprocess.run(["apt-get", "-q", *options, *command], cwd=apt / "debs", capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                ["apt-get", "-q", *options, *command], cwd=apt / "debs", capture_output=True, text=True, check=False
+            )
             if done.returncode:
                 pytest.skip(f"cannot fetch {release}: {done.stderr.strip().splitlines()[-1:]}")
         for package in (apt / "debs").glob("*.deb"):
@@ -50,9 +55,17 @@ class Tree:
         (self.root / "done").touch()
 
     def openssl(self, *arguments: str | Path) -> list[str]:
-        libraries = [str(d) for d in (self.root / "usr/lib/x86_64-linux-gnu", self.root / "lib/x86_64-linux-gnu") if d.is_dir()]
+        libraries = [
+            str(d) for d in (self.root / "usr/lib/x86_64-linux-gnu", self.root / "lib/x86_64-linux-gnu") if d.is_dir()
+        ]
         linker = next(p for p in self.root.rglob("ld-*.so*") if p.is_file() and not p.is_symlink())
-        return [str(linker), "--library-path", ":".join(libraries), str(self.root / "usr/bin/openssl"), *map(str, arguments)]
+        return [
+            str(linker),
+            "--library-path",
+            ":".join(libraries),
+            str(self.root / "usr/bin/openssl"),
+            *map(str, arguments),
+        ]
 
 
 @pytest.fixture(scope="module", params=sorted(RELEASES))
@@ -99,7 +112,13 @@ for i in range(3):
         assert mine["error"].tolist()[-3:] == [b"connection closed"] * 3
         assert all(v.startswith(tree.version.encode()) for v in mine["library_version"].tolist())
         assert set(rows["library_version"].tolist()) == {ssl.OPENSSL_VERSION.split()[1].encode()}
-        client, _ = rig.run("sh", "-c", 'sleep 0.5; exec "$@" < /dev/null', "sh", *tree.openssl("s_client", "-connect", f"127.0.0.1:{port}"))
+        client, _ = rig.run(
+            "sh",
+            "-c",
+            'sleep 0.5; exec "$@" < /dev/null',
+            "sh",
+            *tree.openssl("s_client", "-connect", f"127.0.0.1:{port}"),
+        )
         assert names(rig.of(client), "role") == ["client"]
         assert rig.lost() == 0
 
@@ -125,6 +144,12 @@ def test_messages_after_the_handshake_are_none(rig: Rig, certs: Path, tree: Tree
         rig.settle()
         assert names(rig.of(server.pid), "result") == ["ok", "ok"]
         assert names(rig.of(*clients), "result") == ["ok", "ok"]
-        resumer, _ = rig.run("sh", "-c", 'exec "$@" < /dev/null', "sh", *tree.openssl("s_client", "-connect", f"127.0.0.1:{port}", "-tls1_2", "-reconnect"))
+        resumer, _ = rig.run(
+            "sh",
+            "-c",
+            'exec "$@" < /dev/null',
+            "sh",
+            *tree.openssl("s_client", "-connect", f"127.0.0.1:{port}", "-tls1_2", "-reconnect"),
+        )
         assert len(rig.of(server.pid)) == 2 + 6
         assert len(rig.of(resumer)) == 6

@@ -12,9 +12,9 @@ import numpy as np
 
 from agent.kernel.load import load, release
 from agent.kernel.source import KernelSource
-from agent.kernel.targets import Targets
 from agent.probes import discover
 from agent.tables import TABLES
+from agent.targets.targets import Targets
 from tests.kernel.local_attach import LocalAttacher
 from tests.patience import PATIENCE
 
@@ -36,7 +36,9 @@ class Rig:
         self.sources = [self.source, self.targets, *setup(self.tls, self.source, self.attacher, self.targets, {})]
         self.targets.start()
         self._rows: dict[str, list[np.ndarray]] = {}
-        end = time.monotonic() + 20 * PATIENCE  # what runs already is known; ``start`` waits for an agent's sake, not for a slow machine's
+        end = (
+            time.monotonic() + 20 * PATIENCE
+        )  # what runs already is known; ``start`` waits for an agent's sake, not for a slow machine's
         while not self.targets._quiet() and time.monotonic() < end:
             self.settle(0.02)
 

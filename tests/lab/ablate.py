@@ -1,6 +1,6 @@
 """What each rule of the diagnosis is worth: the score of a bench, or of what is kept, with one rule after the other left out.
 
-    python -m tests.lab.ablate DIR
+python -m tests.lab.ablate DIR
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ Findings = Sequence[tuple[Truth, Sequence[Told]]]
 
 def right_by_kind(findings: Findings) -> Counter[str]:
     """Of how many faults that were felt the first cause is right, by kind."""
-    return Counter(v.fault.kind for truth, some in findings for v in judge(truth, some)[0] if v.counts and v.told and cause_right(v.told[0].last, v.fault))
+    return Counter(
+        v.fault.kind
+        for truth, some in findings
+        for v in judge(truth, some)[0]
+        if v.counts and v.told and cause_right(v.told[0].last, v.fault)
+    )
 
 
 def its_kinds(rule: str) -> set[str]:
@@ -42,7 +47,13 @@ def rows(directory: Path) -> Iterator[dict[str, str]]:
         some = right_by_kind(replayed(places, [rule]))
         mine = its_kinds(rule)
         lost = all_ - some
-        yield {"rule": rule, "right": str(some.total()), "lost": _words(lost, mine), "others": _words(lost, set(lost) - mine), "won": _words(some - all_, set(some))}
+        yield {
+            "rule": rule,
+            "right": str(some.total()),
+            "lost": _words(lost, mine),
+            "others": _words(lost, set(lost) - mine),
+            "won": _words(some - all_, set(some)),
+        }
 
 
 def _words(counts: Counter[str], among: set[str]) -> str:

@@ -1,9 +1,9 @@
 """Makes kept recordings of a bench: of each kind of fault one that was felt, some pairs, and quiet times; each cut out of its sitting with the quarter
 of a minute before it, with only what the correlator reads. And today's figures as the floor of CI.
 
-    python -m tests.lab.keep BENCH tests/unit/data/lab
+    python -m tests.lab.keep BENCH tests/unit/data/lab [--add]
 
-Whatever was kept there before is replaced. Sittings whose seed is held back are refused: what is kept is what the diagnosis is tuned by.
+Whatever was kept there before is replaced, or, with --add, what is missing there of today's kinds is added to it. Sittings whose seed is held back are refused: what is kept is what the diagnosis is tuned by.
 """
 
 from __future__ import annotations
@@ -65,7 +65,14 @@ class Piece:
         write(place / NAME, self.sitting.head, part(self.sitting.events, self.begin_ns, self.until_ns))
         truth = self.sitting.truth
         life = [event for event in truth.life if self.begin_ns <= event["t_ns"] <= self.until_ns]
-        replace(truth, from_ns=self.from_ns, until_ns=min(truth.until_ns, self.until_ns), faults=self.faults, life=life, left_out=[]).write(place)
+        replace(
+            truth,
+            from_ns=self.from_ns,
+            until_ns=min(truth.until_ns, self.until_ns),
+            faults=self.faults,
+            life=life,
+            left_out=[],
+        ).write(place)
 
 
 class Sitting:
@@ -96,7 +103,9 @@ class Sitting:
         free_ns = self.truth.from_ns
         for group in groups.values():
             faults = [verdict.fault for verdict in group]
-            yield Piece(self, faults, min(faults[0].start_ns, max(free_ns, faults[0].start_ns - BEFORE_NS // 2)), said(group))
+            yield Piece(
+                self, faults, min(faults[0].start_ns, max(free_ns, faults[0].start_ns - BEFORE_NS // 2)), said(group)
+            )
             free_ns = max(fault.until_ns for fault in faults) + LEFT_NS
 
 
@@ -152,19 +161,32 @@ def floor(kept: Path) -> None:
     with tempfile.TemporaryDirectory() as room:
         unpacked(kept, Path(room))
         whole = score(Path(room)).to_json()
-    (kept / "floor.json").write_text(json.dumps({k: whole[k] for k in ("all", "wrong_causes_per_hour", "wrong_symptoms_per_hour")}, indent=1) + "\n")
+    (kept / "floor.json").write_text(
+        json.dumps({k: whole[k] for k in ("all", "wrong_causes_per_hour", "wrong_symptoms_per_hour")}, indent=1) + "\n"
+    )
 
 
-def main(bench: Path, kept: Path) -> None:
+def missing(pieces: Sequence[Piece], kept: Path) -> list[Piece]:
+    """One of each kind that is not kept yet, and whose sitting has no piece of that name there."""
+    there = {fault.kind for place in sittings(kept) for fault in Truth.read(place).faults}
+    new = [p for p in pieces if p.felt and not (kept / p.name).exists()]
+    wanted = sorted({fault.kind for piece in new for fault in piece.faults} - there)
+    alone = {kind: [p for p in new if [fault.kind for fault in p.faults] == [kind]] for kind in wanted}
+    return [piece for kind in wanted for piece in first(alone[kind], 1)]
+
+
+def main(bench: Path, kept: Path, add: bool) -> None:
     pieces = [piece for place in sittings(bench) for piece in Sitting(place).pieces()]
-    taken = chosen(pieces)
-    shutil.rmtree(kept, ignore_errors=True)
+    taken = missing(pieces, kept) if add else chosen(pieces)
+    if not add:
+        shutil.rmtree(kept, ignore_errors=True)
     for piece in taken:
         piece.write(kept / piece.name)
     floor(kept)
     size = sum(file.stat().st_size for file in kept.rglob("*") if file.is_file())
-    print(f"{len(taken)} of {len(pieces)} kept, {size} bytes; {sum(not like_the_whole(p) for p in taken)} are judged otherwise than within their sitting")
+    odd = sum(not like_the_whole(p) for p in taken)
+    print(f"{len(taken)} of {len(pieces)} taken, {size} bytes; {odd} are judged otherwise than within their sitting")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), "--add" in sys.argv[3:])

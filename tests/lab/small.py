@@ -21,7 +21,10 @@ from agent.tables import TABLES
 
 NAME = f"{RECORDING}.xz"
 SECOND = 1_000_000_000
-SMALL = {name: replace(TABLES[name], columns=tuple(TABLES[name].by_name[c] for c in columns)) for name, columns in kept().items()}
+SMALL = {
+    name: replace(TABLES[name], columns=tuple(TABLES[name].by_name[c] for c in columns))
+    for name, columns in kept().items()
+}
 
 
 def write(path: Path, head: Head, events: Iterable[Batch | int]) -> None:

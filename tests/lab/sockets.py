@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agent.clock.subscribers import SUBSCRIBERS
 from agent.limiters import intake
-from agent.rundir import RunDirectory
+from agent.posix.rundir import RunDirectory
 
 
 def directory(path: Path) -> RunDirectory:

@@ -15,7 +15,9 @@ def on_terminal(*argv: object, columns: int = 100, errors: bool = False, **env: 
     termios.tcsetwinsize(theirs, (40, columns))
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8", **env}
     command = [sys.executable, "-m", "agent", *map(str, argv)]
-    with subprocess.Popen(command, stdout=theirs, stderr=theirs if errors else subprocess.DEVNULL, env=environment) as process:
+    with subprocess.Popen(
+        command, stdout=theirs, stderr=theirs if errors else subprocess.DEVNULL, env=environment
+    ) as process:
         os.close(theirs)
         out = b""
         with contextlib.suppress(OSError):  # its last descriptor of the terminal is closed

@@ -44,7 +44,9 @@ def chrony(program: str) -> str:
 def _ntpsec() -> Path:
     root = _unpacked("ntpsec", "python3-ntp")
     library = next(root.glob("usr/lib/*/ntp/libntpc.so"))
-    (root / "usr/lib/python3/dist-packages/ntp/libntpc.so").symlink_to(library)  # where ntpq looks first; the next place is that of an installed one
+    (root / "usr/lib/python3/dist-packages/ntp/libntpc.so").symlink_to(
+        library
+    )  # where ntpq looks first; the next place is that of an installed one
     return root
 
 
@@ -54,7 +56,9 @@ class Daemon:
     def __init__(self, space: Namespace, command: list[str], log: Path) -> None:
         self.space = space
         with space.entered(), log.open("wb") as errors:
-            self.process = subprocess.Popen([*_POWERLESS, *command], stdin=subprocess.DEVNULL, stdout=errors, stderr=errors)
+            self.process = subprocess.Popen(
+                [*_POWERLESS, *command], stdin=subprocess.DEVNULL, stdout=errors, stderr=errors
+            )
 
     def stop(self) -> None:
         self.process.kill()
@@ -65,13 +69,18 @@ def chronyd(space: Namespace, home: Path, name: str, settings: str) -> Daemon:
     """chronyd with these lines of chrony.conf, its command port on loopback 323 unless they say otherwise."""
     config = home / f"{name}.conf"
     port = "" if "cmdport" in settings else "cmdport 323\n"
-    config.write_text(f"{settings}\n{port}bindcmdaddress 127.0.0.1\nbindcmdaddress /\npidfile {home}/{name}.pid\nuser root\n")
+    config.write_text(
+        f"{settings}\n{port}bindcmdaddress 127.0.0.1\nbindcmdaddress /\npidfile {home}/{name}.pid\nuser root\n"
+    )
     return Daemon(space, [chrony("chronyd"), "-x", "-d", "-f", str(config)], home / f"{name}.log")
 
 
 def chronyc(space: Namespace, report: str) -> list[list[str]]:
     """The comma-separated lines of a report."""
-    return [line.split(",") for line in space.run(chrony("chronyc"), "-n", "-c", "-h", "127.0.0.1", "-p", "323", report).splitlines()]
+    return [
+        line.split(",")
+        for line in space.run(chrony("chronyc"), "-n", "-c", "-h", "127.0.0.1", "-p", "323", report).splitlines()
+    ]
 
 
 def ntpd(space: Namespace, home: Path, settings: str) -> Daemon:

@@ -11,9 +11,10 @@ import numpy as np
 from agent.batch import Batch, make
 from agent.tables import TABLES
 from exporters.aggregate import MetricStore
-from exporters.config import OtlpConfig, resolve
 from exporters.otlp import OtlpExporter
+from exporters.otlp_settings import OtlpConfig, resolve
 from exporters.resource import describe
+from tests.patience import PATIENCE
 
 DECISIONS, CALLS, HANDSHAKES, CHANGES, RTT_ROWS, RETRANSMITS = 23, 17, 13, 3, 11, 7
 SPANS = DECISIONS + CALLS + HANDSHAKES + CHANGES + 1  # and one finding
@@ -32,7 +33,7 @@ def to_wall(t_ns: np.ndarray) -> np.ndarray:
 
 
 def exporter(endpoint: str, store: MetricStore, **settings: object) -> OtlpExporter:
-    return OtlpExporter(config(endpoint, **settings), describe(BOOT_ID, {}, "0.1"), to_wall, store)
+    return OtlpExporter(config(endpoint, **settings), describe(BOOT_ID, {}, "0.1", {}), to_wall, store)
 
 
 def spans_only(endpoint: str, **settings: object) -> OtlpExporter:
@@ -58,25 +59,85 @@ def workload(now: int) -> list[Batch]:
     hist[:, 7] = 2
     hist[:, 9] = 1
     return [
-        make("slow_syscall", CALLS, t_ns=at[:CALLS] - 2_000_000, pid=41, tid=43, duration_ns=11_000_003, syscall=b"fsync", comm=b"api",
-             kind=TABLES["slow_syscall"].code("kind", "slow")),
-        make("limiter_decision", DECISIONS, t_ns=at, pid=41, tid=43, duration_ns=20_000_000, comm=b"api", limiter_id=b"orders",
-             result=[code("result", "refused" if i % 2 else "allowed") for i in range(DECISIONS)]),
-        make("tls_handshake", HANDSHAKES, t_ns=at[:HANDSHAKES], pid=47, tid=47, duration_ns=5_000_001, comm=b"curl", library=b"openssl",
-             result=TABLES["tls_handshake"].code("result", "ok")),
-        make("clock_change", CHANGES, t_ns=at[:CHANGES], pid=53, tid=53, kind=TABLES["clock_change"].code("kind", "step"), size_ns=500_000),
-        make("finding", 1, t_ns=now, finding_id=b"f1", state=TABLES["finding"].code("state", "closed"), start_ns=now - 10**9, end_ns=now,
-             symptom=b"refusals", cause=b"clock_step", sentence=b"the clock was stepped",
-             evidence=b'[{"table":"clock_change","what":"step","value":500000,"unit":"ns","t_ns":%d,"pid":53}]' % now),
-        make("tcp_rtt", RTT_ROWS, t_ns=now, pid=41, tid=43, comm=b"api", role=TABLES["tcp_rtt"].code("role", "client"), daddr=address("10.9.8.7"),
-             dport=6379, interval_ns=10**9, samples=3, rtt_sum_us=3 * 256, rtt_min_us=200, rtt_max_us=600, hist=hist),
+        make(
+            "slow_syscall",
+            CALLS,
+            t_ns=at[:CALLS] - 2_000_000,
+            pid=41,
+            tid=43,
+            duration_ns=11_000_003,
+            syscall=b"fsync",
+            comm=b"api",
+            kind=TABLES["slow_syscall"].code("kind", "slow"),
+        ),
+        make(
+            "limiter_decision",
+            DECISIONS,
+            t_ns=at,
+            pid=41,
+            tid=43,
+            duration_ns=20_000_000,
+            comm=b"api",
+            limiter_id=b"orders",
+            result=[code("result", "refused" if i % 2 else "allowed") for i in range(DECISIONS)],
+        ),
+        make(
+            "tls_handshake",
+            HANDSHAKES,
+            t_ns=at[:HANDSHAKES],
+            pid=47,
+            tid=47,
+            duration_ns=5_000_001,
+            comm=b"curl",
+            library=b"openssl",
+            result=TABLES["tls_handshake"].code("result", "ok"),
+        ),
+        make(
+            "clock_change",
+            CHANGES,
+            t_ns=at[:CHANGES],
+            pid=53,
+            tid=53,
+            kind=TABLES["clock_change"].code("kind", "step"),
+            size_ns=500_000,
+        ),
+        make(
+            "finding",
+            1,
+            t_ns=now,
+            finding_id=b"f1",
+            state=TABLES["finding"].code("state", "closed"),
+            start_ns=now - 10**9,
+            end_ns=now,
+            symptom=b"refusals",
+            cause=b"clock_step",
+            sentence=b"the clock was stepped",
+            evidence=b'[{"table":"clock_change","what":"step","value":500000,"unit":"ns","t_ns":%d,"pid":53}]' % now,
+        ),
+        make(
+            "tcp_rtt",
+            RTT_ROWS,
+            t_ns=now,
+            pid=41,
+            tid=43,
+            comm=b"api",
+            role=TABLES["tcp_rtt"].code("role", "client"),
+            daddr=address("10.9.8.7"),
+            dport=6379,
+            interval_ns=10**9,
+            samples=3,
+            rtt_sum_us=3 * 256,
+            rtt_min_us=200,
+            rtt_max_us=600,
+            hist=hist,
+        ),
         make("tcp_retransmit", 1, t_ns=now, kind=0, count=RETRANSMITS),
     ]
 
 
 def until(holds: Callable[[], bool], what: str, within_s: float = 30.0) -> None:
     """Waits for something that must happen; the bound is only there so that a failure ends."""
-    end = time.monotonic() + within_s
+    end = time.monotonic() + within_s * PATIENCE
     while not holds():
         if time.monotonic() > end:
             raise AssertionError(f"did not happen within {within_s} s: {what}")

@@ -18,14 +18,24 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest, ExportMetricsServiceResponse
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_DELTA, Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-_PATHS: dict[str, Any] = {"/v1/traces": ExportTraceServiceRequest, "/v1/metrics": ExportMetricsServiceRequest, "/v1/logs": ExportLogsServiceRequest}
+_PATHS: dict[str, Any] = {
+    "/v1/traces": ExportTraceServiceRequest,
+    "/v1/metrics": ExportMetricsServiceRequest,
+    "/v1/logs": ExportLogsServiceRequest,
+}
 _YEAR_2020_NS = 1_577_836_800 * 10**9
 
 
@@ -102,7 +112,13 @@ class StrictReceiver:
     def _check(self, request: Any) -> None:
         checks: dict[type, tuple[str, str, str, Any, list[Any]]] = {
             ExportTraceServiceRequest: ("resource_spans", "scope_spans", "spans", self._check_span, self.spans),
-            ExportMetricsServiceRequest: ("resource_metrics", "scope_metrics", "metrics", self._check_metric, self.metrics),
+            ExportMetricsServiceRequest: (
+                "resource_metrics",
+                "scope_metrics",
+                "metrics",
+                self._check_metric,
+                self.metrics,
+            ),
             ExportLogsServiceRequest: ("resource_logs", "scope_logs", "log_records", _check_record, self.logs),
         }
         groups_name, scopes_name, items_name, check, kept = checks[type(request)]
@@ -123,7 +139,12 @@ class StrictReceiver:
         _check_span(span)
         parent = self._by_id.get((span.trace_id, span.parent_span_id))
         if parent is not None:
-            inside = parent.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano <= parent.end_time_unix_nano
+            inside = (
+                parent.start_time_unix_nano
+                <= span.start_time_unix_nano
+                <= span.end_time_unix_nano
+                <= parent.end_time_unix_nano
+            )
             _require(inside, f"{span.name}: not inside its parent {parent.name}")
         self._by_id[span.trace_id, span.span_id] = span
 
@@ -169,7 +190,10 @@ def attributes(pairs: Iterable[KeyValue]) -> dict[str, Any]:
     for pair in pairs:
         _require(bool(pair.key) and pair.key not in out, f"attribute key {pair.key!r} is empty or repeated")
         kind = pair.value.WhichOneof("value")
-        _require(kind in ("string_value", "bool_value", "int_value", "double_value"), f"attribute {pair.key}: value is {kind}")
+        _require(
+            kind in ("string_value", "bool_value", "int_value", "double_value"),
+            f"attribute {pair.key}: value is {kind}",
+        )
         out[pair.key] = getattr(pair.value, str(kind))
     return out
 
@@ -177,12 +201,20 @@ def attributes(pairs: Iterable[KeyValue]) -> dict[str, Any]:
 def _check_span(span: Span) -> None:
     _require(len(span.trace_id) == 16 and any(span.trace_id), f"{span.name}: trace id {span.trace_id.hex()!r}")
     _require(len(span.span_id) == 8 and any(span.span_id), f"{span.name}: span id {span.span_id.hex()!r}")
-    _require(len(span.parent_span_id) in (0, 8) and span.parent_span_id != span.span_id, f"{span.name}: parent {span.parent_span_id.hex()!r}")
+    _require(
+        len(span.parent_span_id) in (0, 8) and span.parent_span_id != span.span_id,
+        f"{span.name}: parent {span.parent_span_id.hex()!r}",
+    )
     _require(bool(span.name) and span.kind != Span.SPAN_KIND_UNSPECIFIED, "a span without a name or kind")
-    _require(_YEAR_2020_NS < span.start_time_unix_nano <= span.end_time_unix_nano, f"{span.name}: {span.start_time_unix_nano}..{span.end_time_unix_nano}")
+    _require(
+        _YEAR_2020_NS < span.start_time_unix_nano <= span.end_time_unix_nano,
+        f"{span.name}: {span.start_time_unix_nano}..{span.end_time_unix_nano}",
+    )
     attributes(span.attributes)
     for event in span.events:
-        _require(bool(event.name) and event.time_unix_nano > _YEAR_2020_NS, f"{span.name}: an event without name or time")
+        _require(
+            bool(event.name) and event.time_unix_nano > _YEAR_2020_NS, f"{span.name}: an event without name or time"
+        )
         attributes(event.attributes)
     for link in span.links:
         _require(len(link.trace_id) == 16 and len(link.span_id) == 8, f"{span.name}: a broken link")
@@ -198,9 +230,14 @@ def _check_buckets(name: str, point: Any) -> None:
 
 
 def _check_record(record: LogRecord) -> None:
-    _require(record.time_unix_nano > _YEAR_2020_NS and record.observed_time_unix_nano > _YEAR_2020_NS, "a record without a time")
+    _require(
+        record.time_unix_nano > _YEAR_2020_NS and record.observed_time_unix_nano > _YEAR_2020_NS,
+        "a record without a time",
+    )
     _require(0 < record.severity_number < 25 and bool(record.severity_text), "a record without a severity")
-    _require(bool(record.body.string_value) and "boot+" not in record.body.string_value, f"body {record.body.string_value!r}")
+    _require(
+        bool(record.body.string_value) and "boot+" not in record.body.string_value, f"body {record.body.string_value!r}"
+    )
     _require(len(record.trace_id) in (0, 16) and len(record.span_id) in (0, 8), "a record with broken ids")
     attributes(record.attributes)
 
@@ -222,13 +259,19 @@ def _response(signal: str, answer: Answer) -> bytes:
     if signal == "/v1/traces":
         traces = ExportTraceServiceResponse()
         if answer.rejected or answer.message:
-            traces.partial_success.rejected_spans, traces.partial_success.error_message = answer.rejected, answer.message
+            traces.partial_success.rejected_spans, traces.partial_success.error_message = (
+                answer.rejected,
+                answer.message,
+            )
         return bytes(traces.SerializeToString())
     if signal == "/v1/logs":
         return bytes(ExportLogsServiceResponse().SerializeToString())
     metrics = ExportMetricsServiceResponse()
     if answer.rejected or answer.message:
-        metrics.partial_success.rejected_data_points, metrics.partial_success.error_message = answer.rejected, answer.message
+        metrics.partial_success.rejected_data_points, metrics.partial_success.error_message = (
+            answer.rejected,
+            answer.message,
+        )
     return bytes(metrics.SerializeToString())
 
 
@@ -297,11 +340,17 @@ class _GrpcServer:
 
         package = "opentelemetry.proto.collector"
         self._server = grpc.server(ThreadPoolExecutor(4))
-        self._server.add_generic_rpc_handlers([
-            grpc.method_handlers_generic_handler(f"{package}.trace.v1.TraceService", {"Export": handler("/v1/traces")}),
-            grpc.method_handlers_generic_handler(f"{package}.metrics.v1.MetricsService", {"Export": handler("/v1/metrics")}),
-            grpc.method_handlers_generic_handler(f"{package}.logs.v1.LogsService", {"Export": handler("/v1/logs")}),
-        ])
+        self._server.add_generic_rpc_handlers(
+            [
+                grpc.method_handlers_generic_handler(
+                    f"{package}.trace.v1.TraceService", {"Export": handler("/v1/traces")}
+                ),
+                grpc.method_handlers_generic_handler(
+                    f"{package}.metrics.v1.MetricsService", {"Export": handler("/v1/metrics")}
+                ),
+                grpc.method_handlers_generic_handler(f"{package}.logs.v1.LogsService", {"Export": handler("/v1/logs")}),
+            ]
+        )
         self.port: int = self._server.add_insecure_port(f"127.0.0.1:{port}")
         self._server.start()
 

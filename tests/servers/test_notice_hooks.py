@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from agent.clock import hooks
-from agent.clock.hook_config import HookConfig
+from agent.clock.hook_settings import HookConfig
 from agent.clock.notices import NoticeSource
 from agent.clock.subscribers import Subscribers
 from tests.lab import sockets
@@ -152,7 +152,15 @@ def test_a_command_gets_each_notice_unprivileged(rig: Callable[[HookConfig], Rig
     out = place / "out"
     out.touch()
     out.chmod(0o666)
-    made = rig(HookConfig(exec=("/bin/sh", "-c", f"cat >>{out}; id -u >>{out}; grep -E 'CapEff|NoNewPrivs' /proc/self/status >>{out}; pwd >>{out}")))
+    made = rig(
+        HookConfig(
+            exec=(
+                "/bin/sh",
+                "-c",
+                f"cat >>{out}; id -u >>{out}; grep -E 'CapEff|NoNewPrivs' /proc/self/status >>{out}; pwd >>{out}",
+            )
+        )
+    )
     for i in range(3):
         made.step()
         made.counts("exec", delivered=i + 1)
@@ -162,9 +170,17 @@ def test_a_command_gets_each_notice_unprivileged(rig: Callable[[HookConfig], Rig
     assert made.source.state()["pending"] == 0
 
 
-@pytest.mark.parametrize(("command", "words"), [(("/bin/false",), "ended with 1"), (("/nonexistent/hook",), "cannot run /nonexistent/hook: No such file"),
-                                                (("/bin/sh", "-c", "kill -9 $$"), "ended with -9")])
-def test_a_command_that_fails_is_counted_with_the_reason(rig: Callable[[HookConfig], Rig], command: tuple[str, ...], words: str) -> None:
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("/bin/false",), "ended with 1"),
+        (("/nonexistent/hook",), "cannot run /nonexistent/hook: No such file"),
+        (("/bin/sh", "-c", "kill -9 $$"), "ended with -9"),
+    ],
+)
+def test_a_command_that_fails_is_counted_with_the_reason(
+    rig: Callable[[HookConfig], Rig], command: tuple[str, ...], words: str
+) -> None:
     made = rig(HookConfig(exec=command))
     made.step()
     made.step()
@@ -215,8 +231,15 @@ def test_a_webhook_gets_each_notice_and_outlives_a_bad_server(rig: Callable[[Hoo
     made.counts("webhook", delivered=1)
     path, body, login = web.got[0]
     assert (path, body["id"], body["size_ns"], login) == ("/clock?x=1", 1, -1, "Basic bWU6aXRAcw==")
-    for failed, (how, words) in enumerate([(500, "answered 500"), (302, "answered 302"), ("hang", "no end within 0.5 s|timed out"),
-                                           ("drip", "no end within 0.5 s|timed out")], 1):
+    for failed, (how, words) in enumerate(
+        [
+            (500, "answered 500"),
+            (302, "answered 302"),
+            ("hang", "no end within 0.5 s|timed out"),
+            ("drip", "no end within 0.5 s|timed out"),
+        ],
+        1,
+    ):
         web.how = how
         made.step()
         error = made.counts("webhook", failed=failed)["error"]
@@ -249,7 +272,9 @@ def test_a_redis_channel_and_a_redis_that_goes_and_comes_back(rig: Callable[[Hoo
     first = server()
     try:
         made = rig(HookConfig(redis=f"unix://{path}", redis_channel="jumps"))
-        listener = subprocess.Popen(["redis-cli", "-s", str(path), "subscribe", "jumps"], stdout=subprocess.PIPE, text=True)
+        listener = subprocess.Popen(
+            ["redis-cli", "-s", str(path), "subscribe", "jumps"], stdout=subprocess.PIPE, text=True
+        )
         assert listener.stdout is not None
         assert [listener.stdout.readline().strip() for _ in range(3)] == ["subscribe", "jumps", "1"]
         made.step()
@@ -272,7 +297,14 @@ def test_a_redis_channel_and_a_redis_that_goes_and_comes_back(rig: Callable[[Hoo
 
 
 def test_all_three_at_once_and_one_that_hangs_holds_up_no_other(rig: Callable[[HookConfig], Rig], web: Web) -> None:
-    made = rig(HookConfig(exec=("/bin/sleep", "5"), webhook=f"http://127.0.0.1:{web.server.server_port}/", redis="redis://127.0.0.1:1", timeout_s=5))
+    made = rig(
+        HookConfig(
+            exec=("/bin/sleep", "5"),
+            webhook=f"http://127.0.0.1:{web.server.server_port}/",
+            redis="redis://127.0.0.1:1",
+            timeout_s=5,
+        )
+    )
     assert {p["role"] for p in made.source.processes()} == {"notice exec", "notice webhook", "notice redis"}
     for _ in range(5):
         made.step()

@@ -15,7 +15,19 @@ import pytest
 
 from agent.batch import make
 from exporters.aggregate import MetricStore
-from tests.servers.otlp_load import BOOT_ID, CALLS, DECISIONS, RETRANSMITS, RTT_ROWS, SPANS, boot_ns, exporter, spans_only, until, workload
+from tests.servers.otlp_load import (
+    BOOT_ID,
+    CALLS,
+    DECISIONS,
+    RETRANSMITS,
+    RTT_ROWS,
+    SPANS,
+    boot_ns,
+    exporter,
+    spans_only,
+    until,
+    workload,
+)
 
 _HERE = Path(__file__).parent / "collector"
 _NO_GO = 3
@@ -33,13 +45,28 @@ class Collector:
         return [json.loads(line) for line in text.split("\n")[:-1] if line]
 
     def spans(self) -> list[dict[str, Any]]:
-        return [s for doc in self.lines() for r in doc.get("resourceSpans", []) for g in r["scopeSpans"] for s in g["spans"]]
+        return [
+            s for doc in self.lines() for r in doc.get("resourceSpans", []) for g in r["scopeSpans"] for s in g["spans"]
+        ]
 
     def metrics(self, name: str) -> list[dict[str, Any]]:
-        return [m for doc in self.lines() for r in doc.get("resourceMetrics", []) for g in r["scopeMetrics"] for m in g["metrics"] if m["name"] == name]
+        return [
+            m
+            for doc in self.lines()
+            for r in doc.get("resourceMetrics", [])
+            for g in r["scopeMetrics"]
+            for m in g["metrics"]
+            if m["name"] == name
+        ]
 
     def records(self) -> list[dict[str, Any]]:
-        return [x for doc in self.lines() for r in doc.get("resourceLogs", []) for g in r["scopeLogs"] for x in g["logRecords"]]
+        return [
+            x
+            for doc in self.lines()
+            for r in doc.get("resourceLogs", [])
+            for g in r["scopeLogs"]
+            for x in g["logRecords"]
+        ]
 
     def resource(self) -> dict[str, str]:
         first = next(r for doc in self.lines() for r in doc.get("resourceSpans", []))
@@ -89,12 +116,22 @@ def _listens(port: int) -> bool:
 def test_counts_in_the_collectors_file(binary: str, tmp_path: Path, protocol: str, compression: str) -> None:
     with running(binary, tmp_path) as collector:
         store = MetricStore()
-        sink = exporter(f"http://127.0.0.1:{collector.grpc if protocol == 'grpc' else collector.http}", store, protocol=protocol, compression=compression)
+        sink = exporter(
+            f"http://127.0.0.1:{collector.grpc if protocol == 'grpc' else collector.http}",
+            store,
+            protocol=protocol,
+            compression=compression,
+        )
         for batch in workload(boot_ns()):
             store.offer(batch)
             sink.offer(batch)
-        until(lambda: len(collector.spans()) >= SPANS and bool(collector.metrics("tickscope.tcp.rtt")), "spans and metrics in the file")
-        finding = make("finding", 1, t_ns=boot_ns(), finding_id=b"open", state=0, severity=1, sentence=b"it goes on", cause=b"tls")
+        until(
+            lambda: len(collector.spans()) >= SPANS and bool(collector.metrics("tickscope.tcp.rtt")),
+            "spans and metrics in the file",
+        )
+        finding = make(
+            "finding", 1, t_ns=boot_ns(), finding_id=b"open", state=0, severity=1, sentence=b"it goes on", cause=b"tls"
+        )
         sink.offer(finding)
         until(lambda: bool(collector.records()), "the record of a finding that is open")
         ((record,),) = [collector.records()]
@@ -113,7 +150,9 @@ def test_counts_in_the_collectors_file(binary: str, tmp_path: Path, protocol: st
         assert collector.resource()["host.boot.id"] == BOOT_ID
         rtt = collector.metrics("tickscope.tcp.rtt")[0]
         point = rtt["histogram"]["dataPoints"][0]
-        counted = {bound: int(n) for bound, n in zip(point["explicitBounds"], point["bucketCounts"], strict=False) if n != "0"}
+        counted = {
+            bound: int(n) for bound, n in zip(point["explicitBounds"], point["bucketCounts"], strict=False) if n != "0"
+        }
         assert (rtt["unit"], counted) == ("s", {0.000256: 2 * RTT_ROWS, 0.001024: RTT_ROWS})
         assert point["count"] == str(3 * RTT_ROWS)
         sums = collector.metrics("tickscope.tcp.retransmits")[0]["sum"]
@@ -124,7 +163,9 @@ def test_counts_in_the_collectors_file(binary: str, tmp_path: Path, protocol: st
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
 def test_a_collector_that_comes_late_and_goes_away_gets_all(binary: str, tmp_path: Path, protocol: str) -> None:
     ports = (_free_port(), _free_port())
-    sink = spans_only(f"http://127.0.0.1:{ports[1] if protocol == 'grpc' else ports[0]}", protocol=protocol, timeout_s=1)
+    sink = spans_only(
+        f"http://127.0.0.1:{ports[1] if protocol == 'grpc' else ports[0]}", protocol=protocol, timeout_s=1
+    )
     sink.offer(make("clock_change", 19, t_ns=boot_ns(), kind=0))
     until(lambda: sink.state()["state"] != "ok", "seeing that nobody listens")
     (tmp_path / "one").mkdir()

@@ -11,8 +11,8 @@ import pytest
 
 from agent.batch import make
 from exporters.aggregate import MetricStore
-from exporters.config import Target
 from exporters.otlp import MAX_RETRY_AFTER_S
+from exporters.otlp_settings import Endpoint
 from exporters.send import HttpSender
 from exporters.transport import MAX_BODY_BYTES
 from tests.hostile import Answers, endless, peak, reset_peak, serving
@@ -51,8 +51,7 @@ def trickle(start: bytes, again: bytes) -> Answers:
 )  # fmt: skip
 def test_an_answer_costs_at_most_its_bounds(answers: Answers, status: str) -> None:
     with serving(answers) as port:
-        sender = HttpSender("traces", Target(f"http://127.0.0.1:{port}/v1/traces", timeout_s=1.0))
-        sender.hurry()
+        sender = HttpSender("traces", Endpoint(f"http://127.0.0.1:{port}/v1/traces", timeout_s=1.0))
         before = reset_peak()
         outcome = sender.send(b"")
         assert peak() - before < MOST_BYTES
@@ -63,8 +62,7 @@ def test_an_answer_costs_at_most_its_bounds(answers: Answers, status: str) -> No
 
 def test_a_request_can_be_given_up() -> None:
     with serving(trickle(OK, b"X: y\r\n")) as port:
-        sender = HttpSender("traces", Target(f"http://127.0.0.1:{port}/v1/traces", timeout_s=600))
-        sender.hurry()
+        sender = HttpSender("traces", Endpoint(f"http://127.0.0.1:{port}/v1/traces", timeout_s=600))
         threading.Timer(0.3, sender.abort).start()
         assert sender.send(b"").status == "retry"
         sender.close()

@@ -62,7 +62,9 @@ def receiver() -> Iterator[StrictReceiver]:
 def agent(tmp_path: Path, receiver: StrictReceiver) -> Iterator[Agent]:
     root = tmp_path / "agent"
     root.mkdir()
-    made = Agent(root, config=f"prometheus: ''\notlp: {{endpoint: 'http://127.0.0.1:{receiver.port}', interval_s: 1}}\n").ready()
+    made = Agent(
+        root, config=f"prometheus: ''\notlp: {{endpoint: 'http://127.0.0.1:{receiver.port}', interval_s: 1}}\n"
+    ).ready()
     yield made
     made.stop()
 
@@ -74,7 +76,9 @@ def children(receiver: StrictReceiver) -> list[tuple[Span, Span]]:
 
 
 def test_children_lie_inside_their_decisions(agent: Agent, receiver: StrictReceiver, certs: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", PROGRAM, str(certs), str(agent.run_dir / "intake.seq.sock")], stdin=subprocess.PIPE) as program:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(certs), str(agent.run_dir / "intake.seq.sock")], stdin=subprocess.PIPE
+    ) as program:
         until(lambda: len(children(receiver)) >= 1009, "children", 60)
         program.communicate()
     assert agent.stop() == 130

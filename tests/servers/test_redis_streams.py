@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -17,8 +18,11 @@ import pytest
 
 from agent.common.resp import RedisUrl, RespClient
 from agent.errors import AgentError
-from agent.queues.poller import QueuePoller
-from agent.queues.redis_streams import MAX_GROUPS, MAX_STREAMS, RedisStreams, sources
+from agent.queues.brokers.redis import BROKER, MAX_GROUPS, RedisStreams
+from agent.queues.catalogue import Queue
+from agent.queues.packing import TABLE, pack
+from agent.queues.process import Brokers
+from agent.queues.redis_scan import MAX_STREAMS
 from agent.queues.status import Progress, Sample
 
 
@@ -34,7 +38,18 @@ class Redis:
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self.directory), *self.options],
+            [
+                "redis-server",
+                "--port",
+                str(self.port),
+                "--bind",
+                "127.0.0.1",
+                "--save",
+                "",
+                "--dir",
+                str(self.directory),
+                *self.options,
+            ],
             stdout=subprocess.DEVNULL,
         )
         until = time.monotonic() + 20
@@ -79,13 +94,11 @@ def redis(tmp_path: Path) -> Iterator[Redis]:
     server.stop()
 
 
-def poll(queue: RedisStreams) -> np.ndarray:
-    (batch,) = queue.poll()
-    assert batch.table == "queue_lag"
-    return batch.rows
+def poll(queue: Queue) -> np.ndarray:
+    return np.frombuffer(pack(queue.poll()), TABLE.dtype)
 
 
-def one(queue: RedisStreams) -> Any:
+def one(queue: Queue) -> Any:
     rows = poll(queue)
     assert len(rows) == 1
     return rows[0]
@@ -96,7 +109,7 @@ def test_lag_pending_and_ages_are_exact(redis: Redis) -> None:
     redis.do("XGROUP", "CREATE", "jobs", "workers", "0")
     redis.do("XREADGROUP", "GROUP", "workers", "w1", "COUNT", 37, "STREAMS", "jobs", ">")
     redis.do("XCLAIM", "jobs", "workers", "w2", "0", *[r[0] for r in redis.do("XRANGE", "jobs", "-", "+", "COUNT", 5)])  # type: ignore[attr-defined]
-    (queue,) = sources([redis.url])
+    (queue,) = BROKER.sources([redis.url])
     before = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     row = one(queue)
     after = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
@@ -116,7 +129,7 @@ def test_a_group_at_the_end_has_no_lag_and_no_oldest_entry(redis: Redis) -> None
     redis.add("jobs", 7)
     redis.do("XGROUP", "CREATE", "jobs", "late", "$")
     redis.do("XGROUP", "CREATE", "empty", "g", "$", "MKSTREAM")
-    (queue,) = sources([redis.url])
+    (queue,) = BROKER.sources([redis.url])
     rows = poll(queue)
     assert rows["destination"].tolist() == [b"empty", b"jobs"]
     assert rows["lag_messages"].tolist() == [0, 0]
@@ -131,7 +144,7 @@ def test_an_entry_deleted_ahead_of_the_group_makes_the_lag_an_upper_bound(redis:
     redis.do("XREADGROUP", "GROUP", "g", "c", "COUNT", 11, "STREAMS", "jobs", ">")
     ids = [entry[0] for entry in redis.do("XRANGE", "jobs", "-", "+")]  # type: ignore[attr-defined]
     redis.do("XDEL", "jobs", *ids[20:23])
-    row = one(sources([redis.url])[0])
+    row = one(BROKER.sources([redis.url])[0])
     assert row["exact"] == 0
     assert b"deleted" in row["inexact_reason"]
     assert 53 - 11 - 3 <= row["lag_messages"] <= 53 - 11
@@ -142,7 +155,7 @@ def test_a_group_before_the_first_entry_is_exact_in_spite_of_deletions(redis: Re
     redis.do("XGROUP", "CREATE", "jobs", "g", "0")
     ids = [entry[0] for entry in redis.do("XRANGE", "jobs", "-", "+")]  # type: ignore[attr-defined]
     redis.do("XDEL", "jobs", *ids[20:23])
-    row = one(sources([redis.url])[0])
+    row = one(BROKER.sources([redis.url])[0])
     assert (row["lag_messages"], row["exact"]) == (50, 1)
 
 
@@ -151,7 +164,7 @@ def test_the_last_entry_deleted_leaves_no_lag(redis: Redis) -> None:
     redis.do("XGROUP", "CREATE", "jobs", "g", "0")
     redis.do("XREADGROUP", "GROUP", "g", "c", "COUNT", 2, "STREAMS", "jobs", ">")
     redis.do("XDEL", "jobs", redis.do("XREVRANGE", "jobs", "+", "-", "COUNT", 1)[0][0])  # type: ignore[index]
-    row = one(sources([redis.url])[0])
+    row = one(BROKER.sources([redis.url])[0])
     assert (row["lag_messages"], row["exact"]) == (0, 1)
 
 
@@ -160,7 +173,7 @@ def test_trimming_undelivered_entries_leaves_what_is_there_and_says_so(redis: Re
     redis.do("XGROUP", "CREATE", "jobs", "g", "0")
     redis.do("XREADGROUP", "GROUP", "g", "c", "COUNT", 2, "STREAMS", "jobs", ">")
     redis.do("XTRIM", "jobs", "MAXLEN", 13)
-    (queue,) = sources([redis.url])
+    (queue,) = BROKER.sources([redis.url])
     row = one(queue)
     assert row["lag_messages"] == 13
     redis.do("XREADGROUP", "GROUP", "g", "c", "COUNT", 4, "STREAMS", "jobs", ">")
@@ -178,7 +191,7 @@ def test_ids_that_are_no_times_have_no_age(redis: Redis) -> None:
     for i in range(1, 6):
         redis.do("XADD", "jobs", f"{i}-0", "a", "b")
     redis.do("XGROUP", "CREATE", "jobs", "g", "0")
-    row = one(sources([redis.url])[0])
+    row = one(BROKER.sources([redis.url])[0])
     assert row["lag_messages"] == 5
     assert isnan(row["oldest_undelivered_s"])
     assert isnan(row["lag_s"])
@@ -189,10 +202,10 @@ def test_named_streams_and_patterns_select(redis: Redis) -> None:
         redis.add(name, 3)
         redis.do("XGROUP", "CREATE", name, "g", "0")
     redis.do("SET", "mail:string", "x")
-    assert poll(sources([redis.url + "?streams=orders"])[0])["destination"].tolist() == [b"orders"]
-    assert poll(sources([redis.url + "?streams=mail:*"])[0])["destination"].tolist() == [b"mail:a", b"mail:b"]
-    assert len(poll(sources([redis.url])[0])) == 4
-    rows = poll(sources([redis.url + "?streams=missing,orders"])[0])
+    assert poll(BROKER.sources([redis.url + "?streams=orders"])[0])["destination"].tolist() == [b"orders"]
+    assert poll(BROKER.sources([redis.url + "?streams=mail:*"])[0])["destination"].tolist() == [b"mail:a", b"mail:b"]
+    assert len(poll(BROKER.sources([redis.url])[0])) == 4
+    rows = poll(BROKER.sources([redis.url + "?streams=missing,orders"])[0])
     assert sorted(rows["destination"].tolist()) == [b"missing", b"orders"]
     assert b"no such key" in rows["reason"][rows["destination"] == b"missing"][0]
 
@@ -200,7 +213,7 @@ def test_named_streams_and_patterns_select(redis: Redis) -> None:
 def test_named_streams_come_first_and_missing_ones_are_said_beside_a_pattern(redis: Redis) -> None:
     for name in ("zorders", *(f"mail{i:03d}" for i in range(MAX_STREAMS + 1))):
         redis.do("XGROUP", "CREATE", name, "g", "$", "MKSTREAM")
-    rows = poll(sources([redis.url + "?streams=zorders,ordrs,mail*"])[0])
+    rows = poll(BROKER.sources([redis.url + "?streams=zorders,ordrs,mail*"])[0])
     assert b"zorders" in rows["destination"][rows["consumer_group"] == b"g"].tolist()
     assert b"no such key" in rows["reason"][rows["destination"] == b"ordrs"][0]
 
@@ -211,7 +224,7 @@ def test_a_keyspace_not_yet_looked_through_is_said(redis: Redis) -> None:
         client.pipeline([("SET", f"key{i}", "x") for i in range(start, start + 1000)])
     client.close()
     redis.do("XGROUP", "CREATE", "late", "g", "$", "MKSTREAM")
-    (queue,) = sources([redis.url])
+    (queue,) = BROKER.sources([redis.url])
     said = [b"still being looked through" in poll(queue)["reason"].tobytes() for _ in range(6)]
     assert said[0]
     assert not said[-1]
@@ -222,14 +235,15 @@ def test_long_names_that_begin_alike_stay_apart(redis: Redis) -> None:
     names = [f"tenant-{'x' * 60}-{end}" for end in "ab"]
     for name, group in zip(names, reversed(names), strict=True):
         redis.do("XGROUP", "CREATE", name, group, "$", "MKSTREAM")
-    rows = poll(sources([redis.url])[0])
+    rows = poll(BROKER.sources([redis.url])[0])
     assert len(set(rows["destination"].tolist())) == len(set(rows["consumer_group"].tolist())) == 2
     assert all(len(name) == 64 and name.startswith(b"tenant-xxx") for name in rows["destination"].tolist())
 
 
 def test_a_new_stream_of_a_small_server_shows_at_the_next_poll(redis: Redis) -> None:
-    (queue,) = sources([redis.url])
-    assert len(poll(queue)) == 0
+    (queue,) = BROKER.sources([redis.url])
+    (alone,) = poll(queue)
+    assert (alone["destination"], alone["status"], alone["server_role"]) == (b"", b"ok", b"primary")
     redis.add("late", 3)
     redis.do("XGROUP", "CREATE", "late", "g", "0")
     assert poll(queue)["lag_messages"].tolist() == [3]
@@ -238,7 +252,7 @@ def test_a_new_stream_of_a_small_server_shows_at_the_next_poll(redis: Redis) -> 
 def test_more_streams_or_groups_than_are_watched_are_said(redis: Redis) -> None:
     for i in range(MAX_STREAMS):
         redis.do("XGROUP", "CREATE", f"s{i:03d}", "workers", "$", "MKSTREAM")
-    (queue,) = sources([redis.url])
+    (queue,) = BROKER.sources([redis.url])
     assert len(poll(queue)) == MAX_STREAMS == MAX_GROUPS
     redis.do("XGROUP", "CREATE", "s000", "others", "$")
     *rows, said = poll(queue)
@@ -258,7 +272,7 @@ def test_more_streams_or_groups_than_are_watched_are_said(redis: Redis) -> None:
 def test_rates_are_arrivals_and_acknowledgements(redis: Redis) -> None:
     redis.add("jobs", 2)
     redis.do("XGROUP", "CREATE", "jobs", "g", "0")
-    (queue,) = sources([redis.url])
+    (queue,) = BROKER.sources([redis.url])
     first = one(queue)
     assert isnan(first["in_per_s"])
     redis.add("jobs", 31, start=10)
@@ -268,6 +282,56 @@ def test_rates_are_arrivals_and_acknowledgements(redis: Redis) -> None:
     seconds = (second["t_ns"] - first["t_ns"]) / 1e9
     assert second["in_per_s"] * seconds == pytest.approx(31, rel=0.2)
     assert second["out_per_s"] * seconds == pytest.approx(17, rel=0.2)
+
+
+def test_who_holds_the_oldest_message_and_who_takes_nothing(redis: Redis) -> None:
+    redis.do("XGROUP", "CREATE", "jobs", "g", "$", "MKSTREAM")
+    (queue,) = BROKER.sources([redis.url])
+    read = ("XREADGROUP", "GROUP", "g")
+    rows = []
+    for turn in range(4):
+        redis.add("jobs", 2, start=10 * turn + 1)
+        for name in ("works", "stops"):
+            if name == "works" or turn < 2:
+                redis.do(*read, name, "COUNT", 1, "STREAMS", "jobs", ">")
+        if turn == 2:
+            redis.do(*read, "works", "STREAMS", "jobs", ">")
+        time.sleep(0.05)
+        rows.append(one(queue))
+    assert rows[0]["idle_consumer"] == b""  # nobody has been seen to work yet
+    assert rows[1]["idle_consumer"] in (b"works", b"stops")
+    assert rows[3]["idle_consumer"] == b"stops"
+    assert 0.1 <= rows[3]["idle_s"] < 5
+    assert rows[3]["holder"] == b"works"
+
+
+def test_errors_by_which_it_refuses_service_are_counted_and_ours_are_not(redis: Redis) -> None:
+    (queue,) = BROKER.sources([redis.url + "?streams=missing"])
+    assert isnan(poll(queue)[-1]["errors_per_s"])
+
+    def refused(times: int) -> np.void:
+        for _ in range(times):
+            with pytest.raises(Exception, match=r"OOM|READONLY"):
+                redis.do("SET", "a", "b")
+        with pytest.raises(Exception, match="ERR"):
+            redis.do("NONSENSE")
+        return poll(queue)[-1]
+
+    assert refused(0)["errors_per_s"] == 0
+    redis.do("CONFIG", "SET", "maxmemory", 1)
+    full = refused(3)
+    assert (full["errors"], full["memory_limit_bytes"]) == (b"OOM 3", 1)
+    assert full["memory_bytes"] > 1
+    assert full["errors_per_s"] > 0
+    redis.do("CONFIG", "SET", "maxmemory", 0)
+    redis.do("REPLICAOF", "127.0.0.1", 1)
+    only = refused(5)
+    assert (only["errors"], only["server_role"]) == (b"READONLY 5", b"cut off")
+    redis.do("REPLICAOF", "NO", "ONE")
+    well = refused(0)
+    assert (well["errors"], well["server_role"], well["errors_per_s"]) == (b"", b"primary", 0)
+    assert well["clients_limit"] > well["clients"] > 0
+    assert well["clients_refused"] == 0
 
 
 def test_a_stalled_a_dead_and_a_returned_server(redis: Redis) -> None:
@@ -292,10 +356,19 @@ def test_a_stalled_a_dead_and_a_returned_server(redis: Redis) -> None:
     assert (row["status"], row["lag_messages"]) == (b"ok", 3)
 
 
+def test_a_server_that_takes_no_more_clients_says_so(redis: Redis) -> None:
+    holding = RespClient(RedisUrl.parse(redis.url), timeout_s=20)
+    holding.pipeline([("CONFIG", "SET", "maxclients", 1)])
+    (queue,) = BROKER.sources([redis.url])
+    reasons = [bytes(one(queue)["reason"]) for _ in range(5)]
+    assert any(reason.endswith(b"max number of clients reached") for reason in reasons), reasons
+    holding.close()
+
+
 def test_a_server_that_never_answered_is_one_down_row() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
-        row = one(sources([f"redis://:secret@127.0.0.1:{nobody.getsockname()[1]}/0"])[0])
+        row = one(BROKER.sources([f"redis://:secret@127.0.0.1:{nobody.getsockname()[1]}/0"])[0])
     assert (row["status"], row["system"], row["destination"]) == (b"down", b"redis", b"")
     assert b"secret" not in row["reason"]
 
@@ -303,50 +376,57 @@ def test_a_server_that_never_answered_is_one_down_row() -> None:
 def test_a_wrong_password_is_said_and_not_repeated(tmp_path: Path) -> None:
     server = Redis(tmp_path, "--requirepass", "right")
     try:
-        (queue,) = sources([f"redis://:wrong@127.0.0.1:{server.port}/0"])
+        (queue,) = BROKER.sources([f"redis://:wrong@127.0.0.1:{server.port}/0"])
         for _ in range(5):
             row = one(queue)
             assert row["status"] == b"down"
             assert b"login refused: WRONGPASS" in row["reason"]
-        (missing,) = sources([server.url])
+        (missing,) = BROKER.sources([server.url])
         assert b"NOAUTH" in one(missing)["reason"]
         client = RespClient(RedisUrl.parse(f"redis://:right@127.0.0.1:{server.port}"), timeout_s=20)
         (stats,) = client.pipeline([("INFO", "errorstats")])
         assert b"errorstat_WRONGPASS:count=1\r\n" in stats
-        (queue,) = sources([f"redis://:right@127.0.0.1:{server.port}/0"])
+        (queue,) = BROKER.sources([f"redis://:right@127.0.0.1:{server.port}/0"])
         client.pipeline([("XGROUP", "CREATE", "s", "g", "$", "MKSTREAM")])
         assert one(queue)["status"] == b"ok"
     finally:
         server.stop()
 
 
-@pytest.mark.parametrize("url", ["http://x", "redis://h:nan/0", "redis://h/zero", "redis://:pw@h/0?stream=a", "unix://"])
+@pytest.mark.parametrize(
+    "url", ["http://x", "redis://h:nan/0", "redis://h/zero", "redis://:pw@h/0?stream=a", "unix://"]
+)
 def test_what_is_no_url_is_refused_without_its_password(url: str) -> None:
     with pytest.raises(AgentError) as error:
-        sources([url])
+        BROKER.sources([url])
     assert "pw" not in str(error.value)
 
 
-def test_poller_runs_beside_and_counts_what_nobody_drained(redis: Redis) -> None:
+def test_the_brokers_process_asks_it(redis: Redis) -> None:
     redis.do("XGROUP", "CREATE", "s", "g", "$", "MKSTREAM")
-    poller = QueuePoller(sources([redis.url]), interval_s=0.01, capacity=2)
+    redis.add("s", 13)
+    brokers = Brokers({"redis": (redis.url,)}, 0.1)
+    rows: list[Any] = []
     until = time.monotonic() + 20
-    while not poller.losses()["overflow"] and time.monotonic() < until:
+    while len(rows) < 3 and time.monotonic() < until:
         time.sleep(0.01)
-    poller.close()
-    *batches, loss = poller.drain(5)
-    assert 0 < len(batches) <= 2
-    assert loss.table == "loss"
-    assert loss.rows["count"][0] == poller.losses()["overflow"] > 0
-    assert list(poller.drain(6)) == []
-    assert poller.failures() == {}
+        rows += [row for batch in brokers.drain(time.clock_gettime_ns(time.CLOCK_BOOTTIME)) for row in batch.rows]
+    brokers.close()
+    assert {
+        (row["system"], row["destination"], row["consumer_group"], row["lag_messages"], row["exact"], row["status"])
+        for row in rows
+    } == {(b"redis", b"s", b"g", 13, 1, b"ok")}
+    assert all(a["t_ns"] < b["t_ns"] for a, b in itertools.pairwise(rows))
+    assert brokers.failures() == {}
 
 
 def test_only_the_parser_is_imported() -> None:
-    code = "import sys; import agent.queues.redis_streams; print([m for m in ('redis', 'asyncio', 'ssl') if m in sys.modules])"
+    code = "import sys; import agent.queues.brokers.redis; print([m for m in ('redis', 'asyncio', 'ssl', 'numpy') if m in sys.modules])"
     import sys
 
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": "."})
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": "."}
+    )
     assert out.stdout.strip() == "[]"
 
 
@@ -361,7 +441,10 @@ def _samples(*values: tuple[int | None, int, int, int | None]) -> Progress:
 def test_status_rules() -> None:
     assert _samples(*[(5, 3, 1, 0)] * 3).status()[0] == "ok"  # too short to tell
     assert _samples(*[(5, 3, 1, 0)] * 6).status() == ("stuck", "5 undelivered, nothing read for 10 s")
-    assert _samples(*[(0, n, n, 0) for n in range(6)]).status() == ("stuck", "5 pending, grew by 5, none acknowledged for 10 s")
+    assert _samples(*[(0, n, n, 0) for n in range(6)]).status() == (
+        "stuck",
+        "5 pending, grew by 5, none acknowledged for 10 s",
+    )
     assert _samples(*[(0, 3, 1, 0)] * 6).status() == ("ok", "")
     assert _samples(*[(n, 1, n, n) for n in range(6)]).status() == ("lagging", "lag grew from 0 to 5 in 10 s")
     assert _samples(*[(n % 3, 1, n, n) for n in range(6)]).status() == ("ok", "")

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from agent.batch import Batch
-from agent.clock.daemons.config import NtpConfig
+from agent.clock.daemons.ntp_settings import NtpConfig
 from agent.clock.daemons.source import TimeDaemons
 from agent.correlate.correlator import Correlator
 from agent.lab.stage.wire import Wire
 from agent.tables import TABLES
 from tests.lab.ntpserver import NtpServer
 from tests.lab.timedaemons import Daemon, chronyc, chronyd, ntpd, ntpq
+from tests.patience import PATIENCE
 
 DELAY_S = 0.003
 TABLE = TABLES["clock_daemon"]
@@ -33,7 +34,15 @@ def decoded(row: np.void) -> dict[str, Any]:
     for column in TABLE.columns:
         value = row[column.name]
         null = value == column.null
-        out[column.name] = None if null else column.names[value] if column.kind == "enum" else value.decode() if column.kind == "str" else int(value)
+        out[column.name] = (
+            None
+            if null
+            else column.names[value]
+            if column.kind == "enum"
+            else value.decode()
+            if column.kind == "str"
+            else int(value)
+        )
     return out
 
 
@@ -48,7 +57,7 @@ class Node:
     def rows(self, daemon: str, kind: str, enough: int = 1, limit_s: float = 20) -> list[dict[str, Any]]:
         """Drains until there are enough new rows of that sort; returns all that came, oldest first."""
         found: list[dict[str, Any]] = []
-        end = time.monotonic() + limit_s
+        end = time.monotonic() + limit_s * PATIENCE
         with self.wire.left.entered():
             while len(found) < enough:
                 assert time.monotonic() < end, f"{len(found)} of {enough} rows: {self.source.state()}"
@@ -64,7 +73,7 @@ def boot_ns() -> int:
 
 
 def until(done: Callable[[], bool], limit_s: float = 30) -> None:
-    end = time.monotonic() + limit_s
+    end = time.monotonic() + limit_s * PATIENCE
     while not done():
         assert time.monotonic() < end
         time.sleep(0.1)
@@ -111,7 +120,11 @@ def nano(text: str) -> int:
 def test_tracking_is_what_chronyc_prints(wire: Wire, chrony: Daemon) -> None:
     node = Node(wire)
     for _ in range(50):  # between two equal reports of chronyc nothing was updated
-        (before,), row, (after,) = chronyc(wire.left, "tracking"), node.rows("chrony", "system")[-1], chronyc(wire.left, "tracking")
+        (before,), row, (after,) = (
+            chronyc(wire.left, "tracking"),
+            node.rows("chrony", "system")[-1],
+            chronyc(wire.left, "tracking"),
+        )
         fixed = [i for i in range(14) if i not in (4, 11)]
         if [before[i] for i in fixed] == [after[i] for i in fixed]:
             break
@@ -120,7 +133,11 @@ def test_tracking_is_what_chronyc_prints(wire: Wire, chrony: Daemon) -> None:
     assert row["state"] == "synchronised"
     assert row["leap"] == "none"
     assert before[13] == "Normal"
-    assert (row["ref_id"], row["source"], row["stratum"]) == (before[0], before[1], int(before[2])) == ("0A4D0002", Wire.RIGHT, 6)
+    assert (
+        (row["ref_id"], row["source"], row["stratum"])
+        == (before[0], before[1], int(before[2]))
+        == ("0A4D0002", Wire.RIGHT, 6)
+    )
     printed = {"last_offset_ns": -nano(before[5]), "rms_offset_ns": nano(before[6]), "freq_ppb": -ppb(before[7]), "residual_freq_ppb": -ppb(before[8]),
                "skew_ppb": ppb(before[9]), "root_delay_ns": nano(before[10])}  # fmt: skip
     assert {name: row[name] for name in printed} == printed
@@ -135,19 +152,42 @@ def test_tracking_is_what_chronyc_prints(wire: Wire, chrony: Daemon) -> None:
 
 def test_sources_are_what_chronyc_prints(wire: Wire, daemons: Callable[..., Daemon], tmp_path: Path) -> None:
     daemons(chronyd, wire.right, tmp_path, "server", SERVER)
-    daemons(chronyd, wire.left, tmp_path, "client", f"{CLIENT}\nserver {Wire.RIGHT6} minpoll 0 maxpoll 0 iburst\nserver {Wire.NOBODY} minpoll 0 maxpoll 0")
+    daemons(
+        chronyd,
+        wire.left,
+        tmp_path,
+        "client",
+        f"{CLIENT}\nserver {Wire.RIGHT6} minpoll 0 maxpoll 0 iburst\nserver {Wire.NOBODY} minpoll 0 maxpoll 0",
+    )
     until((tmp_path / "client.pid").exists)
-    until(lambda: {line[1] for line in chronyc(wire.left, "sources")} >= {"*", "?"} and chronyc(wire.left, "sources")[1][1] in "*+-")
-    node, states = Node(wire), {"*": "selected", "+": "combined", "-": "excluded", "?": "unusable", "x": "falseticker", "~": "unstable"}
+    until(
+        lambda: (
+            {line[1] for line in chronyc(wire.left, "sources")} >= {"*", "?"}
+            and chronyc(wire.left, "sources")[1][1] in "*+-"
+        )
+    )
+    node, states = (
+        Node(wire),
+        {"*": "selected", "+": "combined", "-": "excluded", "?": "unusable", "x": "falseticker", "~": "unstable"},
+    )
     for _ in range(50):
-        before, rows, after = chronyc(wire.left, "sources"), node.rows("chrony", "source", 3)[-3:], chronyc(wire.left, "sources")
+        before, rows, after = (
+            chronyc(wire.left, "sources"),
+            node.rows("chrony", "source", 3)[-3:],
+            chronyc(wire.left, "sources"),
+        )
         if before == after:
             break
     else:
         pytest.fail("chronyd updates faster than it can be asked")
     assert [r["source"] for r in rows] == [line[2] for line in before] == [Wire.RIGHT, Wire.RIGHT6, Wire.NOBODY]
     for row, (_, state, _, stratum, poll, reach, since, latest, _, error) in zip(rows, before, strict=True):
-        assert (row["state"], row["stratum"], row["poll_s"], row["reach"]) == (states[state], int(stratum), 1 << int(poll), int(reach, 8))
+        assert (row["state"], row["stratum"], row["poll_s"], row["reach"]) == (
+            states[state],
+            int(stratum),
+            1 << int(poll),
+            int(reach, 8),
+        )
         if not int(reach, 8):
             assert (row["offset_ns"], row["last_update_ns"]) == (None, None)
         else:
@@ -160,7 +200,12 @@ def test_a_daemon_without_sources_is_unsynchronised(wire: Wire, daemons: Callabl
     daemons(chronyd, wire.left, tmp_path, "alone", "port 0")
     until((tmp_path / "alone.pid").exists)
     row = Node(wire).rows("chrony", "system")[0]
-    assert (row["state"], row["offset_ns"], row["distance_ns"], row["leap"]) == ("unsynchronised", None, None, "unsynchronised")
+    assert (row["state"], row["offset_ns"], row["distance_ns"], row["leap"]) == (
+        "unsynchronised",
+        None,
+        None,
+        "unsynchronised",
+    )
     assert "no source" in row["reason"]
 
 
@@ -174,7 +219,9 @@ def test_nobody_there_is_no_row_and_no_failure(wire: Wire) -> None:
     assert (node.source.failures(), node.source.state()) == ({}, [])
 
 
-def test_a_daemon_with_a_closed_port_says_what_to_set(wire: Wire, daemons: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_a_daemon_with_a_closed_port_says_what_to_set(
+    wire: Wire, daemons: Callable[..., Daemon], tmp_path: Path
+) -> None:
     pid = daemons(chronyd, wire.left, tmp_path, "closed", "port 0\ncmdport 0").process.pid
     node = Node(wire, running=lambda: {"chrony": pid})
     row = node.rows("chrony", "system")[0]
@@ -204,7 +251,9 @@ def test_sntp_over_ipv6_and_by_name(wire: Wire, chrony: Daemon) -> None:
     node = Node(wire, config)
     rows = node.rows("sntp", "source", 8)
     assert {r["state"] for r in rows if r["source"] == f"[{Wire.RIGHT6}]"} == {"synchronised"}
-    assert {(r["state"], r["reason"]) for r in rows if r["source"] == "localhost:9"} == {("refused", "nobody listens there")}
+    assert {(r["state"], r["reason"]) for r in rows if r["source"] == "localhost:9"} == {
+        ("refused", "nobody listens there")
+    }
 
 
 def test_a_server_that_has_no_address_is_told(wire: Wire) -> None:
@@ -250,7 +299,11 @@ def test_honest_sources_agree_and_a_liar_is_a_finding(wire: Wire, chrony: Daemon
     rows = np.concatenate([b.rows for b in findings])
     assert len(set(rows["finding_id"])) == 1
     final = rows[-1]
-    assert (final["symptom"], final["cause"], final["state"]) == (b"clock_disagreement", b"unknown", TABLES["finding"].code("state", "closed"))
+    assert (final["symptom"], final["cause"], final["state"]) == (
+        b"clock_disagreement",
+        b"unknown",
+        TABLES["finding"].code("state", "closed"),
+    )
     assert server.where in final["sentence"].decode()
     said = re.search(r"was off by (\d+) ms", final["sentence"].decode())
     assert said
@@ -264,7 +317,11 @@ def test_ntpd_is_what_ntpq_prints(wire: Wire, daemons: Callable[..., Daemon], tm
     assert node.rows("ntpd", "system")[0]["state"] == "unsynchronised"
     until(lambda: node.rows("ntpd", "system")[-1]["state"] == "synchronised", 60)
     for _ in range(20):  # between two equal times of the last update nothing was updated
-        updated, before, rows = ntpq(wire.left, "rv 0 reftime", "rv &1 rec"), ntpq(wire.left, "rv", "rv &1"), node.rows("ntpd", "source")
+        updated, before, rows = (
+            ntpq(wire.left, "rv 0 reftime", "rv &1 rec"),
+            ntpq(wire.left, "rv", "rv &1"),
+            node.rows("ntpd", "source"),
+        )
         if updated == ntpq(wire.left, "rv 0 reftime", "rv &1 rec"):
             break
     else:
@@ -272,10 +329,22 @@ def test_ntpd_is_what_ntpq_prints(wire: Wire, daemons: Callable[..., Daemon], tm
     own = [decoded(r) for r in node.batches[-1].rows if r["kind"] == TABLE.code("kind", "system")][-1]
     values = dict(re.findall(r"(\w+)=([^,\s]+)", before.partition("srcadr")[0]))
     peer = dict(re.findall(r"(\w+)=([^,\s]+)", before[before.index("srcadr") :]))
-    assert (own["stratum"], own["ref_id"], own["leap"]) == (int(values["stratum"]), values["refid"], "none") == (6, Wire.RIGHT, "none")
+    assert (
+        (own["stratum"], own["ref_id"], own["leap"])
+        == (int(values["stratum"]), values["refid"], "none")
+        == (6, Wire.RIGHT, "none")
+    )
     assert own["offset_ns"] == round(float(values["offset"]) * 1e6)
     assert own["freq_ppb"] == round(float(values["frequency"]) * 1000)
     assert abs(own["root_delay_ns"] - float(values["rootdelay"]) * 1e6) <= 1000
     row = rows[-1]
-    assert (row["source"], row["state"], row["stratum"], row["reach"]) == (Wire.RIGHT, "selected", 5, int(peer["reach"], 8))
-    assert (row["offset_ns"], row["delay_ns"]) == (round(float(peer["offset"]) * 1e6), round(float(peer["delay"]) * 1e6))
+    assert (row["source"], row["state"], row["stratum"], row["reach"]) == (
+        Wire.RIGHT,
+        "selected",
+        5,
+        int(peer["reach"], 8),
+    )
+    assert (row["offset_ns"], row["delay_ns"]) == (
+        round(float(peer["offset"]) * 1e6),
+        round(float(peer["delay"]) * 1e6),
+    )

@@ -19,7 +19,9 @@ TICKSCOPE = Path(sys.executable).with_name("tickscope")
 class Agent:
     """A running `tickscope run`. Directories are made with mode 0700 above, as mktemp makes them."""
 
-    def __init__(self, root: Path, *args: str, wrap: tuple[str, ...] = (), env: dict[str, str] | None = None, config: str = "") -> None:
+    def __init__(
+        self, root: Path, *args: str, wrap: tuple[str, ...] = (), env: dict[str, str] | None = None, config: str = ""
+    ) -> None:
         self.root, self.store = root, root / "store"
         self.run_dir = root / "run"
         self.config = root / "tickscope.yaml"
@@ -29,11 +31,17 @@ class Agent:
         self.errors = root / "stderr"
         with self.errors.open("wb") as log:
             self.process = subprocess.Popen(
-                [*wrap, str(TICKSCOPE), "run", *args], env=self.env, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True
+                [*wrap, str(TICKSCOPE), "run", *args],
+                env=self.env,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
             )
 
     def cli(self, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run([str(TICKSCOPE), *args], env=self.env, capture_output=True, text=True, timeout=60 * PATIENCE)
+        done = subprocess.run(
+            [str(TICKSCOPE), *args], env=self.env, capture_output=True, text=True, timeout=60 * PATIENCE
+        )
         assert not check or done.returncode == 0, done.stderr
         return done
 

@@ -25,8 +25,13 @@ class FrozenDisk:
         with self._image.open("wb") as file:
             file.truncate(megabytes << 20)
         subprocess.run(["mkfs.ext4", "-q", self._image], check=True)
-        self._guard = subprocess.Popen(["unshare", "--mount", sys.executable, __file__, str(self._image), str(place)], stdin=subprocess.PIPE,
-                                       stdout=subprocess.PIPE, text=True, start_new_session=True)
+        self._guard = subprocess.Popen(
+            ["unshare", "--mount", sys.executable, __file__, str(self._image), str(place)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         self._answer("mounted")
         self.path = Path(f"/proc/{self._guard.pid}/root{place}")
 
@@ -42,7 +47,9 @@ class FrozenDisk:
         self._guard.stdin.close()
         self._guard.wait(30)
         end = time.monotonic() + 10
-        while (left := subprocess.run(["losetup", "-j", self._image], capture_output=True, text=True, check=True).stdout) and time.monotonic() < end:
+        while (
+            left := subprocess.run(["losetup", "-j", self._image], capture_output=True, text=True, check=True).stdout
+        ) and time.monotonic() < end:
             time.sleep(0.1)
         assert not left
 

@@ -21,7 +21,10 @@ REDIS = "ip link set lo up && exec redis-server --port 6379 --bind 127.0.0.1 --s
 
 @pytest.fixture
 def servers(tmp_path: Path) -> list[subprocess.Popen[bytes]]:
-    found = [subprocess.Popen(["unshare", "-n", "sh", "-c", REDIS], cwd=tmp_path, stdout=subprocess.DEVNULL) for _ in range(2)]
+    found = [
+        subprocess.Popen(["unshare", "-n", "sh", "-c", REDIS], cwd=tmp_path, stdout=subprocess.DEVNULL)
+        for _ in range(2)
+    ]
     for one in found:
         end = time.monotonic() + 10 * PATIENCE
         while Path(f"/proc/{one.pid}/comm").read_text() != "redis-server\n":
@@ -30,7 +33,9 @@ def servers(tmp_path: Path) -> list[subprocess.Popen[bytes]]:
     return found
 
 
-def test_each_container_s_stall_names_its_own_server(start: Callable[..., Agent], servers: list[subprocess.Popen[bytes]]) -> None:
+def test_each_container_s_stall_names_its_own_server(
+    start: Callable[..., Agent], servers: list[subprocess.Popen[bytes]]
+) -> None:
     agent = start(config="prometheus: ''\nwithout: [tls]\n").ready()
     intake = str(agent.run_dir / "intake.sock")
     clients = [subprocess.Popen(["nsenter", "-t", str(one.pid), "-n", sys.executable, str(PROGRAM), "6379", name, intake])
@@ -46,10 +51,15 @@ def test_each_container_s_stall_names_its_own_server(start: Callable[..., Agent]
         while len(told) < 2 and time.monotonic() < end:
             time.sleep(0.5)
             rows = agent.json("findings")["rows"]
-            told = {name: r for r in rows for name in ("first", "second") if r["symptom"] == "decision_latency" and f"limiter {name} " in r["subject"]}
-        assert [told[name]["cause"] for name in ("first", "second")] == ["broker_slow"] * 2
+            told = {
+                name: r
+                for r in rows
+                for name in ("first", "second")
+                if r["symptom"] == "decision_latency" and f"limiter {name} " in r["subject"]
+            }
+        assert [told[name]["cause"] for name in ("first", "second")] == ["process_stopped"] * 2
         for one, name in zip(servers, ("first", "second"), strict=True):
-            assert f"redis-server (pid {one.pid}) at 127.0.0.1:6379" in told[name]["sentence"]
+            assert f"redis-server pid {one.pid} stood still" in told[name]["sentence"]
         assert told["first"]["finding_id"] != told["second"]["finding_id"]
     finally:
         for process in (*clients, *servers):

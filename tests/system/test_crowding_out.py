@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from agent.kernel.gopcln import magics
+from agent.binaries.gopcln import magics
 from tests.patience import PATIENCE
 from tests.system.agent import Agent
 from tests.unit.hostile_elf import elf, note
@@ -115,7 +115,9 @@ def shake(tmp_path: Path) -> Callable[[Agent], int]:
     def make(agent: Agent) -> int:
         with socket.create_server(("127.0.0.1", 0)) as found:
             port = int(found.getsockname()[1])
-        with running("openssl", "s_server", "-quiet", "-accept", f"127.0.0.1:{port}", "-key", key, "-cert", certificate):
+        with running(
+            "openssl", "s_server", "-quiet", "-accept", f"127.0.0.1:{port}", "-key", key, "-cert", certificate
+        ):
             client = ["openssl", "s_client", "-connect", f"127.0.0.1:{port}"]
             for _ in range(3):
                 until(lambda: subprocess.run(client, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0)
@@ -159,7 +161,9 @@ def test_a_user_who_maps_many_libraries_takes_only_his_share_of_the_descriptors(
     assert "EMFILE" not in agent.log() and "Too many open files" not in agent.log()
 
 
-def test_programs_that_take_long_to_examine_hold_nobody_up(start: Callable[..., Agent], folder: Path, shake: Callable[[Agent], int]) -> None:
+def test_programs_that_take_long_to_examine_hold_nobody_up(
+    start: Callable[..., Agent], folder: Path, shake: Callable[[Agent], int]
+) -> None:
     """500 empty segments and 120,000 function tables of Go: run by nobody, eight times."""
     data = note().ljust(64, b"\0") + magics(1)[0] * 120_000
     content = bytearray(elf(data + PAUSE, [(4096 * i, 0, 0) for i in range(500)]))
@@ -171,9 +175,15 @@ def test_programs_that_take_long_to_examine_hold_nobody_up(start: Callable[..., 
             path = folder / f"hostile{number}"
             path.write_bytes(bytes(content) + bytes([number]))
             path.chmod(0o755)
-            children.append(stack.enter_context(running(sys.executable, "-c", f"{NOBODY}os.execv(sys.argv[1], sys.argv[1:])", path)))
+            children.append(
+                stack.enter_context(running(sys.executable, "-c", f"{NOBODY}os.execv(sys.argv[1], sys.argv[1:])", path))
+            )
         assert shake(agent) == 3
-        until(lambda: {f"limiter:hostile{number}" for number in range(8)} <= {p["probe"] for p in agent.status()["programs"]})
+        until(
+            lambda: (
+                {f"limiter:hostile{number}" for number in range(8)} <= {p["probe"] for p in agent.status()["programs"]}
+            )
+        )
         assert [child.poll() for child in children] == [None] * len(children)
     assert max(took) < 5 * PATIENCE  # it was 46 s a file: this is no measure of speed
     whole(agent)

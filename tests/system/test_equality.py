@@ -77,7 +77,10 @@ def test_connections_of_both_families(start: Callable[..., Agent]) -> None:
         }
         assert all(0 < r["duration_ns"] < took for r in rows)
         closes = agent.rows("tcp_close", f"pid = {pid} and (sport = {port} or dport = {port})", 202)
-        assert Counter((r["role"], r["bytes_in"], r["bytes_out"]) for r in closes) == {("client", 0, 1000): 101, ("server", 1000, 0): 101}
+        assert Counter((r["role"], r["bytes_in"], r["bytes_out"]) for r in closes) == {
+            ("client", 0, 1000): 101,
+            ("server", 1000, 0): 101,
+        }
     no_loss(agent)
 
 
@@ -85,7 +88,10 @@ def test_datagrams_of_a_program(start: Callable[..., Agent]) -> None:
     agent = start().ready()
     pid, _ = run(DATAGRAMS, str(agent.run_dir / "intake.sock"))
     rows = agent.rows("limiter_decision", f"pid = {pid}", 1009)
-    assert Counter((r["limiter_id"], r["result"]) for r in rows) == {("orders", "refused"): 145, ("orders", "allowed"): 864}
+    assert Counter((r["limiter_id"], r["result"]) for r in rows) == {
+        ("orders", "refused"): 145,
+        ("orders", "allowed"): 864,
+    }
     assert sorted(r["duration_ns"] for r in rows) == list(range(1000, 2009))
     assert sum(r["count"] for r in agent.json("query", "loss", "--where", "stage = 'intake'")["rows"]) == 101
     no_loss(agent)
@@ -105,7 +111,10 @@ def test_clock_steps_name_their_actor(start: Callable[..., Agent]) -> None:
     assert {(r["kind"], r["via"]) for r in rows} == {("step", "clock_adjtime")}
     ordered = [r["size_ns"] for r in sorted(rows, key=lambda r: r["t_ns"])]
     wanted = [50_000, -50_000] * 11 + [30_000]
-    assert all(abs(size - asked) <= r["err_ns"] + 1 for size, asked, r in zip(ordered, wanted, sorted(rows, key=lambda r: r["t_ns"]), strict=True))
+    assert all(
+        abs(size - asked) <= r["err_ns"] + 1
+        for size, asked, r in zip(ordered, wanted, sorted(rows, key=lambda r: r["t_ns"]), strict=True)
+    )
     findings: list[dict[str, Any]] = agent.json("findings")["rows"]
     assert {f["cause"] for f in findings} == {"clock_step"}
     (burst,) = [f for f in findings if f"pid {pid}" in f["sentence"]]
@@ -138,9 +147,13 @@ def decide(wait):
 decide(False); sys.stdin.readline()
 for i in range(13): decide(True); time.sleep(0.05)
 """
-        child = subprocess.Popen([sys.executable, "-c", code, str(agent.run_dir / "intake.sock"), str(port)], stdin=subprocess.PIPE)
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, str(agent.run_dir / "intake.sock"), str(port)], stdin=subprocess.PIPE
+        )
         connection, _ = server.accept()
-        assert len(agent.rows("limiter_decision", f"pid = {child.pid}", 1)) == 1  # from here on the process is known as a limiter
+        assert (
+            len(agent.rows("limiter_decision", f"pid = {child.pid}", 1)) == 1
+        )  # from here on the process is known as a limiter
         assert child.stdin is not None
         child.stdin.close()
         for _ in range(13):

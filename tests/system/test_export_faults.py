@@ -35,7 +35,9 @@ def refuse(client: socket.socket, over: threading.Event) -> None:
     head = b""
     while b"\r\n\r\n" not in head:
         head += client.recv(1 << 16)
-    length = next(int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length"))
+    length = next(
+        int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")
+    )
     body = len(head.partition(b"\r\n\r\n")[2])
     while body < length:
         body += len(client.recv(1 << 16))
@@ -90,12 +92,16 @@ def collector() -> Iterator[Callable[[Fault], str]]:
 
 
 @pytest.mark.parametrize("fault", [hang, drip, refuse, reset])
-def test_a_collector_that_fails_holds_nothing_up(start: Callable[..., Agent], collector: Callable[[Fault], str], fault: Fault) -> None:
+def test_a_collector_that_fails_holds_nothing_up(
+    start: Callable[..., Agent], collector: Callable[[Fault], str], fault: Fault
+) -> None:
     config = "prometheus: ''\notlp: {interval_s: 1, timeout_s: 1, max_queue_bytes: 65536}\n"
     agent = start(config=config, env={"OTEL_EXPORTER_OTLP_ENDPOINT": collector(fault)}).ready()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         for _ in range(DECISIONS):
-            sender.sendto(json.dumps({"limiter": "shop", "result": "refused"}).encode(), str(agent.run_dir / "intake.sock"))
+            sender.sendto(
+                json.dumps({"limiter": "shop", "result": "refused"}).encode(), str(agent.run_dir / "intake.sock")
+            )
     assert len(agent.rows("limiter_decision", "limiter_id = 'shop'", DECISIONS)) == DECISIONS
     end = time.monotonic() + 30 * PATIENCE
     while (export := agent.status()["export"]["otlp"])["state"] == "ok":
@@ -104,7 +110,9 @@ def test_a_collector_that_fails_holds_nothing_up(start: Callable[..., Agent], co
     assert export["last_error"]
     assert export["remedy"]
     assert export["sent_spans"] == 0
-    assert [x["stage"] for x in agent.status()["loss"] if x["source"] not in ("clock_events", "clock_refused")] == ["export"]  # other tests flood the host with steps
+    assert [x["stage"] for x in agent.status()["loss"] if x["source"] not in ("clock_events", "clock_refused")] == [
+        "export"
+    ]  # other tests flood the host with steps
     assert agent.stop() == 130
     lost = [r["count"] for r in agent.json("query", "loss", "--where", "stage = 'export'")["rows"]]
     assert sum(lost) >= DECISIONS  # all of them, those too that still waited at the end

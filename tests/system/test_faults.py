@@ -21,7 +21,9 @@ from tests.system.agent import TICKSCOPE, Agent
 
 def loaders(agent: Agent) -> list[int]:
     """Loader processes of this agent."""
-    out = subprocess.run(["pgrep", "-f", "-P", str(agent.process.pid), "loader.py"], capture_output=True, text=True).stdout
+    out = subprocess.run(
+        ["pgrep", "-f", "-P", str(agent.process.pid), "loader.py"], capture_output=True, text=True
+    ).stdout
     return [int(pid) for pid in out.split()]
 
 
@@ -182,7 +184,9 @@ def decision(limiter: str) -> bytes:
     return json.dumps({"limiter": limiter, "result": "allowed"}).encode()
 
 
-def test_decisions_that_wait_when_the_agent_is_told_to_stop_are_stored_and_malformed_ones_counted(start: Callable[..., Agent]) -> None:
+def test_decisions_that_wait_when_the_agent_is_told_to_stop_are_stored_and_malformed_ones_counted(
+    start: Callable[..., Agent],
+) -> None:
     agent = start().ready()
     os.kill(agent.process.pid, signal.SIGSTOP)
     report(agent, *[decision("last")] * 4001, *[b"{"] * 7)
@@ -228,20 +232,23 @@ def test_reporters_that_have_ended_and_many_at_once_do_not_end_the_agent(start: 
     report(agent, decision("after"))
     assert agent.rows("limiter_decision", "limiter_id = 'after'", 1)
     assert agent.status()["sources"] == []
-    assert len(agent.json("query", "limiter_decision", "--where", "limiter_id = 'brief'", "--limit", "5000")["rows"]) == 1061
+    assert (
+        len(agent.json("query", "limiter_decision", "--where", "limiter_id = 'brief'", "--limit", "5000")["rows"])
+        == 1061
+    )
     assert agent.stop() == 130
 
 
 def test_an_agent_whose_loop_fails_ends_with_its_store_closed(start: Callable[..., Agent], tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "import agent.loop\n"
-        "step = agent.loop.Loop.step\n"
+        "import agent.service.loop\n"
+        "step = agent.service.loop.Loop.step\n"
         "def failing(self, now_ns):\n"
         "    self.turns = getattr(self, 'turns', 0) + 1\n"
         "    if self.turns == 100:\n"
         "        raise RuntimeError('the loop itself')\n"
         "    return step(self, now_ns)\n"
-        "agent.loop.Loop.step = failing\n"
+        "agent.service.loop.Loop.step = failing\n"
     )
     agent = start(env={"PYTHONPATH": str(tmp_path)})
     assert agent.process.wait(60) == 1

@@ -56,7 +56,10 @@ def intact(agent: Agent) -> None:
 
 def test_io_uring(start: Callable[..., Agent], tmp_path: Path) -> None:
     """Its calls are counted; what the ring does meanwhile is a wait of theirs, never a slow read, write or fsync of the program's."""
-    if Path("/proc/sys/kernel/io_uring_disabled").exists() and Path("/proc/sys/kernel/io_uring_disabled").read_text().strip() == "2":
+    if (
+        Path("/proc/sys/kernel/io_uring_disabled").exists()
+        and Path("/proc/sys/kernel/io_uring_disabled").read_text().strip() == "2"
+    ):
         pytest.skip("io_uring is turned off on this host (kernel.io_uring_disabled = 2)")
     binary = tmp_path / "uring"
     subprocess.run(["gcc", "-O1", "-o", binary, PROGRAMS / "uring.c"], check=True)
@@ -71,17 +74,34 @@ def test_io_uring(start: Callable[..., Agent], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("program", "handshakes"), [("node", HANDSHAKES), ("java", 0)])
-def test_runtimes_with_a_tls_of_their_own(start: Callable[..., Agent], tmp_path: Path, program: str, handshakes: int) -> None:
+def test_runtimes_with_a_tls_of_their_own(
+    start: Callable[..., Agent], tmp_path: Path, program: str, handshakes: int
+) -> None:
     """Node's is OpenSSL and is seen, Java's is its own and is not (docs/kernels.md); connections and calls of both are."""
     if not shutil.which(program):
         pytest.skip(f"there is no {program} on this host")
     agent = start("--syscalls", "full").ready()
     source = PROGRAMS / {"node": "shake.js", "java": "Shake.java"}[program]
-    with server(tmp_path) as port, finished(program, os.fspath(source), str(port), str(HANDSHAKES), str(tmp_path / "file")) as (pid, said):
+    with (
+        server(tmp_path) as port,
+        finished(program, os.fspath(source), str(port), str(HANDSHAKES), str(tmp_path / "file")) as (pid, said),
+    ):
         assert said == "done"
-        assert len(agent.rows("tcp_connect", f"pid = {pid} AND dport = {port} AND result = 'ok'", HANDSHAKES)) == HANDSHAKES
-        assert sum(r["count"] for r in agent.rows("syscall_latency", f"pid = {pid} AND syscall = 'fsync' AND basis = 'all'", 1)) == HANDSHAKES
+        assert (
+            len(agent.rows("tcp_connect", f"pid = {pid} AND dport = {port} AND result = 'ok'", HANDSHAKES))
+            == HANDSHAKES
+        )
+        assert (
+            sum(
+                r["count"]
+                for r in agent.rows("syscall_latency", f"pid = {pid} AND syscall = 'fsync' AND basis = 'all'", 1)
+            )
+            == HANDSHAKES
+        )
         rows = agent.rows("tls_handshake", f"pid = {pid}", handshakes)
         assert [(r["role"], r["result"], r["library"]) for r in rows] == [("client", "ok", "openssl")] * handshakes
-        assert len(agent.rows("tls_handshake", f"role = 'server' AND sport = {port} AND result = 'ok'", HANDSHAKES)) == HANDSHAKES
+        assert (
+            len(agent.rows("tls_handshake", f"role = 'server' AND sport = {port} AND result = 'ok'", HANDSHAKES))
+            == HANDSHAKES
+        )
     intact(agent)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.control import ask
+from agent.service.control import ask
 from tests.patience import PATIENCE
 from tests.system.agent import Agent
 from tests.system.frozen import FrozenDisk
@@ -70,7 +70,9 @@ def test_a_frozen_file_system_holds_up_the_store_only(start: Callable[..., Agent
     assert agent.stop() == 130
 
 
-def test_an_agent_that_ends_or_starts_meanwhile_says_what_it_waits_for(start: Callable[..., Agent], disk: FrozenDisk) -> None:
+def test_an_agent_that_ends_or_starts_meanwhile_says_what_it_waits_for(
+    start: Callable[..., Agent], disk: FrozenDisk
+) -> None:
     agent = start(env={"TICKSCOPE_STORE": str(disk.path / "store")}).ready()
     disk.freeze()
     os.kill(agent.process.pid, 2)

@@ -70,7 +70,11 @@ class Flood:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
             sock.connect(self._path)
             while not self._stop.is_set():
-                sock.send(json.dumps({"limiter": f"flood{self.sent % 7}", "result": "allowed", "key": str(self.sent % 1009)}).encode())
+                sock.send(
+                    json.dumps(
+                        {"limiter": f"flood{self.sent % 7}", "result": "allowed", "key": str(self.sent % 1009)}
+                    ).encode()
+                )
                 self.sent += 1
                 if not self.sent % 50:
                     time.sleep(0.005)
@@ -101,11 +105,18 @@ def lost(agent: Agent, source: str) -> int:
     return sum(int(row["count"]) for row in rows)
 
 
-def test_what_a_full_disk_costs_is_told_while_it_is_full_and_adds_up_after(start: Callable[..., Agent], small: Path) -> None:
+def test_what_a_full_disk_costs_is_told_while_it_is_full_and_adds_up_after(
+    start: Callable[..., Agent], small: Path
+) -> None:
     agent = start(env={"TICKSCOPE_STORE": str(small / "store")}).ready()
     before = memory(agent)
     with Flood(agent) as flood:
-        until(lambda: {"limiter_decision", "tcp_close"} <= {loss["source"] for loss in agent.status()["loss"] if loss["stage"] == "store"})
+        until(
+            lambda: (
+                {"limiter_decision", "tcp_close"}
+                <= {loss["source"] for loss in agent.status()["loss"] if loss["stage"] == "store"}
+            )
+        )
         assert "No space left" in agent.status()["store"]["reason"]
         first = until(lambda: lost(agent, "limiter_decision"))
         until(lambda: lost(agent, "limiter_decision") > first)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.kernel.gobuild import INLINE, MAGIC
+from agent.binaries.gobuild import INLINE, MAGIC
 from tests.system.agent import Agent
 
 SLEEP = Path("/bin/sleep").read_bytes()
@@ -66,7 +66,9 @@ def go_that_lies(folder: Path) -> bytes:
     """A program that says it was built by Go, with a text of no end; its data is found by its segment, without section headers."""
     note = (MAGIC + bytes((8, INLINE))).ljust(32, b"\0") + b"\xff" * 64
     source = f"#include <unistd.h>\nchar note[] __attribute__((aligned(16))) = {{{', '.join(map(str, note))}}};\nint main(void) {{ return sleep(600) + note[0]; }}"
-    subprocess.run(["gcc", "-x", "c", "-Wno-overflow", "-o", folder / "lying", "-"], input=source, text=True, check=True)
+    subprocess.run(
+        ["gcc", "-x", "c", "-Wno-overflow", "-o", folder / "lying", "-"], input=source, text=True, check=True
+    )
     return field(field((folder / "lying").read_bytes(), 60, "<H", 0), 40, "<Q", 0)
 
 

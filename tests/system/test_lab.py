@@ -31,7 +31,9 @@ TICKSCOPE = Path(sys.executable).with_name("tickscope")
 
 def left_behind() -> dict[str, list[str]]:
     """What runs of the laboratory that have ended may have left on this host, and nobody else has."""
-    loops = subprocess.run(["losetup", "--noheadings", "--output", "NAME,BACK-FILE"], capture_output=True, text=True, check=True).stdout.splitlines()
+    loops = subprocess.run(
+        ["losetup", "--noheadings", "--output", "NAME,BACK-FILE"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     names = dict[str, str]()
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended
@@ -63,14 +65,35 @@ def test_faults_are_felt_written_down_and_replayed_and_nothing_stays(tmp_path: P
     assert all(1.4e9 < fault.end_ns - fault.start_ns < 4e9 * PATIENCE for fault in truth.faults)
     rows = [row for row in json.loads(done.stdout)["rows"] if row["id"]]
     assert [row["kind"] for row in rows] == ["flock_held", "disk_frozen"]
-    assert [row["found"] for row in injected(truth, told(out / RECORDING)) if row["id"]] == [row["found"] for row in rows]
+    assert [row["found"] for row in injected(truth, told(out / RECORDING)) if row["id"]] == [
+        row["found"] for row in rows
+    ]
     assert all(row["found"] for row in rows), "a second and a half without a decision is found"
 
 
 def test_faults_are_felt_from_the_mild_end_on(tmp_path: Path) -> None:
     """Without an agent: the workload's own log says so. Not cpu_hog: its mild end depends on what else the processors do."""
-    names = ("flock_held", "posix_lock_held", "tls_clients_slow", "disk_slow_reads", "broker_refusing", "broker_full_clients", "overload")
-    some = ("api-flock", "hold-flock", "api-posix", "hold-posix", "api-lookup", "redis", "api-redis", "tls-server", "api-tls12", "link")
+    names = (
+        "flock_held",
+        "posix_lock_held",
+        "tls_clients_slow",
+        "disk_slow_reads",
+        "broker_refusing",
+        "broker_full_clients",
+        "overload",
+    )
+    some = (
+        "api-flock",
+        "hold-flock",
+        "api-posix",
+        "hold-posix",
+        "api-lookup",
+        "redis",
+        "api-redis",
+        "tls-server",
+        "api-tls12",
+        "link",
+    )
     there, plan = {name: programs()[name] for name in some}, []
     for name in names:
         kind = kinds()[name]
@@ -133,7 +156,9 @@ def _children() -> set[int]:
 
 
 def _janitor(parent: int) -> int:
-    found = subprocess.run(["pgrep", "-P", str(parent), "-f", "agent.lab.stage.janitor"], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        ["pgrep", "-P", str(parent), "-f", "agent.lab.stage.janitor"], capture_output=True, text=True, check=True
+    )
     return int(found.stdout)
 
 

@@ -59,11 +59,16 @@ def test_many_programs_leave_nothing_behind(start: Callable[..., Agent], tmp_pat
         copy.unlink()
     grown = descriptors(agent)
     assert grown["agent"] > before["agent"], "the copies of the limiter were never attached to"
-    assert {role: grown[role] for role in ("helper", "clock watch")} == {role: before[role] for role in ("helper", "clock watch")}
+    assert {role: grown[role] for role in ("helper", "clock watch")} == {
+        role: before[role] for role in ("helper", "clock watch")
+    }
     end = time.monotonic() + 90 * PATIENCE
     while descriptors(agent)["agent"] > before["agent"]:
         assert time.monotonic() < end, (before, descriptors(agent))
         time.sleep(1)
     assert memory(agent) < held + (8 << 20)
-    assert len(agent.rows("tls_handshake", f"role = 'client' AND dport = {port} AND result = 'ok'", CONNECTIONS)) == CONNECTIONS
+    assert (
+        len(agent.rows("tls_handshake", f"role = 'client' AND dport = {port} AND result = 'ok'", CONNECTIONS))
+        == CONNECTIONS
+    )
     assert not agent.status()["loss"]

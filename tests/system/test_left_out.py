@@ -24,6 +24,8 @@ def test_limiters_beyond_those_that_are_watched(start: Callable[..., Agent]) -> 
     assert len(agent.rows("limiter_decision", "true", LIMITERS)) == LIMITERS
     (row, *_) = agent.rows("probe_status", "probe = 'correlator'", 1)
     assert row["state"] == "degraded" and "seconds of limiters" in row["reason"]
-    assert any(agent.status()["correlator_dropped"]["subjects"] >= LIMITERS - WATCHED or time.sleep(0.1) for _ in range(300))
+    assert any(
+        agent.status()["correlator_dropped"]["subjects"] >= LIMITERS - WATCHED or time.sleep(0.1) for _ in range(300)
+    )
     assert agent.status()["loss"] == []
     assert "not looked at for findings" in agent.cli("findings", check=False).stderr

@@ -27,7 +27,10 @@ def free_port() -> int:
 
 def step() -> None:
     """Two jumps of the wall clock, 1 us forward and back."""
-    script = PROLOGUE + "assert step('raw_clock_adjtime', 1000) >= 0; time.sleep(0.05); assert step('raw_clock_adjtime', -1000) >= 0"
+    script = (
+        PROLOGUE
+        + "assert step('raw_clock_adjtime', 1000) >= 0; time.sleep(0.05); assert step('raw_clock_adjtime', -1000) >= 0"
+    )
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
@@ -42,7 +45,9 @@ def wait(what: Callable[[], Any]) -> Any:
 @pytest.mark.usefixtures("own_clock")
 def test_notices_hooks_acknowledgements_status_and_metrics(start: Callable[..., Agent], tmp_path: Path) -> None:
     port = free_port()
-    agent = start(config=f"prometheus: 127.0.0.1:{port}\nnotices: {{exec: /bin/cat, redis: 'redis://127.0.0.1:1'}}\njump_threshold: 10ms\n").ready()
+    agent = start(
+        config=f"prometheus: 127.0.0.1:{port}\nnotices: {{exec: /bin/cat, redis: 'redis://127.0.0.1:1'}}\njump_threshold: 10ms\n"
+    ).ready()
     agent.root.chmod(0o755)
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     client.connect(str(agent.run_dir / "notices.sock"))
@@ -55,7 +60,14 @@ def test_notices_hooks_acknowledgements_status_and_metrics(start: Callable[..., 
     assert pending["waiting"][0]["pid"] == os.getpid()
     assert f"not re-anchored: {pending['waiting'][0]['comm']} pid {os.getpid()}, 2 pending" in agent.cli("clock").stdout
     client.sendall(json.dumps({"ack": told[0]["t_ns"], "limiter": "checkout"}).encode() + b"\n")
-    state = wait(lambda: (n := agent.status()["notices"])["acknowledged"] == 1 and n["hooks"]["exec"]["delivered"] == 2 and n["hooks"]["redis"]["failed"] == 2 and n)
+    state = wait(
+        lambda: (
+            (n := agent.status()["notices"])["acknowledged"] == 1
+            and n["hooks"]["exec"]["delivered"] == 2
+            and n["hooks"]["redis"]["failed"] == 2
+            and n
+        )
+    )
     assert state["last_ack"]["limiter"] == "checkout"
     assert state["hooks"]["exec"]["state"] == "running"
     assert "127.0.0.1:1" in state["hooks"]["redis"]["error"]
@@ -97,7 +109,11 @@ def test_by_default_small_steps_are_findings_too_but_no_alarms(start: Callable[.
     step()
     time.sleep(1.5)
     step()
-    rows = wait(lambda: (r := agent.json("findings")["rows"]) and len(r) == 2 and all("2 times" in f["sentence"] for f in r) and r)
+    rows = wait(
+        lambda: (
+            (r := agent.json("findings")["rows"]) and len(r) == 2 and all("2 times" in f["sentence"] for f in r) and r
+        )
+    )
     assert [(r["cause"], r["severity"]) for r in rows] == [("clock_step", "notice")] * 2
 
 
@@ -107,6 +123,11 @@ def test_a_wrong_setting_names_its_line(tmp_path: Path) -> None:
     done = subprocess.run([TICKSCOPE, "run", "--config", str(file)], capture_output=True, text=True)
     assert done.returncode == 2
     assert f"{file}:2: notices.exec cannot be 'true-hook'" in done.stderr
-    done = subprocess.run([TICKSCOPE, "run", "--jump-threshold", "128"], capture_output=True, text=True, env={**os.environ, "TICKSCOPE_CONFIG": "/dev/null"})
+    done = subprocess.run(
+        [TICKSCOPE, "run", "--jump-threshold", "128"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TICKSCOPE_CONFIG": "/dev/null"},
+    )
     assert done.returncode == 2
     assert "128ms" in done.stderr

@@ -25,10 +25,10 @@ def facts(pid: int) -> dict[str, str]:
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
-def held(agent: Agent) -> None:
-    """Each process holds only what is promised."""
+def held(agent: Agent, **more: int) -> None:
+    """Each process holds only what is promised. more: capabilities by role, beside those that are always there."""
     uid = str(pwd.getpwnam("tickscope").pw_uid)
-    promised = {"agent": AGENT, "clock watch": 0, "helper": HELPER, "keeper": KEEPER}
+    promised = {"agent": AGENT, "clock watch": 0, "helper": HELPER, "keeper": KEEPER, **more}
     processes = agent.status()["processes"]
     assert {p["role"] for p in processes} == set(promised)
     for process in processes:
@@ -46,11 +46,19 @@ def held(agent: Agent) -> None:
         assert process["pss_bytes"] > 0
     for role in ("helper", "keeper"):
         assert facts(next(p["pid"] for p in processes if p["role"] == role))["Seccomp"] == "2"
-    assert os.sched_getscheduler(agent.pid()) == os.SCHED_BATCH  # see agent/background.py
+    assert os.sched_getscheduler(agent.pid()) == os.SCHED_BATCH  # see agent/posix/background.py
 
 
 def test_each_process_holds_only_what_is_promised(start: Callable[..., Agent]) -> None:
     held(start().ready())
+
+
+def test_who_asks_brokers_holds_nothing(start: Callable[..., Agent]) -> None:
+    agent = start(config="prometheus: ''\nredis: ['redis://127.0.0.1:1']\n").ready()
+    assert agent.rows("queue_lag", "status = 'down'", 1)
+    held(agent, brokers=0)
+    links = [os.readlink(f.path) for f in os.scandir(f"/proc/{agent.pid('brokers')}/fd") if int(f.name) > 2]
+    assert all(link.startswith("socket:") for link in links), links
 
 
 def test_helper_and_watch_hold_few_descriptors(start: Callable[..., Agent]) -> None:
@@ -68,7 +76,11 @@ def test_no_file_of_the_store_belongs_to_root(start: Callable[..., Agent]) -> No
 
 
 def test_not_root_is_told_so() -> None:
-    done = subprocess.run(["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", str(TICKSCOPE), "run"], capture_output=True, text=True)
+    done = subprocess.run(
+        ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", str(TICKSCOPE), "run"],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 5
     assert "root" in done.stderr
     assert "sudo tickscope run" in done.stderr

@@ -25,12 +25,24 @@ class Server:
 
     def __init__(self, folder: Path, target: int) -> None:
         self.port = free_port()
-        config = {"global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"}, "rule_files": [str(_RULES)],
-                  "scrape_configs": [{"job_name": "tickscope", "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]}]}
+        config = {
+            "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
+            "rule_files": [str(_RULES)],
+            "scrape_configs": [{"job_name": "tickscope", "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]}],
+        }
         (folder / "prometheus.yml").write_text(json.dumps(config))
         with (folder / "log").open("wb") as log:
-            self.process = subprocess.Popen(["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
-                                             f"--web.listen-address=127.0.0.1:{self.port}", "--log.level=warn"], stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                [
+                    "prometheus",
+                    f"--config.file={folder}/prometheus.yml",
+                    f"--storage.tsdb.path={folder}/data",
+                    f"--web.listen-address=127.0.0.1:{self.port}",
+                    "--log.level=warn",
+                ],
+                stdout=log,
+                stderr=log,
+            )
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         url = f"http://127.0.0.1:{self.port}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
@@ -58,8 +70,15 @@ def scraped(start: Callable[..., Agent], tmp_path: Path) -> Iterator[tuple[Agent
 def test_rules_fire_at_the_first_event(scraped: tuple[Agent, Server, int]) -> None:
     _, server, page = scraped
     wait(lambda: server.value("sum_over_time(up[1h])") >= 3)
-    for name in ("ntp_jump_count_total", "tickscope_clock_changes_total", "tickscope_findings_total", "tickscope_findings_by_cause_total",
-                 "tickscope_losses_total", "tickscope_losses_reports_total", "tickscope_socket_accept_overflows_total"):
+    for name in (
+        "ntp_jump_count_total",
+        "tickscope_clock_changes_total",
+        "tickscope_findings_total",
+        "tickscope_findings_by_cause_total",
+        "tickscope_losses_total",
+        "tickscope_losses_reports_total",
+        "tickscope_socket_accept_overflows_total",
+    ):
         assert {float(s["value"][1]) for s in server.query(name)} == {0.0}, name
     assert server.query('ALERTS{alertname=~"TickscopeClockJump|TickscopeAcceptOverflow"}') == []
     step()
@@ -78,6 +97,10 @@ def test_rules_fire_at_the_first_event(scraped: tuple[Agent, Server, int]) -> No
     wait(lambda: server.value('increase(tickscope_findings_by_cause_total{tickscope_cause="clock_step"}[1m])') > 0)
     # What Prometheus asks for is OpenMetrics, compressed, and it takes all of it.
     assert server.value("scrape_samples_scraped") < 5000
-    done = subprocess.run(["promtool", "check", "metrics"], capture_output=True, text=True,
-                          input=urllib.request.urlopen(f"http://127.0.0.1:{page}/metrics", timeout=20).read().decode())
+    done = subprocess.run(
+        ["promtool", "check", "metrics"],
+        capture_output=True,
+        text=True,
+        input=urllib.request.urlopen(f"http://127.0.0.1:{page}/metrics", timeout=20).read().decode(),
+    )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")

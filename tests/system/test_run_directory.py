@@ -59,7 +59,9 @@ def loader_of(agent: Agent) -> int:
     return 0
 
 
-def test_a_name_swapped_while_the_programs_load_gives_nobody_a_file_of_root_s(start: Callable[..., Agent], secret: Path) -> None:
+def test_a_name_swapped_while_the_programs_load_gives_nobody_a_file_of_root_s(
+    start: Callable[..., Agent], secret: Path
+) -> None:
     agent = start()
     agent.root.chmod(0o755)
     loader = wait(lambda: loader_of(agent))

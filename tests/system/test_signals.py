@@ -23,7 +23,9 @@ def _gone(group: int) -> bool:
     return subprocess.run(["pgrep", "-g", str(group)], stdout=subprocess.DEVNULL).returncode == 1
 
 
-def test_ctrl_c_before_it_is_ready_leaves_no_traceback_and_no_process(start: Callable[..., Agent], tmp_path: Path) -> None:
+def test_ctrl_c_before_it_is_ready_leaves_no_traceback_and_no_process(
+    start: Callable[..., Agent], tmp_path: Path
+) -> None:
     took = time.monotonic()
     agent = start().ready()
     took = time.monotonic() - took
@@ -31,7 +33,9 @@ def test_ctrl_c_before_it_is_ready_leaves_no_traceback_and_no_process(start: Cal
     for n in range(8):
         log = tmp_path / f"stderr-{n}"
         with log.open("wb") as out:
-            early = subprocess.Popen([TICKSCOPE, "run"], env=agent.env, stdout=subprocess.DEVNULL, stderr=out, start_new_session=True)
+            early = subprocess.Popen(
+                [TICKSCOPE, "run"], env=agent.env, stdout=subprocess.DEVNULL, stderr=out, start_new_session=True
+            )
         time.sleep(0.1 + n * took / 8)
         os.killpg(early.pid, signal.SIGINT)  # as the terminal does it: to all its processes
         assert early.wait(20 * PATIENCE) == 130, log.read_text()
@@ -47,7 +51,9 @@ def test_a_hang_up_has_the_settings_read_again_and_never_ends_the_agent(start: C
             os.kill(agent.process.pid, signal.SIGHUP)
     agent.ready()
     agent.root.chmod(0o711)
-    agent.config.write_text("prometheus: '127.0.0.1:1'\njump_threshold: 128ms\nmax_bytes: 1048576\npoll_s: 3600\nintake_keys: clear\nlog_format: json\n")
+    agent.config.write_text(
+        "prometheus: '127.0.0.1:1'\njump_threshold: 128ms\nmax_bytes: 1048576\npoll_s: 3600\nintake_keys: clear\nlog_format: json\n"
+    )
 
     def said(words: str) -> str:
         os.kill(agent.process.pid, signal.SIGHUP)
@@ -70,17 +76,24 @@ def test_a_hang_up_has_the_settings_read_again_and_never_ends_the_agent(start: C
     os.unlink(agent.config)
     assert "there is no configuration file" in said("no configuration file")
     assert agent.stop() == 130
-    assert not subprocess.run(["pgrep", "-f", "agent.reload"], stdout=subprocess.PIPE).stdout
+    assert not subprocess.run(["pgrep", "-f", "agent.service.reload"], stdout=subprocess.PIPE).stdout
 
 
 @pytest.mark.usefixtures("own_clock")
-def test_findings_are_told_when_opened_and_when_closed_with_priorities_for_the_journal(start: Callable[..., Agent], tmp_path: Path) -> None:
+def test_findings_are_told_when_opened_and_when_closed_with_priorities_for_the_journal(
+    start: Callable[..., Agent], tmp_path: Path
+) -> None:
     """As JSON to a file, and as text to what JOURNAL_STREAM names."""
     plain = start("--log-format", "json").ready()
     step()
     ours, theirs = socket.socketpair()
     where = os.fstat(theirs.fileno())
-    env = {**plain.env, "JOURNAL_STREAM": f"{where.st_dev}:{where.st_ino}", "TICKSCOPE_RUN_DIR": str(tmp_path / "run"), "TICKSCOPE_STORE": str(tmp_path / "store")}
+    env = {
+        **plain.env,
+        "JOURNAL_STREAM": f"{where.st_dev}:{where.st_ino}",
+        "TICKSCOPE_RUN_DIR": str(tmp_path / "run"),
+        "TICKSCOPE_STORE": str(tmp_path / "store"),
+    }
 
     def told() -> list[dict[str, object]]:
         lines = [json.loads(line) for line in plain.log().splitlines()]
@@ -96,7 +109,13 @@ def test_findings_are_told_when_opened_and_when_closed_with_priorities_for_the_j
         by_id.setdefault(line["finding_id"], []).append((line["event"], line["level"]))
     assert list(by_id.values()) == [[("finding_opened", "notice"), ("finding_closed", "info")]] * len(by_id)
 
-    with subprocess.Popen([TICKSCOPE, "run", "--duration", "15"], env=env, stdout=subprocess.DEVNULL, stderr=theirs, start_new_session=True) as service:
+    with subprocess.Popen(
+        [TICKSCOPE, "run", "--duration", "15"],
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=theirs,
+        start_new_session=True,
+    ) as service:
         theirs.close()
         text = b""
         while b"ready attached" not in text:
@@ -108,5 +127,7 @@ def test_findings_are_told_when_opened_and_when_closed_with_priorities_for_the_j
     lines = text.decode().splitlines()
     assert all(re.match(r"<[3-6]>", line) for line in lines)
     found = re.findall(r"<(\d)>tickscope: finding (\w+) (opened|closed)", text.decode())
-    assert found and sorted((p, e) for p, _, e in found) == sorted([("5", "opened"), ("6", "closed")] * (len(found) // 2))
+    assert found and sorted((p, e) for p, _, e in found) == sorted(
+        [("5", "opened"), ("6", "closed")] * (len(found) // 2)
+    )
     assert re.search(r"The wall clock jumped .* \d{4}-\d\d-\d\dT[\d:.]+(Z|[+-]\d\d:\d\d)", text.decode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,6 +30,12 @@ def test_a_step_while_no_agent_runs_is_found_by_the_next(start: Callable[..., Ag
         assert abs(row["size_ns"] - 5_000) <= row["err_ns"]
         (found,) = (f for f in second.json("findings")["rows"] if "while no agent was running" in f["sentence"])
         assert found["cause"] == "clock_step"
+        (stored,) = second.json("sql", f"select sentence from finding where finding_id = '{found['finding_id']}'")[
+            "rows"
+        ]
+        assert re.search(
+            r" s before 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z, while no agent was running", stored["sentence"]
+        )
         second.stop()
     finally:
         step(-5_000)

@@ -40,7 +40,10 @@ def agent(start: Callable[..., Agent]) -> Agent:
 def test_a_member_of_the_group_may_ask(agent: Agent) -> None:
     group = f"--groups={grp.getgrnam('tickscope').gr_gid}"
     answers = {argv: ask(agent, group, *argv, "-o", "json") for argv in VERBS}
-    assert {argv[0]: done.returncode for argv, done in answers.items() if done.returncode} in ({}, {"findings": 3})  # 0: something was wrong on this host
+    assert {argv[0]: done.returncode for argv, done in answers.items() if done.returncode} in (
+        {},
+        {"findings": 3},
+    )  # 0: something was wrong on this host
     assert len(json.loads(answers["query", "limiter_decision"].stdout)["rows"]) == DECISIONS
     assert json.loads(answers["limiters",].stdout)["rows"][0]["decisions"] == DECISIONS
     status = json.loads(answers["status",].stdout)
@@ -71,7 +74,9 @@ def test_others_are_told_which_group(agent: Agent) -> None:
 
 def test_waiting_for_an_agent_that_does_not_come(tmp_path: Path) -> None:
     env = {**os.environ, "TICKSCOPE_RUN_DIR": str(tmp_path)}
-    done = subprocess.run([str(TICKSCOPE), "status", "--wait", "0.3"], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [str(TICKSCOPE), "status", "--wait", "0.3"], env=env, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 4
     assert "no agent answers" in done.stderr
     assert "sudo tickscope run" in done.stderr
@@ -87,9 +92,15 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("variable", ["TICKSCOPE_STORE", "TICKSCOPE_RUN_DIR"])
-def test_places_that_cannot_be_used(start: Callable[..., Agent], read_only: Path, tmp_path: Path, variable: str) -> None:
+def test_places_that_cannot_be_used(
+    start: Callable[..., Agent], read_only: Path, tmp_path: Path, variable: str
+) -> None:
     (tmp_path / "file").touch()
-    for place, why in ((read_only, "Read-only"), (read_only / "below", "Read-only"), (tmp_path / "file" / "below", "Not a directory")):
+    for place, why in (
+        (read_only, "Read-only"),
+        (read_only / "below", "Read-only"),
+        (tmp_path / "file" / "below", "Not a directory"),
+    ):
         agent = start(env={variable: str(place)})
         assert agent.process.wait(60) == 4
         assert f"cannot use {place}" in agent.log()

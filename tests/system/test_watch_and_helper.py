@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agent.privilege import effective_capabilities
+from agent.posix.privilege import effective_capabilities
 from tests.patience import PATIENCE
 from tests.system.agent import Agent
 
@@ -33,7 +33,9 @@ def test_stopped_ones_are_told_and_are_back_when_they_go_on(start: Callable[...,
         os.kill(pid, signal.SIGSTOP)
     time.sleep(6)
     try:
-        status = until(agent, lambda s: "does not answer" in s["helper"] and s["clock"]["watch"].startswith("silent for "))
+        status = until(
+            agent, lambda s: "does not answer" in s["helper"] and s["clock"]["watch"].startswith("silent for ")
+        )
         assert "restart tickscope" in status["helper"]
         assert "notices socket" in [s["source"] for s in status["sources"]]
     finally:
@@ -53,18 +55,27 @@ def test_killed_ones_are_started_again_or_told_with_the_remedy(start: Callable[.
     helper, watch = agent.pid("helper"), agent.pid("clock watch")
     os.kill(helper, signal.SIGKILL)
     os.kill(watch, signal.SIGKILL)
-    status = until(agent, lambda s: "gone" in s["helper"] and s["clock"]["watch"].startswith("running") and s["clock"]["watch_restarts"] == 1)
+    status = until(
+        agent,
+        lambda s: (
+            "gone" in s["helper"] and s["clock"]["watch"].startswith("running") and s["clock"]["watch_restarts"] == 1
+        ),
+    )
     assert "restart tickscope" in status["helper"]
     again = {p["role"]: p for p in status["processes"]}["clock watch"]
     assert again["pid"] != watch
     assert int(again["cap_eff"], 16) == 0
     assert again["no_new_privs"] is True
     policies = [os.sched_getscheduler(int(tid)) for tid in os.listdir(f"/proc/{again['pid']}/task")]
-    may = effective_capabilities() >> CAP_SYS_RESOURCE & 1 or resource.getrlimit(resource.RLIMIT_RTPRIO)[1]  # as the agent, which is not root any more, might
+    may = (
+        effective_capabilities() >> CAP_SYS_RESOURCE & 1 or resource.getrlimit(resource.RLIMIT_RTPRIO)[1]
+    )  # as the agent, which is not root any more, might
     assert (os.SCHED_RR in policies) == bool(may)
     assert ("may not go first (RLIMIT_RTPRIO" in status["clock"]["watch"]) == (not may)
     held = [os.readlink(f.path) for f in os.scandir(f"/proc/{again['pid']}/fd") if int(f.name) > 2]
-    assert not [name for name in held if not name.startswith(("socket:", "anon_inode:", "/memfd:tickscope-pulse"))], held
+    assert not [name for name in held if not name.startswith(("socket:", "anon_inode:", "/memfd:tickscope-pulse"))], (
+        held
+    )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as subscriber:
         Path(agent.root).chmod(0o755)
         subscriber.connect(str(agent.run_dir / "notices.sock"))

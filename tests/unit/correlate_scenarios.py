@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection
 import numpy as np
 
 from agent.batch import Batch, make
-from agent.correlate.config import CorrelatorConfig
 from agent.correlate.correlator import Correlator
+from agent.correlate.thresholds import CorrelatorConfig
 from agent.tables import TABLES
 
 S, MS, US = 1_000_000_000, 1_000_000, 1_000
@@ -41,55 +41,171 @@ class Host:
     def add(self, table: str, n: int, **columns: object) -> None:
         self.made.append(make(table, n, **columns))
 
-    def decisions(self, a: float, b: float, rate: float = 50, limiter: bytes = b"api", pid: int = APP_PID, refused: float = 0.0,
-                  ms: float = 0.8, **more: object) -> None:
+    def decisions(
+        self,
+        a: float,
+        b: float,
+        rate: float = 50,
+        limiter: bytes = b"api",
+        pid: int = APP_PID,
+        refused: float = 0.0,
+        ms: float = 0.8,
+        **more: object,
+    ) -> None:
         """Poisson decisions with log-normal durations; ``refused`` is the share."""
         n = int(self.rng.poisson(rate * (b - a)))
         t = T0 + (np.sort(self.rng.uniform(a, b, n)) * S).astype(np.int64)
         no = self.rng.random(n) < refused
         columns: dict[str, object] = {
-            "t_ns": t, "pid": pid, "tid": pid, "proc_start_ns": START, "comm": b"python3", "limiter_id": limiter, "library": b"own", "cost": 1.0,
-            "result": np.where(no, code("limiter_decision", "result", "refused"), code("limiter_decision", "result", "allowed")),
+            "t_ns": t,
+            "pid": pid,
+            "tid": pid,
+            "proc_start_ns": START,
+            "comm": b"python3",
+            "limiter_id": limiter,
+            "library": b"own",
+            "cost": 1.0,
+            "result": np.where(
+                no, code("limiter_decision", "result", "refused"), code("limiter_decision", "result", "allowed")
+            ),
             "duration_ns": (self.rng.lognormal(np.log(ms * MS), 0.4, n)).astype(np.int64),
         }
         self.add("limiter_decision", n, **(columns | more))
 
-    def rtt(self, a: float, b: float, us: float = 45, to: bytes = REDIS, pid: int = APP_PID, every: float = 1.0) -> None:
+    def rtt(
+        self, a: float, b: float, us: float = 45, to: bytes = REDIS, pid: int = APP_PID, every: float = 1.0
+    ) -> None:
         t = T0 + (np.arange(a, b, every) * S).astype(np.int64)
         v = self.rng.normal(us, us / 10, len(t)).astype(np.int64)
-        self.add("tcp_rtt", len(t), t_ns=t, pid=pid, proc_start_ns=START, role=code("tcp_rtt", "role", "client"), peer=np.frombuffer(to, "V18"),
-                 samples=10, rtt_sum_us=v * 10, rtt_min_us=v, rtt_max_us=v + 5, srtt_us=v, sock_id=77, interval_ns=S)
+        self.add(
+            "tcp_rtt",
+            len(t),
+            t_ns=t,
+            pid=pid,
+            proc_start_ns=START,
+            role=code("tcp_rtt", "role", "client"),
+            peer=np.frombuffer(to, "V18"),
+            samples=10,
+            rtt_sum_us=v * 10,
+            rtt_min_us=v,
+            rtt_max_us=v + 5,
+            srtt_us=v,
+            sock_id=77,
+            interval_ns=S,
+        )
 
     def server(self, a: float, b: float) -> None:
         """The Redis process's own side of the connection."""
         t = T0 + (np.arange(a, b) * S).astype(np.int64)
-        self.add("tcp_rtt", len(t), t_ns=t, pid=REDIS_PID, proc_start_ns=START, comm=b"redis-server", role=code("tcp_rtt", "role", "server"), sport=6399,
-                 peer=np.frombuffer(peer("127.0.0.1", 40000), "V18"), samples=10, rtt_sum_us=450, rtt_max_us=50, rtt_min_us=40, srtt_us=45)
+        self.add(
+            "tcp_rtt",
+            len(t),
+            t_ns=t,
+            pid=REDIS_PID,
+            proc_start_ns=START,
+            comm=b"redis-server",
+            role=code("tcp_rtt", "role", "server"),
+            sport=6399,
+            peer=np.frombuffer(peer("127.0.0.1", 40000), "V18"),
+            samples=10,
+            rtt_sum_us=450,
+            rtt_max_us=50,
+            rtt_min_us=40,
+            srtt_us=45,
+        )
 
-    def queue(self, a: float, b: float, lag: object = None, age: object = None, incoming: float = 100, out: float | None = None, consumers: int = 2,
-              poll_ms: float = 0.7, destination: bytes = b"orders", **more: object) -> None:
+    def queue(
+        self,
+        a: float,
+        b: float,
+        lag: object = None,
+        age: object = None,
+        incoming: float = 100,
+        out: float | None = None,
+        consumers: int = 2,
+        poll_ms: float = 0.7,
+        destination: bytes = b"orders",
+        **more: object,
+    ) -> None:
         t = T0 + ((np.arange(a, b) + 0.37) * S).astype(np.int64)
         n = len(t)
         noise = self.rng.poisson(20, n)
-        self.add("queue_lag", n, **({
-            "t_ns": t, "system": b"redis", "peer": PEER, "destination": destination, "consumer_group": b"workers", "lag_messages": noise if lag is None else lag,
-            "oldest_undelivered_s": noise / max(incoming, 1) if age is None else age, "oldest_pending_s": 0.1, "pending": 3, "consumers": consumers,
-            "in_per_s": self.rng.normal(incoming, incoming / 20, n).clip(0), "out_per_s": self.rng.normal(incoming if out is None else out, incoming / 20, n).clip(0)
-            if out != 0 else 0.0, "status": b"ok", "poll_ns": (self.rng.lognormal(np.log(poll_ms * MS), 0.3, n)).astype(np.int64)} | more))
+        self.add(
+            "queue_lag",
+            n,
+            **(
+                {
+                    "t_ns": t,
+                    "system": b"redis",
+                    "peer": PEER,
+                    "destination": destination,
+                    "consumer_group": b"workers",
+                    "lag_messages": noise if lag is None else lag,
+                    "oldest_undelivered_s": noise / max(incoming, 1) if age is None else age,
+                    "oldest_pending_s": 0.1,
+                    "pending": 3,
+                    "consumers": consumers,
+                    "in_per_s": self.rng.normal(incoming, incoming / 20, n).clip(0),
+                    "out_per_s": self.rng.normal(incoming if out is None else out, incoming / 20, n).clip(0)
+                    if out != 0
+                    else 0.0,
+                    "status": b"ok",
+                    "poll_ns": (self.rng.lognormal(np.log(poll_ms * MS), 0.3, n)).astype(np.int64),
+                }
+                | more
+            ),
+        )
 
     def accept(self, a: float, b: float, queue: object = None, limit: int = 511, drops: object = 12) -> None:
         t = T0 + ((np.arange(a, b) + 0.2) * S).astype(np.int64)
-        self.add("socket_queue", len(t), t_ns=t, pid=WEB_PID, proc_start_ns=START, comm=b"nginx", kind=code("socket_queue", "kind", "accept"), sport=8080,
-                 queue=self.rng.poisson(2, len(t)) if queue is None else queue, limit=limit, drops=drops)
+        self.add(
+            "socket_queue",
+            len(t),
+            t_ns=t,
+            pid=WEB_PID,
+            proc_start_ns=START,
+            comm=b"nginx",
+            kind=code("socket_queue", "kind", "accept"),
+            sport=8080,
+            queue=self.rng.poisson(2, len(t)) if queue is None else queue,
+            limit=limit,
+            drops=drops,
+        )
 
     def web(self, a: float, b: float) -> None:
         """What a busy web server makes: handshakes, slow calls, resets, retransmits now and then."""
         n = int(20 * (b - a))
         t = T0 + (np.sort(self.rng.uniform(a, b, n)) * S).astype(np.int64)
-        self.add("tls_handshake", n, t_ns=t, pid=WEB_PID, tid=WEB_PID, proc_start_ns=START, duration_ns=self.rng.lognormal(np.log(8 * MS), 0.6, n).astype(np.int64))
-        self.add("slow_syscall", n, t_ns=t + 5, pid=WEB_PID, tid=WEB_PID, proc_start_ns=START, kind=0, syscall=b"fsync", fd_type=b"file",
-                 duration_ns=self.rng.lognormal(np.log(15 * MS), 0.5, n).astype(np.int64), run_queue_ns=1 * MS)
-        self.add("tcp_reset", n // 10, t_ns=t[: n // 10], pid=WEB_PID, proc_start_ns=START, peer=np.frombuffer(peer("10.0.0.9", 50000), "V18"))
+        self.add(
+            "tls_handshake",
+            n,
+            t_ns=t,
+            pid=WEB_PID,
+            tid=WEB_PID,
+            proc_start_ns=START,
+            duration_ns=self.rng.lognormal(np.log(8 * MS), 0.6, n).astype(np.int64),
+        )
+        self.add(
+            "slow_syscall",
+            n,
+            t_ns=t + 5,
+            pid=WEB_PID,
+            tid=WEB_PID,
+            proc_start_ns=START,
+            kind=0,
+            syscall=b"fsync",
+            fd_type=b"file",
+            duration_ns=self.rng.lognormal(np.log(15 * MS), 0.5, n).astype(np.int64),
+            run_queue_ns=1 * MS,
+        )
+        self.add(
+            "tcp_reset",
+            n // 10,
+            t_ns=t[: n // 10],
+            pid=WEB_PID,
+            proc_start_ns=START,
+            peer=np.frombuffer(peer("10.0.0.9", 50000), "V18"),
+        )
 
     def healthy(self, a: float, b: float) -> Host:
         self.decisions(a, b)
@@ -100,28 +216,75 @@ class Host:
         self.web(a, b)
         return self
 
-    def stalled_decision(self, at: float, seconds: float, children: bool = True, pid: int = APP_PID, rtt_us: float | None = 45) -> None:
+    def stalled_decision(
+        self, at: float, seconds: float, children: bool = True, pid: int = APP_PID, rtt_us: float | None = 45
+    ) -> None:
         """One decision that ended at ``at`` after waiting ``seconds`` for Redis."""
         end = T0 + int(at * S)
-        self.add("limiter_decision", 1, t_ns=end, pid=pid, tid=pid, proc_start_ns=START, comm=b"python3", limiter_id=b"api", library=b"own", cost=1.0,
-                 result=code("limiter_decision", "result", "allowed"), duration_ns=int(seconds * S))
+        self.add(
+            "limiter_decision",
+            1,
+            t_ns=end,
+            pid=pid,
+            tid=pid,
+            proc_start_ns=START,
+            comm=b"python3",
+            limiter_id=b"api",
+            library=b"own",
+            cost=1.0,
+            result=code("limiter_decision", "result", "allowed"),
+            duration_ns=int(seconds * S),
+        )
         if children:
-            self.add("slow_syscall", 1, t_ns=end - 20 * US, pid=pid, tid=pid, proc_start_ns=START, comm=b"python3", kind=code("slow_syscall", "kind", "waiting"),
-                     peer=np.frombuffer(REDIS, "V18"), syscall=b"recvfrom", fd_type=b"socket", duration_ns=int(seconds * S) - 50 * US,
-                     blocked_ns=int(seconds * S) - 60 * US, run_queue_ns=10 * US, sock_id=77)
+            self.add(
+                "slow_syscall",
+                1,
+                t_ns=end - 20 * US,
+                pid=pid,
+                tid=pid,
+                proc_start_ns=START,
+                comm=b"python3",
+                kind=code("slow_syscall", "kind", "waiting"),
+                peer=np.frombuffer(REDIS, "V18"),
+                syscall=b"recvfrom",
+                fd_type=b"socket",
+                duration_ns=int(seconds * S) - 50 * US,
+                blocked_ns=int(seconds * S) - 60 * US,
+                run_queue_ns=10 * US,
+                sock_id=77,
+            )
 
     def step(self, at: float, size_ns: int, pid: int = 812, kind: str = "step", comm: bytes = b"chronyd") -> None:
         before = 1_700_000_000 * S
-        self.add("clock_change", 1, t_ns=T0 + int(at * S), pid=pid, proc_start_ns=START, comm=comm, kind=code("clock_change", "kind", kind), via=b"clock_settime",
-                 size_ns=size_ns, err_ns=50, real_mono_before_ns=before, real_mono_after_ns=before + size_ns, ret=0)
+        self.add(
+            "clock_change",
+            1,
+            t_ns=T0 + int(at * S),
+            pid=pid,
+            proc_start_ns=START,
+            comm=comm,
+            kind=code("clock_change", "kind", kind),
+            via=b"clock_settime",
+            size_ns=size_ns,
+            err_ns=50,
+            real_mono_before_ns=before,
+            real_mono_after_ns=before + size_ns,
+            ret=0,
+        )
 
     def without(self, *tables: str) -> Host:
         self.made = [b for b in self.made if b.table not in tables]
         return self
 
 
-def run(host: Host, until: float, config: CorrelatorConfig | None = None, every_ms: int = 100, shuffle: int | None = None,
-        tables: Collection[str] = ("finding",)) -> list[Batch]:
+def run(
+    host: Host,
+    until: float,
+    config: CorrelatorConfig | None = None,
+    every_ms: int = 100,
+    shuffle: int | None = None,
+    tables: Collection[str] = ("finding",),
+) -> list[Batch]:
     """All findings (or what else the correlator makes) emitted while advancing to ``until`` seconds after T0; rows arrive before their watermark, in shuffled batches if asked."""
     correlator = Correlator(config or CorrelatorConfig())
     pieces: list[tuple[int, Batch]] = []
@@ -133,7 +296,9 @@ def run(host: Host, until: float, config: CorrelatorConfig | None = None, every_
     due: dict[int, list[Batch]] = {}
     for i in order:
         s, batch = pieces[i]
-        due.setdefault(s, []).append(Batch(batch.table, batch.rows[rng.permutation(len(batch.rows))]) if shuffle is not None else batch)
+        due.setdefault(s, []).append(
+            Batch(batch.table, batch.rows[rng.permutation(len(batch.rows))]) if shuffle is not None else batch
+        )
     out: list[Batch] = []
     for tick in range(T0 // (every_ms * MS), (T0 + int(until * S)) // (every_ms * MS) + 1):
         for batch in due.get(tick, []):
@@ -155,7 +320,13 @@ def read(row: np.void) -> dict[str, object]:
     out: dict[str, object] = {}
     for name in row.dtype.names or ():
         value = row[name]
-        out[name] = json.loads(value) if name in ("causes", "evidence", "ruled_out", "said") else value.decode() if isinstance(value, bytes) else value.item()
+        out[name] = (
+            json.loads(value)
+            if name in ("causes", "evidence", "ruled_out", "said")
+            else value.decode()
+            if isinstance(value, bytes)
+            else value.item()
+        )
     out["state"] = ("open", "closed")[int(row["state"])]
     return out
 
@@ -175,8 +346,23 @@ def around_stall(decision: Callable[[Host], None]) -> Host:
 
 
 def call(host: Host, **columns: object) -> None:
-    host.add("slow_syscall", 1, **({"t_ns": T0 + int(31.3 * S), "pid": APP_PID, "tid": APP_PID, "proc_start_ns": START, "comm": b"python3",
-                                    "kind": code("slow_syscall", "kind", "slow"), "duration_ns": int(1.25 * S), "run_queue_ns": 0} | columns))
+    host.add(
+        "slow_syscall",
+        1,
+        **(
+            {
+                "t_ns": T0 + int(31.3 * S),
+                "pid": APP_PID,
+                "tid": APP_PID,
+                "proc_start_ns": START,
+                "comm": b"python3",
+                "kind": code("slow_syscall", "kind", "slow"),
+                "duration_ns": int(1.25 * S),
+                "run_queue_ns": 0,
+            }
+            | columns
+        ),
+    )
 
 
 def broker_slow() -> Host:
@@ -187,28 +373,58 @@ def network_rtt() -> Host:
     def stall(host: Host) -> None:
         host.stalled_decision(31.4, 1.4)
         host.rtt(30, 31.4, us=1_300_000, every=0.5)
+
     return around_stall(stall)
 
 
 def network_loss() -> Host:
     def stall(host: Host) -> None:
         host.stalled_decision(31.4, 1.4)
-        host.add("tcp_retransmit", 3, t_ns=T0 + 30 * S + np.array([300, 600, 1200]) * MS, pid=APP_PID, proc_start_ns=START, peer=PEER, kind=0, count=1)
+        host.add(
+            "tcp_retransmit",
+            3,
+            t_ns=T0 + 30 * S + np.array([300, 600, 1200]) * MS,
+            pid=APP_PID,
+            proc_start_ns=START,
+            peer=PEER,
+            kind=0,
+            count=1,
+        )
+
     return around_stall(stall)
 
 
 def broker_down() -> Host:
     def stall(host: Host) -> None:
         host.stalled_decision(31.4, 1.4)
-        host.add("tcp_connect", 5, t_ns=T0 + 30 * S + np.arange(5) * 200 * MS, pid=APP_PID, proc_start_ns=START, peer=PEER,
-                 result=code("tcp_connect", "result", "failed"), errno=111)
+        host.add(
+            "tcp_connect",
+            5,
+            t_ns=T0 + 30 * S + np.arange(5) * 200 * MS,
+            pid=APP_PID,
+            proc_start_ns=START,
+            peer=PEER,
+            result=code("tcp_connect", "result", "failed"),
+            errno=111,
+        )
+
     return around_stall(stall)
 
 
 def tls() -> Host:
     def stall(host: Host) -> None:
         host.stalled_decision(31.4, 1.4, children=False)
-        host.add("tls_handshake", 1, t_ns=T0 + int(31.39 * S), pid=APP_PID, tid=APP_PID, proc_start_ns=START, peer=PEER, duration_ns=int(1.3 * S))
+        host.add(
+            "tls_handshake",
+            1,
+            t_ns=T0 + int(31.39 * S),
+            pid=APP_PID,
+            tid=APP_PID,
+            proc_start_ns=START,
+            peer=PEER,
+            duration_ns=int(1.3 * S),
+        )
+
     return around_stall(stall)
 
 
@@ -216,6 +432,7 @@ def syscall() -> Host:
     def stall(host: Host) -> None:
         host.stalled_decision(31.4, 1.4, children=False)
         call(host, syscall=b"fsync", fd_type=b"file")
+
     return around_stall(stall)
 
 
@@ -223,6 +440,7 @@ def cpu() -> Host:
     def stall(host: Host) -> None:
         host.stalled_decision(31.4, 1.4, children=False)
         call(host, syscall=b"sched_yield", duration_ns=10 * MS, run_queue_ns=int(1.2 * S))
+
     return around_stall(stall)
 
 
@@ -271,4 +489,18 @@ def accept_overflow() -> Host:
     return host
 
 
-ALL = (broker_slow, network_rtt, network_loss, broker_down, tls, syscall, cpu, config, load, clock_step, consumer_slow, consumer_stopped, accept_overflow)
+ALL = (
+    broker_slow,
+    network_rtt,
+    network_loss,
+    broker_down,
+    tls,
+    syscall,
+    cpu,
+    config,
+    load,
+    clock_step,
+    consumer_slow,
+    consumer_stopped,
+    accept_overflow,
+)

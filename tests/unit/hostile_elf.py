@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import struct
 
-from agent.kernel.gobuild import INLINE, MAGIC
-from agent.kernel.gopcln import magics
+from agent.binaries.gobuild import INLINE, MAGIC
+from agent.binaries.gopcln import magics
 
 _BASE = 0x400000
 
@@ -14,9 +14,13 @@ def elf(data: bytes, segments: list[tuple[int, int, int]] = [], flags: int = 7) 
     """A program without section headers: one segment of ``data``, after others given as (address, offset, size)."""
     count = len(segments) + 1
     start = -(-(64 + 56 * count) // 4096) * 4096
-    headers = [struct.pack("<IIQQQQQQ", 1, flags, offset, vaddr, vaddr, size, size, 4096) for vaddr, offset, size in segments]
+    headers = [
+        struct.pack("<IIQQQQQQ", 1, flags, offset, vaddr, vaddr, size, size, 4096) for vaddr, offset, size in segments
+    ]
     headers.append(struct.pack("<IIQQQQQQ", 1, flags, start, _BASE, _BASE, len(data), len(data), 4096))
-    head = b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + struct.pack("<HHIQQQIHHHHHH", 2, 62, 1, _BASE, 64, 0, 0, 64, 56, count, 64, 0, 0)
+    head = b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + struct.pack(
+        "<HHIQQQIHHHHHH", 2, 62, 1, _BASE, 64, 0, 0, 64, 56, count, 64, 0, 0
+    )
     return (head + b"".join(headers)).ljust(start, b"\0") + data
 
 

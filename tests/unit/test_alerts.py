@@ -16,16 +16,36 @@ _FILE = Path(alerts.__file__).with_suffix(".yaml")
 
 #: For each rule: the series that sets it off at 10 minutes, as promtool writes values, and the labels of the alert.
 _CASES = {
-    "TickscopeFinding": ('tickscope_findings_total{tickscope_symptom="refusals",tickscope_severity="alarm"}', "0x9 1x30", {"tickscope_symptom": "refusals"}),
+    "TickscopeFinding": (
+        'tickscope_findings_total{tickscope_symptom="refusals",tickscope_severity="alarm"}',
+        "0x9 1x30",
+        {"tickscope_symptom": "refusals"},
+    ),
     "TickscopeClockJump": ('ntp_jump_count_total{direction="backward"}', "0x9 1x30", {"direction": "backward"}),
     "TickscopeClockNotSynchronised": ("ntp_sync_status", "1x9 0x30", {}),
     "TickscopeClockFarOff": ('ntp_offset_seconds{tickscope_daemon="chrony"}', "0x9 -0.2x30", {}),
     "TickscopeNotReanchored": ("tickscope_clock_pending_reanchorings", "0x9 2x30", {}),
     "TickscopeAcceptOverflow": ("tickscope_socket_accept_overflows_total", "0x9 1x30", {}),
-    "TickscopeTlsHandshakesFail": ('tickscope_tls_handshakes_total{tickscope_result="failed",network_role="client"}', "0x9 1+1x30", {}),
-    "TickscopeLosesRecords": ('tickscope_losses_reports_total{tickscope_stage="ring"}', "0x9 1x30", {"tickscope_stage": "ring"}),
-    "TickscopeProbeNotAttached": ('tickscope_probe_state{tickscope_probe="tls",tickscope_state="degraded"}', "0x9 1x30", {"tickscope_probe": "tls"}),
-    "TickscopeStoreDegraded": ('tickscope_store_state{tickscope_state="degraded"}', "0x9 1x30", {"tickscope_state": "degraded"}),
+    "TickscopeTlsHandshakesFail": (
+        'tickscope_tls_handshakes_total{tickscope_result="failed",network_role="client"}',
+        "0x9 1+1x30",
+        {},
+    ),
+    "TickscopeLosesRecords": (
+        'tickscope_losses_reports_total{tickscope_stage="ring"}',
+        "0x9 1x30",
+        {"tickscope_stage": "ring"},
+    ),
+    "TickscopeProbeNotAttached": (
+        'tickscope_probe_state{tickscope_probe="tls",tickscope_state="degraded"}',
+        "0x9 1x30",
+        {"tickscope_probe": "tls"},
+    ),
+    "TickscopeStoreDegraded": (
+        'tickscope_store_state{tickscope_state="degraded"}',
+        "0x9 1x30",
+        {"tickscope_state": "degraded"},
+    ),
     "TickscopeMetricsOverflow": ("tickscope_metrics_overflowed_total", "0x9 1+1x30", {}),
 }
 _MINUTES = {"": 0, "1m": 1, "2m": 2, "5m": 5, "10m": 10, "15m": 15}
@@ -46,13 +66,20 @@ def test_each_rule_fires_on_what_it_is_for_and_not_before(tmp_path: Path) -> Non
     groups = []
     for rule in alerts.RULES:
         series, values, labels = _CASES[rule.alert]
-        instance = "{" if "{" not in series else series[series.index("{"):-1] + ","
+        instance = "{" if "{" not in series else series[series.index("{") : -1] + ","
         name = series.partition("{")[0]
-        annotations = {"summary": rule.summary.replace("{{ $labels.instance }}", "web1").replace("{{ $value }}", "2")
-                       .replace("{{ $value | humanizeDuration }}", "200ms"), "description": rule.todo}
+        annotations = {
+            "summary": rule.summary.replace("{{ $labels.instance }}", "web1")
+            .replace("{{ $value }}", "2")
+            .replace("{{ $value | humanizeDuration }}", "200ms"),
+            "description": rule.todo,
+        }
         for label, value in labels.items():
             annotations["summary"] = annotations["summary"].replace(f"{{{{ $labels.{label} }}}}", value)
-        fired = {"exp_labels": {"severity": rule.severity, "instance": "web1", **labels}, "exp_annotations": annotations}
+        fired = {
+            "exp_labels": {"severity": rule.severity, "instance": "web1", **labels},
+            "exp_annotations": annotations,
+        }
         after = 11 + _MINUTES[rule.lasts]
         groups.append({
             "interval": "1m", "input_series": [{"series": f'{name}{instance}instance="web1"}}', "values": values}],

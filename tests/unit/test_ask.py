@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from agent.ask.places import opened
 from agent.ask.question import Condition, Question, Value, Where
+from agent.ask.window import this_boot
 from agent.batch import Batch, make
 from agent.cli.main import cli
 from agent.errors import UNREACHABLE, USAGE, AgentError
@@ -22,7 +22,7 @@ from agent.store.frames import Head
 from agent.store.hot import HotStore
 from agent.store.recorder import Recorder
 from agent.store.segments import open_dir
-from agent.store.window import this_boot
+from agent.store.sources import opened
 from agent.tables import TABLES
 from tests.unit.test_query import write
 
@@ -39,8 +39,18 @@ VERBS = (
 def batches() -> list[Batch]:
     """A boot's first minutes, with something for every verb."""
     t = np.arange(60, 130, 10) * S
-    said = {"finding_id": [b"abc", b"def", b"abc"], "symptom": [b"refusals"] * 3, "cause": [b"clock_step"] * 3, "confidence": 0.5, "start_ns": [60 * S, 61 * S, 60 * S],
-            "end_ns": 70 * S, "causes": b"[]", "evidence": b"[]", "ruled_out": b"[]", "sentence": [b"it was so", b"one 'quoted'", b"it was not so"]}
+    said = {
+        "finding_id": [b"abc", b"def", b"abc"],
+        "symptom": [b"refusals"] * 3,
+        "cause": [b"clock_step"] * 3,
+        "confidence": 0.5,
+        "start_ns": [60 * S, 61 * S, 60 * S],
+        "end_ns": 70 * S,
+        "causes": b"[]",
+        "evidence": b"[]",
+        "ruled_out": b"[]",
+        "sentence": [b"it was so", b"one 'quoted'", b"it was not so"],
+    }
     return [
         make("clock_offset", 3, t_ns=[10 * S, 60 * S, 80 * S], real_mono_ns=[10**18, 10**18, 10**18 - S], boot_mono_ns=0, err_ns=7, freq_ppb=5, cut=[0, 0, 1]),
         make("clock_change", 1, t_ns=80 * S, kind=0, via=b"clock_settime", pid=5, comm=b"date", size_ns=-S),
@@ -95,17 +105,31 @@ def test_what_the_verbs_make_of_it(both: tuple[Path, Path]) -> None:
         assert sum(r["decisions"] for r in rows) == 7
         assert (one["decisions"], one["allowed"], one["delayed"], one["cancelled"], one["errors"]) == (6, 3, 1, 1, 1)
         assert (one["comm"], one["sample_rate"], one["last_ns"], one["step_immune"]) == ("a", 0.5, 120 * S, True)
-        assert answer(place, "limiters", "--since", "boot+1")["binaries"] == [{"probe": "limiter:/bin/x", "state": "unavailable", "reason": "no symbols", "remedy": "b"}]
-        queues = [(q["system"], q["queue"], q["consumer_group"], q["length"]) for q in answer(place, "queues", "--since", "boot+1")["rows"]]
-        assert queues == [("redis", "p", "g", 7), ("redis", "p", "h", 8), ("redis", "q", "g", 6),
-                          ("accept", "10.0.0.2:81", None, 4), ("accept", "10.0.0.1:80", None, 3), ("qdisc", "eth0", None, 0)]
+        assert answer(place, "limiters", "--since", "boot+1")["binaries"] == [
+            {"probe": "limiter:/bin/x", "state": "unavailable", "reason": "no symbols", "remedy": "b"}
+        ]
+        queues = [
+            (q["system"], q["queue"], q["consumer_group"], q["length"])
+            for q in answer(place, "queues", "--since", "boot+1")["rows"]
+        ]
+        assert queues == [
+            ("redis", "p", "g", 7),
+            ("redis", "p", "h", 8),
+            ("redis", "q", "g", 6),
+            ("accept", "10.0.0.2:81", None, 4),
+            ("accept", "10.0.0.1:80", None, 3),
+            ("qdisc", "eth0", None, 0),
+        ]
         assert [g["count"] for g in answer(place, "findings")["gaps"]] == [3]
         assert [r["sentence"] for r in answer(place, "findings")["rows"]] == ["it was not so", "one 'quoted'"]
 
 
 def test_times_that_count_back_do_so_from_a_recordings_end(both: tuple[Path, Path]) -> None:
     end_s = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // S  # its head is dated when it was begun
-    back = [answer(both[1], "query", "tcp_connect", "--columns", "t_ns", "--since", f"{end_s - s}s")["rows"] for s in (100, 0)]
+    back = [
+        answer(both[1], "query", "tcp_connect", "--columns", "t_ns", "--since", f"{end_s - s}s")["rows"]
+        for s in (100, 0)
+    ]
     assert len(back[0]) < len(back[1]) == 7
 
 
@@ -140,9 +164,16 @@ def test_a_place_that_cannot_be_looked_at_is_no_store(tmp_path: Path, name: str)
     assert error.value.exit_code == UNREACHABLE
 
 
-def test_verbs_of_a_place_that_is_no_directory(tmp_path: Path, both: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verbs_of_a_place_that_is_no_directory(
+    tmp_path: Path, both: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "text").write_text("no rows")
-    assert CliRunner().invoke(cli, ["findings", "--from", str(tmp_path / "text")], standalone_mode=False).exception.exit_code == UNREACHABLE  # type: ignore[union-attr]
+    assert (
+        CliRunner()
+        .invoke(cli, ["findings", "--from", str(tmp_path / "text")], standalone_mode=False)
+        .exception.exit_code
+        == UNREACHABLE
+    )  # type: ignore[union-attr]
     assert CliRunner().invoke(cli, ["clock", "--from", str(both[1])]).exit_code == 0
     monkeypatch.setenv("TICKSCOPE_STORE", str(both[1]))
     for argv in (["tables"], ["symptoms"], ["causes"], ["replay", str(both[1])], ["clock", "history"]):
@@ -160,12 +191,15 @@ def test_a_recordings_5m_ago_is_before_its_end(both: tuple[Path, Path]) -> None:
 
 def test_a_recordings_end_is_not_its_agents(both: tuple[Path, Path]) -> None:
     for place, ended in zip(both, ("agent", "recording"), strict=True):
-        assert f"when the {ended} ended" in " ".join(CliRunner().invoke(cli, ["explain", "def", "--from", str(place)]).stdout.split())
+        assert f"when the {ended} ended" in " ".join(
+            CliRunner().invoke(cli, ["explain", "def", "--from", str(place)]).stdout.split()
+        )
 
 
 def test_questions(both: tuple[Path, Path]) -> None:
     for place in both:
         with opened(place, ["tcp_connect", "finding"], since="boot+65") as source:
+
             def pids(*where: Where | Condition, **more: Any) -> list[int]:
                 return [row["pid"] for row in source.rows(Question("tcp_connect", ("pid",), where, **more))]
 
@@ -182,5 +216,13 @@ def test_questions(both: tuple[Path, Path]) -> None:
             assert pids(order=("-result", "-pid")) == [6, 4, 1, 3, 2, 5]  # by name; the unknown one last
             counts = Question("tcp_connect", ("comm", "n", "ok"), group=("comm",), order=("-n", "comm"),
                               values=(Value("n", "count"), Value("ok", "count", where=Where("result", "=", "ok"))))  # fmt: skip
-            assert [tuple(row.values()) for row in source.rows(counts)] == [("a", 2, 1), ("b", 2, 1), ("c", 1, 1), (None, 1, 0)]
-            assert [row["finding_id"] for row in source.rows(Question("finding", where=(Where("finding_id", "starts", "a"),)))] == ["abc"]
+            assert [tuple(row.values()) for row in source.rows(counts)] == [
+                ("a", 2, 1),
+                ("b", 2, 1),
+                ("c", 1, 1),
+                (None, 1, 0),
+            ]
+            assert [
+                row["finding_id"]
+                for row in source.rows(Question("finding", where=(Where("finding_id", "starts", "a"),)))
+            ] == ["abc"]

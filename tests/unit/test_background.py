@@ -9,7 +9,7 @@ import struct
 import subprocess
 import sys
 
-from agent import background
+from agent.posix import background
 
 _SYS_SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}[os.uname().machine]
 
@@ -26,14 +26,16 @@ def test_a_process_that_gives_way_and_its_children() -> None:
     script = """
 import os, subprocess, sys
 os.nice(3)
-from agent import background
+from agent.posix import background
 background.give_way()
 child = subprocess.Popen(["sleep", "60"])
 print(os.getpid(), child.pid, flush=True)
 sys.stdin.read()
 child.kill()
 """
-    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         for pid in map(int, process.stdout.readline().split()):
             policy, nice, runtime = attributes(pid)

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from agent.ask.places import opened
 from agent.ask.question import Condition, Question
 from agent.batch import Batch, make
 from agent.cli.main import cli
@@ -21,11 +20,16 @@ from agent.columns import NULL_I64
 from agent.store import cells
 from agent.store.lived import Lived
 from agent.store.seal import Retention, retain, seal_all
+from agent.store.sources import opened
 from tests.unit.test_query import write
 
 ROWS = 12_000
 EDGES = 2 ** np.arange(62)
-VALUES = np.unique(np.concatenate([np.arange(-300, 300), EDGES, EDGES - 1, -EDGES, np.random.default_rng(1).integers(-(2**62), 2**62, 10_000)]))
+VALUES = np.unique(
+    np.concatenate(
+        [np.arange(-300, 300), EDGES, EDGES - 1, -EDGES, np.random.default_rng(1).integers(-(2**62), 2**62, 10_000)]
+    )
+)
 
 
 def test_a_bucket_lies_around_its_values() -> None:
@@ -69,14 +73,18 @@ def both(store: Path, *by: str, where: str = "", **window: str) -> tuple[Any, An
         return source.spread(question), source.spread(question, exact=True)
 
 
-@pytest.mark.parametrize("window", [{}, {"since": "boot+0.000005"}, {"since": "boot+0.00002", "until": "boot+0.00003"}], ids=str)
+@pytest.mark.parametrize(
+    "window", [{}, {"since": "boot+0.000005"}, {"since": "boot+0.00002", "until": "boot+0.00003"}], ids=str
+)
 @pytest.mark.parametrize("by", [("comm",), ("result", "comm"), ("boot_id", "pid"), ("container_id",)])
 def test_cells_answer_like_rows_within_their_error(store: Path, by: tuple[str, ...], window: dict[str, str]) -> None:
     found, exact = both(store, *by, **window)
     assert (found.error, exact.error) == (cells.ERROR, 0.0) or window.get("until")  # within that, no segment lies whole
     assert len(found.rows) == len(exact.rows) >= 1
     for ours, theirs in zip(found.rows, exact.rows, strict=True):
-        assert {k: v for k, v in ours.items() if k[0] != "p" or k == "pid"} == {k: v for k, v in theirs.items() if k[0] != "p" or k == "pid"}
+        assert {k: v for k, v in ours.items() if k[0] != "p" or k == "pid"} == {
+            k: v for k, v in theirs.items() if k[0] != "p" or k == "pid"
+        }
         for p in ("p50", "p90", "p99"):
             assert (ours[p] is None) == (theirs[p] is None) == (theirs["max"] is None)
             assert ours[p] is None or abs(ours[p] - theirs[p]) <= theirs[p] * cells.ERROR
@@ -111,7 +119,9 @@ def test_cells_go_with_their_rows(store: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_answer_says_how_near_it_is(store: Path) -> None:
     def ask(*more: str) -> tuple[dict[str, Any], str]:
-        done = CliRunner().invoke(cli, ["query", "tcp_connect", "--group-by", "comm", "--store", str(store), "-o", "json", *more])
+        done = CliRunner().invoke(
+            cli, ["query", "tcp_connect", "--group-by", "comm", "--store", str(store), "-o", "json", *more]
+        )
         return json.loads(done.stdout)["measure"], done.stderr
 
     measure, said = ask()
@@ -121,7 +131,9 @@ def test_an_answer_says_how_near_it_is(store: Path) -> None:
     assert (measure["error"], "--exact" in said) == (0.0, False)
 
 
-def test_sealing_goes_on_where_cells_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sealing_goes_on_where_cells_cannot_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fails(folder: str, table: str) -> list[str]:
         (Path(folder) / cells.name(table)).write_bytes(b"half")
         raise pa.ArrowCapacityError("too much")

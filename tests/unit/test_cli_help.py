@@ -15,8 +15,8 @@ import click
 import pytest
 
 from agent.cli.main import VERBS, cli
-from agent.control import ask
 from agent.errors import AgentError
+from agent.service.control import ask
 
 #: Verbs that print rows or a document; the others become the agent, write a script, or have ``-o`` for a file.
 _WITHOUT_FORMAT = {"run", "demo", "record", "completion"}
@@ -68,7 +68,9 @@ def test_every_argument_is_explained() -> None:
 
 
 def tickscope(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "agent", *args], capture_output=True, text=True, env={**os.environ, **env})
+    return subprocess.run(
+        [sys.executable, "-m", "agent", *args], capture_output=True, text=True, env={**os.environ, **env}
+    )
 
 
 def test_a_misspelt_verb_gets_the_near_one() -> None:
@@ -117,7 +119,11 @@ def test_durations_take_units_everywhere() -> None:
 
 def test_bash_completes_verbs_options_and_tables() -> None:
     def complete(*words: str) -> list[str]:
-        env = {"_TICKSCOPE_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(["tickscope", *words]), "COMP_CWORD": str(len(words))}
+        env = {
+            "_TICKSCOPE_COMPLETE": "bash_complete",
+            "COMP_WORDS": " ".join(["tickscope", *words]),
+            "COMP_CWORD": str(len(words)),
+        }
         return [line.split(",", 1)[1] for line in tickscope(**env).stdout.splitlines() if "," in line]
 
     assert sorted(complete("que")) == ["query", "queues"]
@@ -146,9 +152,16 @@ def test_no_such_verb_is_said_with_one_word() -> None:
 def test_an_interrupted_verb_says_nothing_however_early(tmp_path: Path, ignored: bool) -> None:
     """ignored: as a shell starts what it puts into the background. From the first import of ours on."""
     began = tmp_path / "began"
-    (tmp_path / "click.py").write_text(f"import time; open({str(began)!r}, 'w').close()\nwhile True: time.sleep(0.05)\n")
-    verb = subprocess.Popen([sys.executable, "-m", "agent", "findings"], env={**os.environ, "PYTHONPATH": str(tmp_path)}, stderr=subprocess.PIPE, text=True,
-                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.SIG_DFL))
+    (tmp_path / "click.py").write_text(
+        f"import time; open({str(began)!r}, 'w').close()\nwhile True: time.sleep(0.05)\n"
+    )
+    verb = subprocess.Popen(
+        [sys.executable, "-m", "agent", "findings"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.SIG_DFL),
+    )
     while not began.exists():
         assert verb.poll() is None
     verb.send_signal(signal.SIGINT)

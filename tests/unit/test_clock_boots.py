@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent.ask.window import this_boot
 from agent.batch import Batch, make
 from agent.store.hot import HotStore
-from agent.store.window import this_boot
 from agent.tables import TABLES
 
 S = 10**9
@@ -50,7 +50,17 @@ def store(tmp_path: Path) -> Path:
         hot = HotStore(path, EARLIER, "host", seal_command=())
         hot.append(batches)
         hot.close()
-    seal = [sys.executable, "-m", "agent.store.seal", "--below", "99999999", "--max-bytes", str(1 << 30), "--max-age-s", "1e9"]
+    seal = [
+        sys.executable,
+        "-m",
+        "agent.store.seal",
+        "--below",
+        "99999999",
+        "--max-bytes",
+        str(1 << 30),
+        "--max-age-s",
+        "1e9",
+    ]
     subprocess.run(seal, cwd=path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
     hot = HotStore(path, this_boot(), "host", seal_command=())
     hot.append([Batch("clock_offset", samples(10, 900, SECOND)), decision(500, b"this boot")])
@@ -59,7 +69,12 @@ def store(tmp_path: Path) -> Path:
 
 
 def ask(store: Path, *argv: str, status: int = 0) -> list[dict[str, object]]:
-    done = subprocess.run([sys.executable, "-m", "agent", *argv, "-o", "json", "--store", str(store)], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-m", "agent", *argv, "-o", "json", "--store", str(store)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
     assert done.returncode == status, done.stderr
     return list(json.loads(done.stdout)["rows"]) if done.stdout else []
 
@@ -69,7 +84,9 @@ def iso(wall_ns: int) -> str:
 
 
 def test_rows_of_each_boot_have_that_boot_s_wall_time(store: Path) -> None:
-    rows = ask(store, "query", "limiter_decision", "--columns", "limiter_id,boot_id,t_ns,wall_ns,wall_state,wall_err_ns")
+    rows = ask(
+        store, "query", "limiter_decision", "--columns", "limiter_id,boot_id,t_ns,wall_ns,wall_state,wall_err_ns"
+    )
     seen = {r["limiter_id"]: r for r in rows}
     assert [r["limiter_id"] for r in rows] == ["first agent", "second agent", "after the step", "this boot"]
     assert {n: r["wall_ns"] for n, r in seen.items()} == {"first agent": FIRST + 500 * S, "second agent": FIRST + STEP + 2500 * S,
@@ -81,7 +98,17 @@ def test_rows_of_each_boot_have_that_boot_s_wall_time(store: Path) -> None:
 
 
 def test_a_window_in_wall_time_goes_across_the_reboot(store: Path) -> None:
-    rows = ask(store, "query", "limiter_decision", "--since", iso(FIRST + 3400 * S), "--until", iso(SECOND + 600 * S), "--columns", "limiter_id")
+    rows = ask(
+        store,
+        "query",
+        "limiter_decision",
+        "--since",
+        iso(FIRST + 3400 * S),
+        "--until",
+        iso(SECOND + 600 * S),
+        "--columns",
+        "limiter_id",
+    )
     assert [r["limiter_id"] for r in rows] == ["after the step", "this boot"]
 
 

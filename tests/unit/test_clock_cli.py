@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent.ask.window import this_boot
 from agent.batch import Batch, make
 from agent.store.hot import HotStore
-from agent.store.window import this_boot
 from agent.tables import TABLES
 from tests.lab import terminal
 
@@ -29,14 +29,28 @@ STEPS = ((300, -2 * S), (600, 3 * S))
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     """A store of this boot: 900 s of samples ending now, with two steps by chronyd."""
-    end = max(int(float(Path("/proc/uptime").read_text().split()[0])) - 1, 905) * S  # also on a machine that has just started
+    end = (
+        max(int(float(Path("/proc/uptime").read_text().split()[0])) - 1, 905) * S
+    )  # also on a machine that has just started
     t0 = end - 900 * S
     change, samples = TABLES["clock_change"], []
     offset = BASE
     times = np.arange(t0, end + 1, 10 * S)
     for t in times[~np.isin(times, [t0 + at * S for at, _ in STEPS])]:
         offset = BASE + sum(size for at, size in STEPS if t0 + at * S <= t)
-        samples.append(make("clock_offset", 1, t_ns=t, real_mono_ns=offset, boot_mono_ns=0, mono_raw_ns=(t - t0) // 100_000, err_ns=50, freq_ppb=10_000, cut=0))
+        samples.append(
+            make(
+                "clock_offset",
+                1,
+                t_ns=t,
+                real_mono_ns=offset,
+                boot_mono_ns=0,
+                mono_raw_ns=(t - t0) // 100_000,
+                err_ns=50,
+                freq_ppb=10_000,
+                cut=0,
+            )
+        )
     batches = [Batch("clock_offset", np.concatenate([b.rows for b in samples]))]
     for at, size in STEPS:
         now = BASE + sum(s for a, s in STEPS if a <= at)
@@ -44,7 +58,11 @@ def store(tmp_path: Path) -> Path:
                     make("clock_change", 1, t_ns=t0 + at * S, kind=change.code("kind", "step"), via=b"adjtimex", size_ns=size, err_ns=110, pid=812,
                          comm=b"chronyd", ret=0)]  # fmt: skip
     daemon = TABLES["clock_daemon"]
-    for age, state, source in ((700, "unsynchronised", b"10.1.2.3"), (60, "synchronised", b"10.9.9.9"), (5, "synchronised", b"10.1.2.3")):
+    for age, state, source in (
+        (700, "unsynchronised", b"10.1.2.3"),
+        (60, "synchronised", b"10.9.9.9"),
+        (5, "synchronised", b"10.1.2.3"),
+    ):
         batches.append(make("clock_daemon", 1, t_ns=end - age * S, daemon=b"chrony", kind=daemon.code("kind", "system"), state=daemon.code("state", state),
                             source=source, offset_ns=-12_000, distance_ns=3 * MS, root_delay_ns=MS, root_dispersion_ns=2 * MS, stratum=3, leap=1,
                             ref_id=b"10.1.2.3", last_update_ns=end - 40 * S, update_interval_ns=64 * S, freq_ppb=-12_345, skew_ppb=21))  # fmt: skip
@@ -52,7 +70,16 @@ def store(tmp_path: Path) -> Path:
                         source=b"time.example.org", offset_ns=9 * MS, distance_ns=MS, stratum=2))  # fmt: skip
     batches.append(make("clock_daemon", 1, t_ns=end - 4 * S, daemon=b"chrony", kind=daemon.code("kind", "check"), state=daemon.code("state", "disagree"),
                         source=b"sntp time.example.org", offset_ns=9 * MS, reason=b"apart by 9 ms, where 4 ms are allowed"))  # fmt: skip
-    batches.append(make("clock_daemon", 1, t_ns=end - 650 * S, daemon=b"ntpd", kind=daemon.code("kind", "system"), state=daemon.code("state", "silent")))
+    batches.append(
+        make(
+            "clock_daemon",
+            1,
+            t_ns=end - 650 * S,
+            daemon=b"ntpd",
+            kind=daemon.code("kind", "system"),
+            state=daemon.code("state", "silent"),
+        )
+    )
     hot = HotStore(tmp_path / "store", this_boot(), "host-a", seal_command=())
     hot.append(batches, end)
     hot.close()
@@ -66,16 +93,25 @@ def t0(store: Path) -> int:
 
 def clock(store: Path, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "TICKSCOPE_RUN_DIR": str(store.parent), **env}
-    return subprocess.run([sys.executable, "-m", "agent", "clock", *argv, "--store", str(store)], capture_output=True, text=True, env=environment)
+    return subprocess.run(
+        [sys.executable, "-m", "agent", "clock", *argv, "--store", str(store)],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
 
 
 def on_terminal(store: Path, *argv: str, columns: int = 100, **env: str) -> str:
-    return terminal.on_terminal("clock", *argv, "--store", store, columns=columns, TICKSCOPE_RUN_DIR=str(store.parent), **env)
+    return terminal.on_terminal(
+        "clock", *argv, "--store", store, columns=columns, TICKSCOPE_RUN_DIR=str(store.parent), **env
+    )
 
 
 def test_the_state_at_a_glance(store: Path) -> None:
     done = clock(store)
-    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if line and line[0].isalpha() and " " in line)
+    lines = dict(
+        line.split(maxsplit=1) for line in done.stdout.splitlines() if line and line[0].isalpha() and " " in line
+    )
     assert done.returncode == 0
     assert lines["synchronised"].startswith(("yes;", "NO: "))
     assert "forward by 3s, " in done.stdout and "by chronyd pid 812 (adjtimex)" in done.stdout
@@ -91,14 +127,21 @@ def test_the_state_at_a_glance(store: Path) -> None:
 def test_the_state_says_what_the_daemons_believe_and_who_disagrees(store: Path) -> None:
     shown = clock(store).stdout
     assert "chrony          synchronised to 10.1.2.3, stratum 3; our clock is 12us fast, within 3ms; updated " in shown
-    assert "root delay 1ms, root dispersion 2ms, updates each 64s, frequency -12.345 ppm, skew 0.021 ppm, leap insert, reference 10.1.2.3" in shown
+    assert (
+        "root delay 1ms, root dispersion 2ms, updates each 64s, frequency -12.345 ppm, skew 0.021 ppm, leap insert, reference 10.1.2.3"
+        in shown
+    )
     assert "DISAGREES with sntp time.example.org: apart by 9 ms" in shown
     assert "sntp            synchronised to time.example.org, stratum 2; our clock is 9ms slow, within 1ms" in shown
     assert "ntpd" not in shown  # it has not been heard of for long
     assert "unsynchronised" not in shown.partition("chrony")[2]
     assert shown.count("\nchrony ") == 1  # what it believed of its source before is over
     told = json.loads(clock(store, "-o", "json").stdout)["daemons"]
-    assert [(d["daemon"], d["kind"], d["offset_ns"]) for d in told] == [("chrony", "system", -12_000), ("chrony", "check", 9 * MS), ("sntp", "source", 9 * MS)]
+    assert [(d["daemon"], d["kind"], d["offset_ns"]) for d in told] == [
+        ("chrony", "system", -12_000),
+        ("chrony", "check", 9 * MS),
+        ("sntp", "source", 9 * MS),
+    ]
 
 
 def test_daemons_not_heard_of_for_long_are_gone_though_nobody_is_heard_of_since(store: Path) -> None:
@@ -111,18 +154,50 @@ def test_daemons_not_heard_of_for_long_are_gone_though_nobody_is_heard_of_since(
 
 def test_history_rows_say_who_stepped(store: Path) -> None:
     rows = json.loads(clock(store, "history", "-o", "json").stdout)["rows"]
-    assert [(r["step_ns"], r["comm"], r["via"]) for r in rows] == [(None, None, None), (-2 * S, "chronyd", "adjtimex"), (3 * S, "chronyd", "adjtimex")]
+    assert [(r["step_ns"], r["comm"], r["via"]) for r in rows] == [
+        (None, None, None),
+        (-2 * S, "chronyd", "adjtimex"),
+        (3 * S, "chronyd", "adjtimex"),
+    ]
 
 
 def test_history_since_then_still_says_what_began_before(store: Path) -> None:
-    argv = [sys.executable, "-m", "agent.store.seal", "--below", "99999999", "--max-bytes", str(1 << 30), "--max-age-s", "1e9"]
-    subprocess.run(argv, cwd=store, env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}, check=True)
+    argv = [
+        sys.executable,
+        "-m",
+        "agent.store.seal",
+        "--below",
+        "99999999",
+        "--max-bytes",
+        str(1 << 30),
+        "--max-age-s",
+        "1e9",
+    ]
+    subprocess.run(
+        argv, cwd=store, env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}, check=True
+    )
     end = t0(store) + 900 * S
     hot = HotStore(store, this_boot(), "host-a", seal_command=())
-    hot.append([make("clock_offset", 1, t_ns=end + S // 2, real_mono_ns=BASE + S, boot_mono_ns=0, err_ns=50, freq_ppb=10_000, cut=0)], end + S // 2)
+    hot.append(
+        [
+            make(
+                "clock_offset",
+                1,
+                t_ns=end + S // 2,
+                real_mono_ns=BASE + S,
+                boot_mono_ns=0,
+                err_ns=50,
+                freq_ppb=10_000,
+                cut=0,
+            )
+        ],
+        end + S // 2,
+    )
     hot.close()
     rows = json.loads(clock(store, "history", "--since", f"boot+{(end + 1) / S:.9f}", "-o", "json").stdout)["rows"]
-    assert [(r["t_ns"], r["step_ns"], r["comm"], r["via"]) for r in rows] == [(t0(store) + 600 * S, 3 * S, "chronyd", "adjtimex")]
+    assert [(r["t_ns"], r["step_ns"], r["comm"], r["via"]) for r in rows] == [
+        (t0(store) + 600 * S, 3 * S, "chronyd", "adjtimex")
+    ]
 
 
 def test_a_name_of_a_process_does_not_act_on_the_terminal(tmp_path: Path) -> None:
@@ -133,19 +208,37 @@ def test_a_name_of_a_process_does_not_act_on_the_terminal(tmp_path: Path) -> Non
                 make("clock_change", 1, t_ns=now - 10 * S, kind=change.code("kind", "step"), via=b"adjtimex", size_ns=MS, err_ns=99, pid=812,
                      comm=b"\xff\x1b[2J\n", ret=0)], now)  # fmt: skip
     hot.close()
-    for shown in (clock(tmp_path / "store").stdout, clock(tmp_path / "store", "history").stdout, on_terminal(tmp_path / "store", "history", NO_COLOR="1")):
+    for shown in (
+        clock(tmp_path / "store").stdout,
+        clock(tmp_path / "store", "history").stdout,
+        on_terminal(tmp_path / "store", "history", NO_COLOR="1"),
+    ):
         assert "\\x1b[2J" in shown and "\x1b" not in shown
     clock(tmp_path / "store", "history", "--plot", str(tmp_path / "clock.svg"))
-    assert any("x1b[2J" in str(t.text) for t in ET.fromstring((tmp_path / "clock.svg").read_text()).iter("{http://www.w3.org/2000/svg}text"))
+    assert any(
+        "x1b[2J" in str(t.text)
+        for t in ET.fromstring((tmp_path / "clock.svg").read_text()).iter("{http://www.w3.org/2000/svg}text")
+    )
 
 
 def test_a_pipe_gets_rows_only_and_a_terminal_a_plot_too(store: Path) -> None:
     assert "▲" not in clock(store, "history").stdout
     shown = on_terminal(store, "history")
-    for part in ("2 jumps of the wall clock", "▲", "▼", "⡇", "-2s  chronyd 812 (adjtimex)", "+3s", "\x1b[36m", "step_ns"):
+    for part in (
+        "2 jumps of the wall clock",
+        "▲",
+        "▼",
+        "⡇",
+        "-2s  chronyd 812 (adjtimex)",
+        "+3s",
+        "\x1b[36m",
+        "step_ns",
+    ):
         assert part in shown, shown
     assert "\x1b[" not in on_terminal(store, "history", NO_COLOR="1")
-    assert "comm" in on_terminal(store, "history", NO_COLOR="1", columns=80).split()  # before it, the offset itself is left out
+    assert (
+        "comm" in on_terminal(store, "history", NO_COLOR="1", columns=80).split()
+    )  # before it, the offset itself is left out
     assert max(len(line) for line in on_terminal(store, "history", NO_COLOR="1", columns=60).splitlines()[:14]) <= 60
 
 
@@ -165,7 +258,9 @@ def test_svg_marks_each_step_with_its_actor(store: Path, tmp_path: Path) -> None
     assert {"-2s chronyd 812 (adjtimex)", "+3s chronyd 812 (adjtimex)"} <= set(texts)
     assert any("error bound, at most" in str(t) for t in texts)
     assert len(list(root.iter(f"{space}polygon"))) >= 3  # the error band of each segment
-    assert {"#c0392b", "#2e7d32"} <= {p.get("stroke") for p in root.iter(f"{space}polyline") if p.get("stroke-dasharray") == "3 3"}
+    assert {"#c0392b", "#2e7d32"} <= {
+        p.get("stroke") for p in root.iter(f"{space}polyline") if p.get("stroke-dasharray") == "3 3"
+    }
 
 
 def test_png_is_a_picture_and_says_what_is_missing_without_pillow(store: Path, tmp_path: Path) -> None:
@@ -179,7 +274,11 @@ def test_png_is_a_picture_and_says_what_is_missing_without_pillow(store: Path, t
     (tmp_path / "hidden" / "PIL.py").write_text("raise ImportError('none here')\n")
     done = clock(store, "history", "--plot", str(tmp_path / "b.png"), PYTHONPATH=str(tmp_path / "hidden"))
     assert done.returncode == 1
-    assert f"{sys.executable} -m pip install" in done.stderr and ".svg" in done.stderr and not (tmp_path / "b.png").exists()
+    assert (
+        f"{sys.executable} -m pip install" in done.stderr
+        and ".svg" in done.stderr
+        and not (tmp_path / "b.png").exists()
+    )
 
 
 @pytest.mark.parametrize(("argv", "status", "words"), [
@@ -233,7 +332,12 @@ def test_a_plain_time_both_ways(store: Path) -> None:
 def test_what_nobody_watched_is_extrapolated_and_its_bound_grows(store: Path) -> None:
     """Years ahead, by either clock: not exact within nanoseconds."""
     end = t0(store) + 900 * S
-    ahead = ("boot+99999999", "2031-01-01", f"boot+{(end + 100 * S) / S}", f"boot+{(t0(store) - 50 * S) / S}" if t0(store) > 50 * S else "boot+0")
+    ahead = (
+        "boot+99999999",
+        "2031-01-01",
+        f"boot+{(end + 100 * S) / S}",
+        f"boot+{(t0(store) - 50 * S) / S}" if t0(store) > 50 * S else "boot+0",
+    )
     rows = [json.loads(clock(store, "convert", text, "-o", "json").stdout)["rows"][0] for text in ahead]
     assert {row["state"] for row in rows} == {"extrapolated"}
     for row in rows:
@@ -264,7 +368,19 @@ def test_rows_until_an_agent_ended_are_exact(store: Path) -> None:
     hot = HotStore(store, this_boot(), "host-a", seal_command=())
     hot.append([make("tcp_reset", 2, t_ns=[t0(store) - 10 * S, end + 9 * S])], end + 9 * S)
     hot.close()
-    command = [sys.executable, "-m", "agent", "query", "tcp_reset", "--columns", "wall_state,wall_err_ns", "-o", "json", "--store", str(store)]
+    command = [
+        sys.executable,
+        "-m",
+        "agent",
+        "query",
+        "tcp_reset",
+        "--columns",
+        "wall_state,wall_err_ns",
+        "-o",
+        "json",
+        "--store",
+        str(store),
+    ]
     rows = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["rows"]
     assert [row["wall_state"] for row in rows] == ["extrapolated", "exact"]
     assert rows[0]["wall_err_ns"] > 50_000_000 > rows[1]["wall_err_ns"]
@@ -275,9 +391,32 @@ def written(path: Path, t_ns: list[int], steps: dict[int, int]) -> Path:
     change, offset, batches = TABLES["clock_change"], BASE, []
     for t in sorted({*t_ns, *steps}):
         offset += steps.get(t, 0)
-        batches.append(make("clock_offset", 1, t_ns=t, real_mono_ns=offset, boot_mono_ns=0, mono_raw_ns=0, err_ns=50, freq_ppb=0, cut=int(t in steps)))
+        batches.append(
+            make(
+                "clock_offset",
+                1,
+                t_ns=t,
+                real_mono_ns=offset,
+                boot_mono_ns=0,
+                mono_raw_ns=0,
+                err_ns=50,
+                freq_ppb=0,
+                cut=int(t in steps),
+            )
+        )
         if t in steps:
-            batches.append(make("clock_change", 1, t_ns=t, kind=change.code("kind", "step"), via=b"clock_settime", size_ns=steps[t], pid=t % 1000 + 1, comm=b"date"))
+            batches.append(
+                make(
+                    "clock_change",
+                    1,
+                    t_ns=t,
+                    kind=change.code("kind", "step"),
+                    via=b"clock_settime",
+                    size_ns=steps[t],
+                    pid=t % 1000 + 1,
+                    comm=b"date",
+                )
+            )
     hot = HotStore(path, this_boot(), "host-a", seal_command=())
     hot.append(batches, max(t_ns))
     hot.close()
@@ -288,14 +427,30 @@ def test_every_one_of_six_jumps_close_together_is_named(tmp_path: Path) -> None:
     steps = {100 * S + i: (-1) ** i * (i + 1) * 100 * MS for i in range(6)}
     store = written(tmp_path / "store", [s * S for s in range(60, 200, 10)], steps)
     clock(store, "history", "--plot", str(tmp_path / "clock.svg"))
-    texts = [str(t.text) for t in ET.fromstring((tmp_path / "clock.svg").read_text()).iter("{http://www.w3.org/2000/svg}text")]
+    texts = [
+        str(t.text)
+        for t in ET.fromstring((tmp_path / "clock.svg").read_text()).iter("{http://www.w3.org/2000/svg}text")
+    ]
     assert sorted(t.split()[-2] for t in texts if "(clock_settime)" in t) == [str(i + 1) for i in range(6)]
     assert not any("no name" in t for t in texts)
 
 
 def test_a_frequency_that_is_not_known_is_not_drawn(tmp_path: Path) -> None:
     hot = HotStore(tmp_path / "store", this_boot(), "host-a", seal_command=())
-    hot.append([make("clock_offset", 20, t_ns=np.arange(100, 300, 10) * S, real_mono_ns=BASE, boot_mono_ns=0, err_ns=50, cut=0)], 300 * S)
+    hot.append(
+        [
+            make(
+                "clock_offset",
+                20,
+                t_ns=np.arange(100, 300, 10) * S,
+                real_mono_ns=BASE,
+                boot_mono_ns=0,
+                err_ns=50,
+                cut=0,
+            )
+        ],
+        300 * S,
+    )
     hot.close()
     done = clock(tmp_path / "store", "history", "--plot", str(tmp_path / "clock.svg"))
     assert done.returncode == 0, done.stderr
@@ -309,7 +464,11 @@ def test_what_nobody_watched_is_not_drawn_as_known(tmp_path: Path) -> None:
     clock(store, "history", "--plot", str(tmp_path / "clock.svg"))
     space = "{http://www.w3.org/2000/svg}"
     root = ET.fromstring((tmp_path / "clock.svg").read_text())
-    lines = [p.get("points", "").split() for p in root.iter(f"{space}polyline") if p.get("stroke") == "#1f5fa8" and p.get("stroke-width") == "2"]
+    lines = [
+        p.get("points", "").split()
+        for p in root.iter(f"{space}polyline")
+        if p.get("stroke") == "#1f5fa8" and p.get("stroke-width") == "2"
+    ]
     assert len(lines) == 2
     ends = [[float(point.split(",")[0]) for point in line] for line in lines]
     assert min(ends[1]) - max(ends[0]) > 700  # of 892 units
@@ -327,20 +486,47 @@ def test_a_clock_that_was_stepped_without_end_is_shown_as_far_as_there_is_room(t
     t_ns, size = np.arange(n) * 60 * S, np.arange(n) % 2 * 600 * MS - 300 * MS
     size[7_000] = 40 * S
     hot = HotStore(tmp_path / "store", "0f0f0f0f-0000-4000-8000-000000000001", "host-a", seal_command=())
-    sample = {"real_mono_ns": BASE + np.cumsum(size), "boot_mono_ns": 0, "err_ns": 60, "mono_raw_ns": 0, "freq_ppb": np.arange(n)}
-    hot.append([make("clock_offset", n, t_ns=t_ns, cut=1, **sample), make("clock_offset", n, t_ns=t_ns + 30 * S, cut=0, **sample),
-                make("clock_change", n, t_ns=t_ns, kind=change.code("kind", "step"), via=b"settimeofday", size_ns=size, pid=np.arange(n) + 1, comm=b"stepper", ret=0)])
+    sample = {
+        "real_mono_ns": BASE + np.cumsum(size),
+        "boot_mono_ns": 0,
+        "err_ns": 60,
+        "mono_raw_ns": 0,
+        "freq_ppb": np.arange(n),
+    }
+    hot.append(
+        [
+            make("clock_offset", n, t_ns=t_ns, cut=1, **sample),
+            make("clock_offset", n, t_ns=t_ns + 30 * S, cut=0, **sample),
+            make(
+                "clock_change",
+                n,
+                t_ns=t_ns,
+                kind=change.code("kind", "step"),
+                via=b"settimeofday",
+                size_ns=size,
+                pid=np.arange(n) + 1,
+                comm=b"stepper",
+                ret=0,
+            ),
+        ]
+    )
     hot.close()
     store = tmp_path / "store"
     shown = clock(store, "history")
     assert len(shown.stdout.splitlines()) == 1_001
     assert "the newest 1,000 of 20,160 segments; --limit 20160 shows all" in shown.stderr
     rows = json.loads(clock(store, "history", "--limit", "3", "-o", "json").stdout)["rows"]
-    assert [(r["t_ns"], r["step_ns"], r["pid"]) for r in rows] == [(i * 60 * S, int(size[i]), i + 1) for i in range(n - 3, n)]
+    assert [(r["t_ns"], r["step_ns"], r["pid"]) for r in rows] == [
+        (i * 60 * S, int(size[i]), i + 1) for i in range(n - 3, n)
+    ]
     some = clock(store, "history", "--since", "boot+600", "--until", "boot+900", "-o", "ndjson")
     assert [json.loads(line)["pid"] for line in some.stdout.splitlines()] == [10, 11, 12, 13, 14, 15]
     assert clock(store, "history", "--plot", str(tmp_path / "clock.svg")).returncode == 0
     drawn = (tmp_path / "clock.svg").read_text()
     assert len(drawn) < 1_500_000
-    assert "20,159 jumps of the wall clock" in drawn and "+40s stepper 7001 (settimeofday)" in drawn and "20,149 smaller jumps have no name" in drawn
+    assert (
+        "20,159 jumps of the wall clock" in drawn
+        and "+40s stepper 7001 (settimeofday)" in drawn
+        and "20,149 smaller jumps have no name" in drawn
+    )
     assert "and 20,153 smaller" in clock(store, "history", "--plot", "-", PYTHONIOENCODING="utf-8").stdout

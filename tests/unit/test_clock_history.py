@@ -14,7 +14,9 @@ from agent.tables import TABLES
 WALL = 1_800_000_000_000_000_000
 
 
-def rows(t: list[int], real_boot: list[int], err: int = 0, cut: bool = True, boot_mono: list[int] | None = None) -> np.ndarray:
+def rows(
+    t: list[int], real_boot: list[int], err: int = 0, cut: bool = True, boot_mono: list[int] | None = None
+) -> np.ndarray:
     """Rows of clock_offset: one segment a row."""
     out = TABLES["clock_offset"].empty(len(t))
     out["t_ns"], out["err_ns"], out["cut"] = t, err, cut
@@ -53,7 +55,9 @@ def test_there_and_back(truth: Truth, times: list[int]) -> None:
     there = history.to_wall(t)
     assert there.ns.tolist() == [truth.wall(x) for x in times]
     back = history.to_boot(there.ns)
-    for x, wall, state, first, last, back_state in zip(times, there.ns.tolist(), there.state, back.ns, back.alt_ns, back.state, strict=True):
+    for x, wall, state, first, last, back_state in zip(
+        times, there.ns.tolist(), there.state, back.ns, back.alt_ns, back.state, strict=True
+    ):
         instants = truth.boots(wall)
         assert (state == AMBIGUOUS) == (len(instants) > 1) == (back_state == AMBIGUOUS)
         assert first == min(instants)
@@ -69,7 +73,9 @@ def test_any_wall_time(truth: Truth, at: int) -> None:
     instants = truth.boots(wall)
     before = wall < min(s + o for s, o in zip([0, *truth.starts[1:]], truth.offsets, strict=True))
     inside = bool(instants) and truth.starts[0] <= instants[0] <= truth.starts[-1]
-    assert back.state[0] == (AMBIGUOUS if len(instants) > 1 else EXACT if inside else EXTRAPOLATED if instants or before else SKIPPED)
+    assert back.state[0] == (
+        AMBIGUOUS if len(instants) > 1 else EXACT if inside else EXTRAPOLATED if instants or before else SKIPPED
+    )
     if instants:
         assert back.ns[0] == min(instants)
     elif before:
@@ -118,7 +124,9 @@ def test_samples_with_errors_bound_the_truth(truth: Truth, err: int, random: obj
 def test_suspends_move_boottime_against_monotonic_and_nothing_else(gaps: list[int], sleeps: list[int]) -> None:
     awake = np.cumsum([0, *gaps])  # MONOTONIC at each sample
     asleep = np.cumsum(sleeps[: len(awake)])
-    history = History.from_rows(rows((awake + asleep).tolist(), [WALL] * len(awake), boot_mono=asleep.tolist(), cut=False))
+    history = History.from_rows(
+        rows((awake + asleep).tolist(), [WALL] * len(awake), boot_mono=asleep.tolist(), cut=False)
+    )
     assert len(history.segments.start_ns) == 1
     assert (history.mono_to_boot(awake) == awake + asleep).all()
     assert (history.boot_to_mono(awake + asleep) == awake).all()
@@ -141,7 +149,9 @@ def test_outside_of_what_was_watched_bounds_grow_and_that_is_said() -> None:
     t = np.array([-1, 0, minute - 1000, minute, 2 * minute, 2 * minute + 10**9, 2 * minute + 10**18])
     for there in (history.to_wall(t), history.to_boot(history.to_wall(t).ns)):
         assert there.state.tolist() == [EXTRAPOLATED] * 3 + [EXACT] * 2 + [EXTRAPOLATED] * 2
-        assert there.err_ns.tolist() == pytest.approx([NULL_I64, 3 + 30_600_000, 3 + 1, 3, 3, 3 + 510_000, 3 + 510 * 10**12], rel=1e-9, abs=1)
+        assert there.err_ns.tolist() == pytest.approx(
+            [NULL_I64, 3 + 30_600_000, 3 + 1, 3, 3, 3 + 510_000, 3 + 510 * 10**12], rel=1e-9, abs=1
+        )
     history.watched(2 * minute + 10**9)
     there = history.to_wall(t)
     assert there.state.tolist()[4:] == [EXACT, EXACT, EXTRAPOLATED]

@@ -21,7 +21,13 @@ def stepped(first: int, n: int) -> np.ndarray:
     """A cut each minute from minute ``first`` on, by 300 ms back and forth."""
     rows = TABLES["clock_offset"].empty(n)
     minutes = np.arange(first, first + n)
-    rows["t_ns"], rows["real_mono_ns"], rows["boot_mono_ns"], rows["err_ns"], rows["cut"] = minutes * MINUTE, WALL + minutes % 2 * 300_000_000, 0, 40, 1
+    rows["t_ns"], rows["real_mono_ns"], rows["boot_mono_ns"], rows["err_ns"], rows["cut"] = (
+        minutes * MINUTE,
+        WALL + minutes % 2 * 300_000_000,
+        0,
+        40,
+        1,
+    )
     return rows
 
 
@@ -39,7 +45,9 @@ def test_a_year_of_steps_leaves_the_agent_a_small_history() -> None:
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert len(history) <= _COMPACT_ROWS
-    assert compactions <= YEAR / (_COMPACT_ROWS - 2 * MOST_SEGMENTS) + 1  # each after thousands of rows, not one after every row
+    assert (
+        compactions <= YEAR / (_COMPACT_ROWS - 2 * MOST_SEGMENTS) + 1
+    )  # each after thousands of rows, not one after every row
     assert grown < 4_000_000
     t = np.array([YEAR - 1, YEAR - 1000, YEAR // 2]) * MINUTE
     there = history.to_wall(t)

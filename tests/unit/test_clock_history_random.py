@@ -34,7 +34,9 @@ class Boot:
 
     def history(self) -> History:
         out = TABLES["clock_offset"].empty(len(self.rows))
-        for name, values in zip(("t_ns", "real_mono_ns", "boot_mono_ns", "err_ns", "cut"), zip(*self.rows, strict=True), strict=True):
+        for name, values in zip(
+            ("t_ns", "real_mono_ns", "boot_mono_ns", "err_ns", "cut"), zip(*self.rows, strict=True), strict=True
+        ):
             out[name] = values
         found = History.from_rows(out)
         found.watched(1 << 59)
@@ -54,7 +56,9 @@ def boots(draw: st.DrawFn) -> Boot:
     for what in draw(st.lists(st.sampled_from(["seen", "unseen", "slew", "suspend", "restart", "wait"]), max_size=15)):
         t += draw(st.integers(10_000, 10 * SECOND))
         if what in ("seen", "unseen"):
-            least = 5_000 if what == "seen" else 8_001  # one that nobody saw shows where the samples around it contradict one another
+            least = (
+                5_000 if what == "seen" else 8_001
+            )  # one that nobody saw shows where the samples around it contradict one another
             offset += draw(st.integers(least, 4_000 * SECOND)) * draw(st.sampled_from([1, -1]))
             boot.steps.append((t, offset))
             if what == "seen":
@@ -65,7 +69,10 @@ def boots(draw: st.DrawFn) -> Boot:
             slept = draw(st.integers(SECOND, 3_600 * SECOND))
             t, asleep = t + slept, asleep + slept
             sample(False)
-        elif what in ("restart", "slew"):  # a slew moves REALTIME, MONOTONIC and BOOTTIME together; an agent begins with a sample
+        elif what in (
+            "restart",
+            "slew",
+        ):  # a slew moves REALTIME, MONOTONIC and BOOTTIME together; an agent begins with a sample
             sample(False)
     boot.end = t + SECOND
     return boot
@@ -80,11 +87,25 @@ def test_no_answer_is_off_by_more_than_its_bound(boot: Boot, places: list[float]
     assert (there.err_ns != NULL_I64).all()
     assert (np.abs(there.ns - truth) <= there.err_ns).all()
     back = history.to_boot(np.array(truth))
-    for x, wall, ns, err, alt, state in zip(t.tolist(), truth, back.ns.tolist(), back.err_ns.tolist(), back.alt_ns.tolist(), back.state.tolist(), strict=True):
+    for x, wall, ns, err, alt, state in zip(
+        t.tolist(),
+        truth,
+        back.ns.tolist(),
+        back.err_ns.tolist(),
+        back.alt_ns.tolist(),
+        back.state.tolist(),
+        strict=True,
+    ):
         instants = boot.instants(wall)
         assert x in instants
-        for answer in (ns, *([alt] if state == AMBIGUOUS else [])) if err != NULL_I64 else ():  # unknown: before the first sample
-            assert min(abs(answer - i) for i in (*instants, *(s for s, _ in boot.steps))) <= err, (answer, instants, err)
+        for answer in (
+            (ns, *([alt] if state == AMBIGUOUS else [])) if err != NULL_I64 else ()
+        ):  # unknown: before the first sample
+            assert min(abs(answer - i) for i in (*instants, *(s for s, _ in boot.steps))) <= err, (
+                answer,
+                instants,
+                err,
+            )
 
 
 @given(boots())
@@ -125,12 +146,16 @@ def test_boots_are_kept_apart(several: list[Boot]) -> None:
 def test_order_and_size_do_not_matter(pieces: int) -> None:
     """All ways through the look-up: one piece, few, many; sorted, shuffled; edges in one spot and far apart; beyond both ends."""
     rng = np.random.default_rng(pieces)
-    starts = np.unique(np.concatenate([rng.integers(0, 10**6, pieces // 2 + 1), rng.integers(0, 10**14, pieces // 2 + 1)]))
+    starts = np.unique(
+        np.concatenate([rng.integers(0, 10**6, pieces // 2 + 1), rng.integers(0, 10**14, pieces // 2 + 1)])
+    )
     offsets = WALL + np.cumsum(rng.integers(-(10**9), 10**9, len(starts)))
     boot = Boot(list(zip(starts.tolist(), offsets.tolist(), strict=True)), 1 << 58)
     boot.rows = [(s, o, 0, 0, True) for s, o in boot.steps]
     history = boot.history()
-    t = np.concatenate([starts, starts - 1, starts + 1, rng.integers(0, 10**6, 9_973), rng.integers(-(10**15), 2 * 10**14, 30_011)])
+    t = np.concatenate(
+        [starts, starts - 1, starts + 1, rng.integers(0, 10**6, 9_973), rng.integers(-(10**15), 2 * 10**14, 30_011)]
+    )
     wanted = t + offsets[np.maximum(np.searchsorted(starts, t, "right") - 1, 0)]
     for order in (np.argsort(t), rng.permutation(len(t))):
         there = history.to_wall(t[order])

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.clock.calls import ASK, LIBC, WOKE, group
-from agent.clock.join import SETTLE_NS, Change, Join
+from agent.clock.change import Change
+from agent.clock.join import SETTLE_NS, Join
 from agent.clock.sample import Reading, drift_ppb
 from agent.clock.timex import Timex, freq_ppb, mode_names
 from agent.kernel.load import BPF_DIR
@@ -81,7 +82,12 @@ def test_steps_whose_wakes_were_missed_are_still_told_apart(sizes: list[int], da
     the next call finds."""
     at, records = 0, []
     for i, size in enumerate(sizes):
-        fields = {"modes": 0x2100, "asked_s": size // 10**9, "asked_part": size % 10**9, "tid": data.draw(st.integers(1, 3))}
+        fields = {
+            "modes": 0x2100,
+            "asked_s": size // 10**9,
+            "asked_part": size % 10**9,
+            "tid": data.draw(st.integers(1, 3)),
+        }
         records += [record(ASK, 1000 * i + j, before=at, **fields) for j in (10, 13)]
         if data.draw(st.booleans()):
             records.append(record(WOKE, 1000 * i + data.draw(st.sampled_from((11, 14))), after=at, **fields))
@@ -94,8 +100,23 @@ def test_steps_whose_wakes_were_missed_are_still_told_apart(sizes: list[int], da
 
 
 def test_a_step_by_nothing_moved_nothing() -> None:
-    call = record(LIBC, 30, start_ns=10, modes=0x2100, asked_s=0, asked_part=0, before=0, after=35, freq_after=0, tick_after=10_000, status_after=0x40)
-    assert [(r.kind, r.size_ns, r.requested_ns, r.ret) for r in joined([call], reading(LATER, 40), STILL._replace(status=0x40))] == [("step", 0, 0, 0)]
+    call = record(
+        LIBC,
+        30,
+        start_ns=10,
+        modes=0x2100,
+        asked_s=0,
+        asked_part=0,
+        before=0,
+        after=35,
+        freq_after=0,
+        tick_after=10_000,
+        status_after=0x40,
+    )
+    assert [
+        (r.kind, r.size_ns, r.requested_ns, r.ret)
+        for r in joined([call], reading(LATER, 40), STILL._replace(status=0x40))
+    ] == [("step", 0, 0, 0)]
 
 
 def test_without_tai_sizes_come_from_what_was_asked() -> None:
@@ -122,10 +143,19 @@ def test_without_tai_steps_that_are_undone_while_rows_come_are_each_a_row(views:
 def test_without_tai_a_step_is_not_also_that_of_the_calls_before_it() -> None:
     rates = [record(ASK, 1_000 * i, modes=0x4002, freq=0, tick=10_000) for i in (1, 2)]
     refused = record(ASK, 3_000, modes=0x2100, asked_s=0, asked_part=7, tid=8, ret=-1)
-    step = [record(source, t, modes=0x2100, asked_s=0, asked_part=2_000) for source, t in ((ASK, 4_000), (ASK, 4_001), (WOKE, 4_002))]
+    step = [
+        record(source, t, modes=0x2100, asked_s=0, asked_part=2_000)
+        for source, t in ((ASK, 4_000), (ASK, 4_001), (WOKE, 4_002))
+    ]
     after = record(ASK, 5_000, modes=0x4002, freq=0, tick=10_000)
     rows = joined([*rates, refused, *step, after], reading(LATER, 2_000))
-    assert [(r.kind, r.size_ns) for r in rows] == [("frequency", 0), ("frequency", 0), ("step", 0), ("step", 2_000), ("frequency", 0)]
+    assert [(r.kind, r.size_ns) for r in rows] == [
+        ("frequency", 0),
+        ("frequency", 0),
+        ("step", 0),
+        ("step", 2_000),
+        ("frequency", 0),
+    ]
 
 
 def test_a_step_without_a_call_has_no_actor_and_the_watch_dates_it() -> None:
@@ -137,7 +167,9 @@ def test_a_step_without_a_call_has_no_actor_and_the_watch_dates_it() -> None:
 
 
 def test_a_step_before_a_call_that_explains_only_its_own() -> None:
-    rows = joined([record(ASK, 1000, before=4_000, modes=2, freq=65536)], reading(LATER, 4_000), STILL._replace(freq_scaled=65536))
+    rows = joined(
+        [record(ASK, 1000, before=4_000, modes=2, freq=65536)], reading(LATER, 4_000), STILL._replace(freq_scaled=65536)
+    )
     assert [(r.kind, r.size_ns, r.record is None) for r in rows] == [("step", 4_000, True), ("frequency", 0, False)]
     assert (rows[1].freq_before_ppb, rows[1].freq_after_ppb) == (0, 1000)
 
@@ -153,7 +185,9 @@ def test_two_equal_steps_in_one_breath_are_two() -> None:
     ({"modes": 0x100, "asked_s": 3600, "asked_part": 0}, "step"), ({"nr": 227, "asked_s": 5, "asked_part": 0}, "step"),
     ({"modes": 0x4000, "tick": 5}, "frequency"), ({"modes": 2, "freq": 1 << 60, "tick": 0}, "frequency"),
 ])  # fmt: skip
-def test_what_the_kernel_does_not_do_for_the_privileged_failed_though_no_return_was_seen(fields: dict[str, int], kind: str) -> None:
+def test_what_the_kernel_does_not_do_for_the_privileged_failed_though_no_return_was_seen(
+    fields: dict[str, int], kind: str
+) -> None:
     asks = [record(ASK, t, before=0, **fields) for t in ((10, 12) if fields.get("modes", 0) & 0x100 else (10,))]
     rows = joined(asks, reading(LATER, 15))
     assert [(r.kind, r.ret, r.size_ns, r.freq_after_ppb) for r in rows] == [(kind, -22, 0, 0)]
@@ -164,10 +198,14 @@ def test_what_the_kernel_does_not_do_for_the_privileged_failed_though_no_return_
     {"modes": 0x2100, "asked_s": -REAL // 10**9 - 1, "asked_part": 0}, {"modes": 0x2100, "asked_s": 8 * 10**9, "asked_part": 0},
 ])  # fmt: skip
 @pytest.mark.parametrize("wakes", [False, True])
-def test_a_time_that_nobody_can_set_was_refused_also_where_the_kernel_cannot_read_tai(fields: dict[str, int], wakes: bool) -> None:
+def test_a_time_that_nobody_can_set_was_refused_also_where_the_kernel_cannot_read_tai(
+    fields: dict[str, int], wakes: bool
+) -> None:
     """And where another call follows, so that no reading tells."""
     t = 2 * LATER
-    first = [record(ASK, t + i, **fields) for i in range(2 if "modes" in fields else 1)] + [record(WOKE, t + 5, **fields)] * wakes
+    first = [record(ASK, t + i, **fields) for i in range(2 if "modes" in fields else 1)] + [
+        record(WOKE, t + 5, **fields)
+    ] * wakes
     rows = joined([*first, record(ASK, t + 20_000, nr=227, asked_s=5, asked_part=7, tid=8)], reading(3 * LATER))
     assert [(r.kind, r.ret, r.size_ns, r.real_mono_after_ns) for r in rows] == [("step", -22, 0, REAL)] * 2
 
@@ -193,7 +231,9 @@ def test_a_return_that_comes_after_its_row_adds_none() -> None:
     join.feed(record(ASK, 10, before=0, modes=2, freq=65536))
     fast = STILL._replace(freq_scaled=65536)
     assert len(join.settle(reading(LATER), fast)) == 1
-    join.feed(record(LIBC, LATER, start_ns=5, before=0, after=0, modes=2, freq=65536, freq_after=65536, tick_after=10_000))
+    join.feed(
+        record(LIBC, LATER, start_ns=5, before=0, after=0, modes=2, freq=65536, freq_after=65536, tick_after=10_000)
+    )
     assert join.settle(reading(2 * LATER), fast) == []
     assert join.late == 1
 
@@ -223,13 +263,28 @@ def test_a_step_that_the_kernel_refuses_after_its_check_is_told_in_a_second() ->
 def test_status_written_as_it_was_is_no_row_but_a_flag_is() -> None:
     assert joined([record(ASK, 10, before=0, modes=0x10, status=0)], reading(LATER)) == []
     lost = STILL._replace(status=0x40)
-    assert [r.kind for r in joined([record(ASK, 10, before=0, modes=0x10, status=0x40)], reading(LATER), lost)] == ["unsync"]
+    assert [r.kind for r in joined([record(ASK, 10, before=0, modes=0x10, status=0x40)], reading(LATER), lost)] == [
+        "unsync"
+    ]
 
 
 def test_a_tai_change_is_no_step() -> None:
-    call = record(LIBC, 30, start_ns=10, modes=0x80, constant=38, before=0, after=1_000_000_000, freq_after=0, tick_after=10_000, status_after=0)
+    call = record(
+        LIBC,
+        30,
+        start_ns=10,
+        modes=0x80,
+        constant=38,
+        before=0,
+        after=1_000_000_000,
+        freq_after=0,
+        tick_after=10_000,
+        status_after=0,
+    )
     end = Reading(LATER, REAL, 0, 0, REAL + 38_000_000_000, 20)
-    assert [(r.kind, r.size_ns, r.requested_ns) for r in joined([call], end, STILL._replace(tai_s=38))] == [("tai", 0, 38_000_000_000)]
+    assert [(r.kind, r.size_ns, r.requested_ns) for r in joined([call], end, STILL._replace(tai_s=38))] == [
+        ("tai", 0, 38_000_000_000)
+    ]
 
 
 def test_nothing_moved_is_nothing() -> None:

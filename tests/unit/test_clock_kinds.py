@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.clock.join import SETTLE_NS, Change, Join
+from agent.clock.change import Change
+from agent.clock.join import SETTLE_NS, Join
 from agent.clock.sample import Reading
 from agent.clock.timex import STA_INS, STA_UNSYNC, Timex, flag_names
 from tests.unit.test_clock_join import ASK, LIBC, REAL, TAI, WOKE, record
@@ -68,7 +69,12 @@ def test_a_leap_second_while_a_daemon_corrects_the_frequency() -> None:
 def test_a_suspend_is_no_step_although_realtime_moves_against_monotonic() -> None:
     join = Join(reading(0), STILL)
     (row,) = seen(join, reading(90 * SECOND, slept=60 * SECOND))
-    assert (row.kind, row.size_ns, row.real_mono_before_ns, row.real_mono_after_ns) == ("suspend", 60 * SECOND, REAL, REAL + 60 * SECOND)
+    assert (row.kind, row.size_ns, row.real_mono_before_ns, row.real_mono_after_ns) == (
+        "suspend",
+        60 * SECOND,
+        REAL,
+        REAL + 60 * SECOND,
+    )
     rows = seen(join, reading(99 * SECOND, 7_000, slept=60 * SECOND))
     assert [(r.kind, r.size_ns, r.real_mono_before_ns) for r in rows] == [("step", 7_000, REAL + 60 * SECOND)]
 
@@ -99,13 +105,17 @@ def test_a_step_that_clears_synchronisation_is_one_row() -> None:
 @pytest.mark.parametrize(("first", "second"), [("adjust_ns", "adjust_ns"), ("offset_ns", "offset_ns")])
 def test_a_slew_that_nobody_was_seen_to_ask_for(first: str, second: str) -> None:
     join = Join(reading(0), STILL)
-    assert [(r.kind, r.requested_ns) for r in seen(join, reading(SECOND), STILL._replace(**{first: 400_000}))] == [("slew", 400_000)]
+    assert [(r.kind, r.requested_ns) for r in seen(join, reading(SECOND), STILL._replace(**{first: 400_000}))] == [
+        ("slew", 400_000)
+    ]
     for left in (300_000, 100_000, 0):  # it goes by itself
         assert seen(join, reading(2 * SECOND), STILL._replace(**{first: left})) == []
     assert [r.kind for r in seen(join, reading(9 * SECOND), STILL._replace(**{second: -5_000}))] == ["slew"]
 
 
-@pytest.mark.parametrize(("tick", "kind"), [(10_000, "frequency"), (10_005, "frequency"), (10_006, "slew"), (9_167, "slew")])
+@pytest.mark.parametrize(
+    ("tick", "kind"), [(10_000, "frequency"), (10_005, "frequency"), (10_006, "slew"), (9_167, "slew")]
+)
 def test_more_than_a_frequency_correction_may_be_is_a_slew(tick: int, kind: str) -> None:
     join = Join(reading(0), STILL)
     (row,) = seen(join, reading(SECOND), STILL._replace(tick_us=tick, freq_scaled=-1))

@@ -29,7 +29,14 @@ def directory(tmp_path: Path) -> Iterator[int]:
 
 def later(real: int = 0, slept: int = 0, tai: int = 0) -> Reading:
     """42 s after THEN, MONOTONIC having been slewed meanwhile."""
-    return Reading(142 * S, THEN.real_mono_ns + real + slept, THEN.boot_mono_ns + slept, 9_000, THEN.tai_mono_ns + real + slept + tai, 60)
+    return Reading(
+        142 * S,
+        THEN.real_mono_ns + real + slept,
+        THEN.boot_mono_ns + slept,
+        9_000,
+        THEN.tai_mono_ns + real + slept + tai,
+        60,
+    )
 
 
 def test_what_one_agent_keeps_the_next_one_reads(directory: int) -> None:
@@ -65,7 +72,12 @@ def test_no_room_for_it_stops_nothing(directory: int) -> None:
 def test_the_difference_is_a_row(now: Reading, kind: str, size: int) -> None:
     (row,) = to_rows(missed(THEN, now, STATE))
     table = TABLES["clock_change"]
-    assert (row["t_ns"], table.by_name["kind"].names[row["kind"]], row["size_ns"], row["err_ns"]) == (142 * S, kind, size, 100)
+    assert (row["t_ns"], table.by_name["kind"].names[row["kind"]], row["size_ns"], row["err_ns"]) == (
+        142 * S,
+        kind,
+        size,
+        100,
+    )
     assert (row["modes"], row["unwatched_ns"]) == (b"unwatched=42.0s", 42 * S)
     assert row["real_mono_after_ns"] - row["real_mono_before_ns"] == size
     assert row["direction"] == table.code("direction", "forward" if size > 0 else "backward")
@@ -82,5 +94,5 @@ def test_the_finding_says_that_no_agent_was_running() -> None:
     host.made[0].rows["unwatched_ns"] = 42 * S
     (found,) = latest(run(host, 20))
     assert (found["cause"], found["symptom"]) == ("clock_step", "clock_jump")
-    assert "back by 2 s in the 42.0 s before boot+" in str(found["sentence"])
+    assert "back by 2 s in the 42 s before boot+" in str(found["sentence"])
     assert "while no agent was running." in str(found["sentence"])

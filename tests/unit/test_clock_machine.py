@@ -79,7 +79,10 @@ def test_a_restored_machine_is_told_once(tmp_path: Path) -> None:
 
 def test_no_vmclock_and_no_change_of_clocksource() -> None:
     watcher = Watcher(0, None)
-    assert watcher.clocksource == Path("/sys/devices/system/clocksource/clocksource0/current_clocksource").read_text().strip()
+    assert (
+        watcher.clocksource
+        == Path("/sys/devices/system/clocksource/clocksource0/current_clocksource").read_text().strip()
+    )
     assert watcher.switched() is None
     assert watcher.restored() is None
     watcher.close()

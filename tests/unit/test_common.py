@@ -25,7 +25,13 @@ def test_a_duration_has_three_figures_and_a_unit(ns: float, text: str) -> None:
 
 
 def test_numbers_are_whole_from_100_on() -> None:
-    assert [number(value) for value in (0.00123, 9.999, 99.94, 99.95, 1234.5)] == ["0.00123", "10", "99.9", "100", "1234"]
+    assert [number(value) for value in (0.00123, 9.999, 99.94, 99.95, 1234.5)] == [
+        "0.00123",
+        "10",
+        "99.9",
+        "100",
+        "1234",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -81,9 +87,14 @@ def test_real_clocks_lie_as_far_apart_as_they_say() -> None:
 
 def test_a_loss_is_dated_by_its_end_unless_it_was_noticed_later() -> None:
     known = Loss("tcp_rtt", 7, 100, 200)
-    rows = losses("store", known, Loss("agent", from_ns=100), Loss("segment", None, 100, 200, t_ns=300), Loss("damaged")).rows
+    rows = losses(
+        "store", known, Loss("agent", from_ns=100), Loss("segment", None, 100, 200, t_ns=300), Loss("damaged")
+    ).rows
     assert rows["t_ns"].tolist() == [200, 100, 300, 0]
     assert rows["count"].tolist() == [7, NULL_I64, NULL_I64, NULL_I64]
-    assert (rows["from_ns"].tolist(), rows["to_ns"].tolist()) == ([100, 100, 100, NULL_I64], [200, NULL_I64, 200, NULL_I64])
+    assert (rows["from_ns"].tolist(), rows["to_ns"].tolist()) == (
+        [100, 100, 100, NULL_I64],
+        [200, NULL_I64, 200, NULL_I64],
+    )
     assert set(rows["stage"].tolist()) == {TABLES["loss"].code("stage", "store")}
     assert rows["source"].tolist() == [b"tcp_rtt", b"agent", b"segment", b"damaged"]

@@ -19,7 +19,9 @@ def write(path: Path, text: str) -> Path:
 
 def test_the_documented_defaults_are_the_defaults() -> None:
     documented = Config(**read_file(Path("deploy/tickscope.yaml"), required=True))
-    assert replace(documented, otlp={}, metrics={}) == Config()  # their sections name each default: tests/unit/test_otlp_config.py
+    assert (
+        replace(documented, otlp={}, metrics={}) == Config()
+    )  # their sections name each default: tests/unit/test_otlp_config.py
 
 
 def test_flag_beats_environment_beats_file(tmp_path: Path) -> None:
@@ -30,7 +32,13 @@ def test_flag_beats_environment_beats_file(tmp_path: Path) -> None:
 
 
 def test_it_survives_the_way_to_the_agent() -> None:
-    config = Config(redis=("redis://a", "redis://b"), otlp={"endpoint": "http://c:4318"}, ntp={"servers": ["10.0.0.1"], "interval": "64s"}, without=("tls",), live=True)
+    config = Config(
+        brokers={"redis": ("redis://a", "redis://b")},
+        otlp={"endpoint": "http://c:4318"},
+        ntp={"servers": ["10.0.0.1"], "interval": "64s"},
+        without=("tls",),
+        live=True,
+    )
     assert Config.from_json(config.to_json()) == config
 
 
@@ -86,7 +94,11 @@ def test_a_device_without_end_is_no_file() -> None:
 
 
 def test_what_the_environment_says_is_checked_before_anything_starts() -> None:
-    for env in ({"TICKSCOPE_REDIS_URL": "http://x"}, {"OTEL_EXPORTER_OTLP_ENDPOINT": "ftp://x"}, {"TICKSCOPE_RUN_DIR": "/" + "x" * 200}):
+    for env in (
+        {"TICKSCOPE_REDIS_URL": "http://x"},
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": "ftp://x"},
+        {"TICKSCOPE_RUN_DIR": "/" + "x" * 200},
+    ):
         with pytest.raises(AgentError) as raised:
             resolve({}, env, "deploy/tickscope.yaml")
         assert raised.value.exit_code == 2

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agent.batch import Batch, make
-from agent.containers import Containers, container_of
+from agent.service.containers import Containers, container_of
 
 ID, OTHER = "5eaf00d5" * 8, "0ddba115" * 8
 

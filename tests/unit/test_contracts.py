@@ -47,5 +47,10 @@ def test_a_method_of_the_same_name_alone_makes_no_contract() -> None:
 
 def test_nothing_of_the_agent_is_found_by_hasattr() -> None:
     files = [path for path in ROOT.glob("agent/**/*.py") if "lab" not in path.parts] + [*ROOT.glob("exporters/*.py")]
-    calls = [(path, node.func) for path in files for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.Call)]
+    calls = [
+        (path, node.func)
+        for path in files
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.Call)
+    ]
     assert [path for path, called in calls if isinstance(called, ast.Name) and called.id == "hasattr"] == []

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from agent import control
-from agent.bounds import Bounds
-from agent.control import CLIENTS, Control, ask
+from agent.service import control
+from agent.service.bounds import Bounds
+from agent.service.control import CLIENTS, Control, ask
 from tests.lab import sockets
 
 #: More than a socket's buffers hold.
@@ -29,7 +29,9 @@ class Server:
     def __init__(self, directory: Path) -> None:
         self.directory = str(directory)
         sock = sockets.directory(directory / "control.sock").listen("control.sock", 0o666, socket.SOCK_STREAM, 300)
-        self.control = Control(sock, {"status": lambda: {"ok": 1}, "long": lambda: {"long": LONG}, "broken": lambda: {"x": 1 // 0}})
+        self.control = Control(
+            sock, {"status": lambda: {"ok": 1}, "long": lambda: {"long": LONG}, "broken": lambda: {"x": 1 // 0}}
+        )
         self.longest_s, self._stop = 0.0, False
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
@@ -124,7 +126,12 @@ for _ in range(200):
 print("held", flush=True)
 sys.stdin.read()
 """
-    with subprocess.Popen([sys.executable, "-c", code, f"{server.directory}/control.sock"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as nobody:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, f"{server.directory}/control.sock"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as nobody:
         assert nobody.stdout is not None
         assert nobody.stdout.readline() == "held\n"
         ours = [server.client() for _ in range(CLIENTS - CLIENTS // 4)]

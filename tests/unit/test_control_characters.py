@@ -18,7 +18,7 @@ from tests.unit.test_gaps_cli import boot_now, store
 from tests.unit.test_replay_cli import tickscope
 
 #: Sets a title, clears the screen by an 8-bit control, deletes, turns text round, begins a line.
-EVIL = "a\x1b]0;b\x07\x9b2J\x7f\u202ex\ny\tz,\"q\""
+EVIL = 'a\x1b]0;b\x07\x9b2J\x7f\u202ex\ny\tz,"q"'
 ROWS = [{"comm": EVIL, "list": [EVIL], "n": 3, "none": None}]
 
 
@@ -36,7 +36,7 @@ def test_rows_and_streams(fmt: str, capsys: pytest.CaptureFixture[str]) -> None:
     if fmt == "csv":
         heading, first, second = csv.reader(io.StringIO(out))
         assert heading == ["comm", "list", "n", "none"]
-        assert first == second == ["a\\x1b]0;b\\x07\\x9b2J\\x7f\\u202ex\\ny\\tz,\"q\"", first[1], "3", ""]
+        assert first == second == ['a\\x1b]0;b\\x07\\x9b2J\\x7f\\u202ex\\ny\\tz,"q"', first[1], "3", ""]
         assert json.loads(first[1]) == [EVIL]
     if fmt == "ndjson":
         assert [json.loads(line) for line in out.splitlines()] == ROWS * 2
@@ -64,7 +64,15 @@ def test_lines_for_people(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_verbs_say_beside_their_answer(tmp_path: Path) -> None:
     states, now = TABLES["probe_status"], boot_now()
-    status = make("probe_status", 1, t_ns=now, probe=b"limiter:x", state=states.code("state", "degraded"), reason=EVIL.encode(), remedy=EVIL.encode())
+    status = make(
+        "probe_status",
+        1,
+        t_ns=now,
+        probe=b"limiter:x",
+        state=states.code("state", "degraded"),
+        reason=EVIL.encode(),
+        remedy=EVIL.encode(),
+    )
     loss = make("loss", 1, t_ns=now, stage=0, source=EVIL.encode()[:30], count=1, to_ns=now)
     store(tmp_path, make("tcp_reset", 1, t_ns=now), status, loss)
     for verb in ("limiters", "findings"):

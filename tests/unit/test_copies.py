@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from agent.kernel.analyst import Analyst
-from agent.kernel.files import HOST, Ask, Files, Release, Target
-from agent.kernel.helper import digest
 from agent.kernel.limits import DIGEST_BYTES
-from agent.kernel.shares import Shares
+from agent.kernel.opening import digest
 from agent.kernel.steps import Steps, at_once, pump_until, run
-from agent.kernel.unseen import UnseenPrograms
+from agent.targets.analyst import Analyst
+from agent.targets.asked import HOST, Ask, Release, Target
+from agent.targets.files import Files
+from agent.targets.shares import Shares
+from agent.targets.unseen import UnseenPrograms
 
 
 class Offered:
@@ -26,7 +27,9 @@ class Offered:
 
     def __init__(self, name: str) -> None:
         self.analyst = Analyst()
-        self.files = Files(self.analyst, lambda fds: at_once(lambda: digest(fds)), Shares(), UnseenPrograms(), Counter(), multi=True)
+        self.files = Files(
+            self.analyst, lambda fds: at_once(lambda: digest(fds)), Shares(), UnseenPrograms(), Counter(), multi=True
+        )
         self.found: list[tuple[str, dict[str, Any]]] = []
         self.ask = Ask("functions", self._take, "clock", {"names": ["clock_settime"]})
         self.files.libraries.append((name.encode(), self.ask))

@@ -29,7 +29,7 @@ SYMPTOM_FILE = '''"""Connections that are closed by dozens."""
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.watch import Watch
-from agent.correlate.words import when
+from agent.correlate.words import tell, value, when
 
 import numpy as np
 
@@ -60,17 +60,18 @@ def judge(watch, second):
 
 
 SYMPTOM = Symptom("closing_time", 900, "connections are closed by dozens", "all connections", "", "tcp_close", {"tcp_close": ("retransmits",)},
-                  lambda e: f"{e.value:.0f} connections were closed {when(e)}", "ask who closed them", Closes, judge)
+                  lambda e: tell("{n} were closed {when}", n=value(e.value, "connection"), when=when(e)), "ask who closed them", Closes, judge)
 '''
 CAUSE_FILE = '''"""Connections that had to send again before they ended."""
 
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Verdict
+from agent.correlate.words import tell, value
 
 
 def rule(episode, view):
     again = int(view.during("tcp_close", episode, 10**9)["retransmits"].sum())
-    yield Verdict(CAUSE.name, 0.9 if again else 0.0, "", f"they had sent {again} segments again")
+    yield Verdict(CAUSE.name, 0.9 if again else 0.0, "", tell("they had sent {again} again", again=value(again, "segment")))
 
 
 CAUSE = Cause("worn_out", 900, "connections had sent too much again", {"tcp_close": ("retransmits",)}, "look at the network", {"closing_time": rule})
@@ -100,7 +101,9 @@ def test_files_dropped_into_the_package_are_found(tmp_path: Path) -> None:
 
     symptom, cause, sentence = run("-c", PROGRAM).strip().split("|")
     assert (symptom, cause) == ("closing_time", "worn_out")
-    assert sentence.startswith("13 connections were closed from boot+1000.000") and sentence.endswith("because they had sent 39 segments again.")
+    assert sentence.startswith("13 connections were closed from boot+1000.000") and sentence.endswith(
+        "because they had sent 39 segments again."
+    )
     listed = {row["cause"]: row for row in json.loads(run("-m", "agent", "causes", "-o", "json"))["rows"]}
     assert (listed["worn_out"]["explains"], listed["worn_out"]["reads"]) == ("closing_time", "tcp_close")
     assert list(listed)[-2:] == ["worn_out", "unknown"]
@@ -111,16 +114,24 @@ def test_files_dropped_into_the_package_are_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("verb", "names"), [("causes", causes), ("symptoms", symptoms)])
 @pytest.mark.parametrize("fmt", ["table", "json", "ndjson", "csv"])
 def test_the_catalogue_is_printed(verb: str, names: Any, fmt: str) -> None:
-    out = subprocess.run([sys.executable, "-m", "agent", verb, "-o", fmt], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-m", "agent", verb, "-o", fmt], capture_output=True, text=True, check=True
+    ).stdout
     assert [name for name in names() if name not in out] == []
 
 
 def test_declarations_are_whole() -> None:
     for declared in (*symptoms().values(), *causes().values()):
         assert declared.meaning and declared.todo and not declared.meaning.endswith(".")
-        assert {c for columns in declared.reads.values() for c in columns} <= {c for t in declared.reads for c in TABLES[t].by_name}
+        assert {c for columns in declared.reads.values() for c in columns} <= {
+            c for t in declared.reads for c in TABLES[t].by_name
+        }
     assert all(symptom in symptoms() for cause in causes().values() for symptom in cause.explains)
-    assert all(any(s in cause.explains for cause in causes().values()) for s in symptoms() if symptoms()[s].judge)
+    explained = {symptom for cause in causes().values() for symptom in cause.explains}
+    assert [name for name, one in symptoms().items() if one.judge and name not in explained] == [], (
+        "no cause explains it"
+    )
+    assert [name for name in (*symptoms(), *causes()) if len(name) > TABLES["finding"].by_name["cause"].width] == []
     assert set(kept()) <= set(TABLES)
     orders = [[one.order for one in some.values()] for some in (symptoms(), causes())]
     assert all(len(set(order)) == len(order) and order == sorted(order) for order in orders)
@@ -143,7 +154,9 @@ def test_a_cause_that_raises_does_not_end_the_others(scenario: Any) -> None:
     assert findings(with_it, scenario()) == findings(without, scenario())
     assert with_it.losses()["rules"] == with_it.guard.missed() > 0
     assert without.losses()["rules"] == 0, without.guard.failures
-    assert with_it.guard.fresh()[0] in [f"cause broken of {symptom}: ZeroDivisionError: of this rule" for symptom in symptoms()]
+    assert with_it.guard.fresh()[0] in [
+        f"cause broken of {symptom}: ZeroDivisionError: of this rule" for symptom in symptoms()
+    ]
     assert not with_it.guard.fresh()
 
 
@@ -167,7 +180,9 @@ def test_a_symptom_that_raises_does_not_end_the_others(monkeypatch: pytest.Monke
     (found,) = findings(correlator, refusing(rate=200.0))
     assert (found["symptom"], found["cause"]) == ("refusals", "load")
     assert correlator.guard.counts == {"symptom decision_latency": IN_A_ROW}
-    assert correlator.losses()["rules"] == IN_A_ROW + correlator.guard.skipped > IN_A_ROW, "for as long as it is left out"
+    assert correlator.losses()["rules"] == IN_A_ROW + correlator.guard.skipped > IN_A_ROW, (
+        "for as long as it is left out"
+    )
 
 
 def test_what_a_rule_costs_is_known_to_who_passes_a_clock() -> None:
@@ -175,7 +190,11 @@ def test_what_a_rule_costs_is_known_to_who_passes_a_clock() -> None:
     correlator = Correlator(clock=lambda: next(ticks))
     findings(correlator, broker_slow())
     rows = {row["rule"]: row for row in correlator.guard.state()}
-    assert rows["cause broker_slow of decision_latency"]["run_ns"] == 7 * int(str(rows["cause broker_slow of decision_latency"]["runs"])) > 0
+    assert (
+        rows["cause broker_slow of decision_latency"]["run_ns"]
+        == 7 * int(str(rows["cause broker_slow of decision_latency"]["runs"]))
+        > 0
+    )
     assert rows["symptom decision_latency"]["runs"] == UNTIL - 1, "the second of the stall has no decision"
 
 
@@ -184,7 +203,9 @@ def test_where_nothing_changed_nothing_is_ranked_anew() -> None:
     correlator = Correlator()
     (found,) = findings(correlator, broker_slow())
     assert found["cause"] == "broker_slow"
-    assert 1 <= correlator.guard.runs["cause broker_slow of decision_latency"] <= 3, "six seconds open, each second ranked before"
+    assert 1 <= correlator.guard.runs["cause broker_slow of decision_latency"] <= 3, (
+        "six seconds open, each second ranked before"
+    )
 
 
 def test_rows_that_come_late_are_ranked_with() -> None:
@@ -196,4 +217,7 @@ def test_rows_that_come_late_are_ranked_with() -> None:
     assert latest([b for tick in range(330) for b in correlator.advance(T0 + tick * S // 10)])[0]["cause"] == "unknown"
     for batch in late:
         correlator.feed(batch)
-    assert latest([b for tick in range(330, 600) for b in correlator.advance(T0 + tick * S // 10)])[0]["cause"] == "broker_slow"
+    assert (
+        latest([b for tick in range(330, 600) for b in correlator.advance(T0 + tick * S // 10)])[0]["cause"]
+        == "broker_slow"
+    )

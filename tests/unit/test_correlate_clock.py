@@ -6,15 +6,26 @@ import numpy as np
 import pytest
 
 from agent.batch import Batch
+from agent.correlate.clock import ClockWatch
 from agent.correlate.correlator import Correlator
+from agent.correlate.rows import compact
+from agent.correlate.thresholds import CorrelatorConfig
 from tests.unit.correlate_scenarios import APP_PID, MS, START, T0, US, Host, S, code, latest, run
 
 N = 23
 
 
 def decisions(host: Host, t_ns: np.ndarray, limiter: bytes = b"api", result: str = "allowed", **more: object) -> None:
-    columns: dict[str, object] = {"t_ns": t_ns, "pid": APP_PID, "proc_start_ns": START, "comm": b"python3", "limiter_id": limiter, "library": b"own",
-                                  "result": code("limiter_decision", "result", result), "duration_ns": 1000}
+    columns: dict[str, object] = {
+        "t_ns": t_ns,
+        "pid": APP_PID,
+        "proc_start_ns": START,
+        "comm": b"python3",
+        "limiter_id": limiter,
+        "library": b"own",
+        "result": code("limiter_decision", "result", result),
+        "duration_ns": 1000,
+    }
     host.add("limiter_decision", len(t_ns), **(columns | more))
 
 
@@ -31,16 +42,29 @@ def test_decisions_within_the_size_of_the_step_on_either_side_are_counted(sign: 
     decisions(host, at - size - 1 - np.arange(11) * MS)
     decisions(host, at + size + 1001 + np.arange(13) * MS)
     found = latest(run(host, 20))
-    assert [(f["cause"], f["symptom"], f["state"], f["start_ns"]) for f in found] == [("clock_step", "clock_jump", "closed", at)]
+    assert [(f["cause"], f["symptom"], f["state"], f["start_ns"]) for f in found] == [
+        ("clock_step", "clock_jump", "closed", at)
+    ]
+    assert (found[0]["culprit_pid"], found[0]["culprit_comm"]) == (812, "chronyd")
     entry = affected(found[0])["api"]
     assert (entry["allowed"], entry["refused"]) == (N, 7)
     sentence = str(found[0]["sentence"])
-    for part in ("back" if sign < 0 else "forward", "400 us", "chronyd pid 812", "clock_settime", "limiter api", "python3 pid 4242", f"{N} allowed, 7 refused"):
+    for part in (
+        "back" if sign < 0 else "forward",
+        "400 us",
+        "chronyd pid 812",
+        "clock_settime",
+        "limiter api",
+        "python3 pid 4242",
+        f"{N} allowed, 7 refused",
+    ):
         assert part in sentence
 
 
 @pytest.mark.parametrize(("rate", "least"), [(1.0, False), (0.25, True), (np.nan, False)])
-def test_of_a_limiter_that_is_watched_in_a_share_of_the_time_there_are_at_least_so_many(rate: float, least: bool) -> None:
+def test_of_a_limiter_that_is_watched_in_a_share_of_the_time_there_are_at_least_so_many(
+    rate: float, least: bool
+) -> None:
     host = Host()
     host.step(10, -400 * US)
     decisions(host, T0 + 10 * S - 390 * US + np.arange(N) * 10 * US, sample_rate=rate)
@@ -82,8 +106,19 @@ def test_windows_that_straddle_and_limiters_that_are_immune_are_told_apart() -> 
     assert "Not affected, since it ignores the wall clock: limiter nginx" in str(finding["sentence"])
 
 
-@pytest.mark.parametrize(("kind", "size", "causes"), [("step", -1, ["clock_step"]), ("leap", -S, ["leap"]), ("slew", 200 * MS, ["clock_slew"]), ("slew", MS, []),
-                                                      ("frequency", 500, []), ("tai", S, []), ("suspend", S, []), ("step", 0, [])])
+@pytest.mark.parametrize(
+    ("kind", "size", "causes"),
+    [
+        ("step", -1, ["clock_step"]),
+        ("leap", -S, ["leap"]),
+        ("slew", 200 * MS, ["clock_slew"]),
+        ("slew", MS, []),
+        ("frequency", 500, []),
+        ("tai", S, []),
+        ("suspend", S, []),
+        ("step", 0, []),
+    ],
+)
 def test_only_jumps_are_findings(kind: str, size: int, causes: list[str]) -> None:
     host = Host()
     host.step(5, size, kind=kind)
@@ -106,7 +141,9 @@ def test_a_step_whose_actor_was_not_seen_says_so() -> None:
 def test_an_actor_outside_of_the_agents_pid_namespace_is_named() -> None:
     host = Host()
     host.step(5, -S, pid=-(2**63))
-    assert "chronyd, a process that the agent cannot see from its container, called clock_settime" in str(latest(run(host, 20))[0]["sentence"])
+    assert "chronyd, a process that the agent cannot see from its container, called clock_settime" in str(
+        latest(run(host, 20))[0]["sentence"]
+    )
 
 
 def test_repeated_steps_of_one_actor_are_one_finding_that_counts_them() -> None:
@@ -116,10 +153,16 @@ def test_repeated_steps_of_one_actor_are_one_finding_that_counts_them() -> None:
     decisions(host, at + np.arange(7 * 1000) * MS, window_ns=S)
     found = latest(run(host, 30))
     assert [(f["cause"], f["state"], f["start_ns"]) for f in found] == [("clock_step", "closed", at)]
-    for part in (f"jumped {N} times (12 forward and 11 back, by 300 us each, 300 us in sum)", "chronyd pid 812 called clock_settime", "limiter api"):
+    for part in (
+        f"jumped {N} times (12 forward and 11 back, by 300 us each, 300 us forward in sum)",
+        "chronyd pid 812 called clock_settime",
+        "limiter api",
+    ):
         assert part in str(found[0]["sentence"])
     told = [e for e in found[0]["evidence"] if e["table"] == "clock_change"]  # type: ignore[attr-defined]
-    assert [e["value"] for e in told if e["what"] == "steps"] == [N] and len([e for e in told if e["what"] == "clock_step"]) == 16
+    assert [e["value"] for e in told if e["what"] == "steps"] == [N] and len(
+        [e for e in told if e["what"] == "clock_step"]
+    ) == 16
     assert [e["t_ns"] for e in told if e["what"] == "clock_step"] == [T0 + int((5 + i * 0.3) * S) for i in range(16)]
 
 
@@ -148,7 +191,11 @@ def test_another_actor_and_another_direction_of_time_are_told_apart() -> None:
         host.step(5.2 + i, 300 * US, pid=-(2**63), comm=b"")
     sentences = sorted(str(f["sentence"]) for f in latest(run(host, 30)))
     assert len(sentences) == 3
-    assert sum("date pid 900, date pid 901 and date pid 902" in s for s in sentences) == sum("by whom was not seen" in s for s in sentences) == 1
+    assert (
+        sum("date pid 900, date pid 901 and date pid 902" in s for s in sentences)
+        == sum("by whom was not seen" in s for s in sentences)
+        == 1
+    )
 
 
 def test_a_small_step_does_not_explain_refusals() -> None:
@@ -187,3 +234,12 @@ def test_a_clock_that_is_stepped_in_a_loop_is_counted_whole() -> None:
 def test_more_actors_than_findings_are_told_by_the_first() -> None:
     out, losses = stepped_in_a_loop(200)
     assert len(out) == 64 and losses["findings"] == 200 - 64
+
+
+def test_what_is_kept_of_a_decision_suffices_to_count_it_on_both_clocks() -> None:
+    host, watch = Host(), ClockWatch(CorrelatorConfig())
+    decisions(host, np.array([T0]), key=b"customer", remaining=3.5, program_wall_ns=17, sample_rate=0.25)
+    (batch,) = (one for one in host.made if one.table == "limiter_decision")
+    watch.feed(None, compact(batch.table, batch.rows), T0 + S)
+    (row,) = watch.decisions.between(T0, T0 + 1)
+    assert (row["key"], row["remaining"], row["program_wall_ns"], row["sample_rate"]) == (b"customer", 3.5, 17, 0.25)

@@ -32,7 +32,10 @@ def rows(batches: list[Batch]) -> list[dict[str, object]]:
     for batch in batches:
         if batch.table == "evidence":
             found.update((bytes(row["evidence_id"]), row) for row in batch.rows)
-    plain = [{name: v.decode() if isinstance(v := row[name], bytes) else v.item() for name in row.dtype.names or ()} for row in found.values()]
+    plain = [
+        {name: v.decode() if isinstance(v := row[name], bytes) else v.item() for name in row.dtype.names or ()}
+        for row in found.values()
+    ]
     return [{**row, "role": TABLE.by_name["role"].names[row["role"]]} for row in plain]
 
 
@@ -63,7 +66,13 @@ def test_what_was_ruled_out_is_evidence_against() -> None:
 def test_the_time_line_of_a_jump() -> None:
     pieces = rows(run(clock_step(), UNTIL, tables=BOTH))
     jump = next(p for p in pieces if p["table"] == "clock_change" and p["role"] == "timeline")
-    assert (jump["column"], jump["value"], jump["unit"], jump["start_ns"], jump["object"]) == ("size_ns", -30e9, "ns", T0 + int(29.5 * S), "chronyd")
+    assert (jump["column"], jump["value"], jump["unit"], jump["start_ns"], jump["object"]) == (
+        "size_ns",
+        -30e9,
+        "ns",
+        T0 + int(29.5 * S),
+        "chronyd",
+    )
     assert any(p["table"] == "limiter_decision" and p["object"] == "api" and p["unit"] == "decisions" for p in pieces)
 
 
@@ -92,10 +101,14 @@ def test_what_is_no_longer_so_is_withdrawn() -> None:
     found = Finding(T0, T0 + S, 0, "abc")
     entry = item("limiter_decision", "asked for", 200, "1/s", column="cost", baseline=50, pid=1)
     roles = []
-    for t_ns, verdicts in enumerate(([Verdict("load", 0.6, "", "", (entry,))], [Verdict("load", 0.0, "", "", (entry,))], [], [])):
+    for t_ns, verdicts in enumerate(
+        ([Verdict("load", 0.6, "", "", (entry,))], [Verdict("load", 0.0, "", "", (entry,))], [], [])
+    ):
         found.judged(episode, verdicts)
         made = evidence.batch(found, t_ns)
-        roles.append([(TABLE.by_name["role"].names[r["role"]], r["cause"].decode()) for r in made.rows] if made else None)
+        roles.append(
+            [(TABLE.by_name["role"].names[r["role"]], r["cause"].decode()) for r in made.rows] if made else None
+        )
     assert roles == [[("timeline", ""), ("for", "load")], [("against", "load")], [("withdrawn", "load")], None]
 
 
@@ -118,5 +131,7 @@ def test_it_is_stored_and_queried(tmp_path: Path) -> None:
                                "-o", "json").stdout)  # fmt: skip
     wait = next(row for row in doc["rows"] if row["table"] == "slow_syscall")
     assert (wait["cause"], wait["column"], wait["object"]) == ("broker_slow", "duration_ns", "127.0.0.1:6399")
-    out = tickscope("sql", 'SELECT role, count(*) AS n FROM evidence GROUP BY role ORDER BY role', "--store", place, "-o", "json")
+    out = tickscope(
+        "sql", "SELECT role, count(*) AS n FROM evidence GROUP BY role ORDER BY role", "--store", place, "-o", "json"
+    )
     assert {row["role"] for row in json.loads(out.stdout)["rows"]} == {"for", "against", "timeline"}, out.stderr

@@ -50,8 +50,19 @@ def test_a_comparison_that_could_not_be_described_is_told_when_it_can_be(monkeyp
 
     monkeypatch.setattr(BeliefWatch, "describe", fails_once)
     correlator = Correlator()
-    correlator.feed(make("clock_daemon", 2, t_ns=T0 + np.array([S, 3 * S]), daemon=b"chrony", kind=code("clock_daemon", "kind", "check"),
-                         state=code("clock_daemon", "state", "disagree"), source=b"raw", offset_ns=S, distance_ns=1000))
+    correlator.feed(
+        make(
+            "clock_daemon",
+            2,
+            t_ns=T0 + np.array([S, 3 * S]),
+            daemon=b"chrony",
+            kind=code("clock_daemon", "kind", "check"),
+            state=code("clock_daemon", "state", "disagree"),
+            source=b"raw",
+            offset_ns=S,
+            distance_ns=1000,
+        )
+    )
     (found,) = latest([b for second in range(10) for b in correlator.advance(T0 + second * S)])
     assert found["symptom"] == "clock_disagreement"
 
@@ -68,7 +79,9 @@ def test_a_finding_whose_words_fail_is_told_plainly(monkeypatch: pytest.MonkeyPa
     (found,) = latest(made)
     same = ("finding_id", "state", "symptom", "subject", "cause", "confidence", "start_ns", "end_ns")
     assert [found[name] for name in same] == [sound[name] for name in same]
-    assert str(found["sentence"]).startswith(f"Decisions of a limiter take far longer than it usually does: {found['subject']}, from boot+5030.0")
+    assert str(found["sentence"]).startswith(
+        f"Decisions of a limiter take far longer than it usually does: {found['subject']}, from boot+5030.0"
+    )
     assert "cause: broker slow" in str(found["sentence"])
     assert any(batch.table == "evidence" for batch in made)
     assert correlator.guard.counts["words of decision_latency"] == sum(batch.table == "finding" for batch in made)

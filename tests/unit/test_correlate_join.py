@@ -22,19 +22,32 @@ def decision(**columns: object) -> np.ndarray:
     return one("limiter_decision", **({"t_ns": 1_100, "duration_ns": 200} | columns))
 
 
-@pytest.mark.parametrize(("d", "e", "joined"), [
-    ({}, {}, True),
-    ({}, {"t_ns": 1_100}, True), ({}, {"t_ns": 900}, True), ({}, {"t_ns": 1_101}, False), ({}, {"t_ns": 899}, False),
-    ({}, {"tid": 9}, False), ({"tid": NULL}, {"tid": 9}, True), ({"tid": NULL}, {"pid": 6}, False),
-    ({}, {"proc_start_ns": START + 20_000_000}, False),
-    ({"proc_start_ns": START // 10_000_000 * 10_000_000}, {}, True),
-    ({"goroutine": 5}, {"goroutine": 5, "tid": 9}, True), ({"goroutine": 5}, {"goroutine": 6}, False),
-    ({"goroutine": 5}, {}, True), ({}, {"goroutine": 5}, True), ({"goroutine": 5}, {"tid": 9}, False),
-    ({"duration_ns": NULL}, {}, False),
-    # A Go program's Wait that sleeps: its thread does something else meanwhile.
-    ({"goroutine": 5, "result": DELAYED, "wait_ns": 150}, {"t_ns": 960}, False), ({"goroutine": 5, "result": DELAYED, "wait_ns": 150}, {"t_ns": 940}, True),
-    ({"goroutine": 5, "result": CANCELLED, "wait_ns": 900}, {"t_ns": 960}, False), ({"result": DELAYED, "wait_ns": 150}, {"t_ns": 960}, True),
-])
+@pytest.mark.parametrize(
+    ("d", "e", "joined"),
+    [
+        ({}, {}, True),
+        ({}, {"t_ns": 1_100}, True),
+        ({}, {"t_ns": 900}, True),
+        ({}, {"t_ns": 1_101}, False),
+        ({}, {"t_ns": 899}, False),
+        ({}, {"tid": 9}, False),
+        ({"tid": NULL}, {"tid": 9}, True),
+        ({"tid": NULL}, {"pid": 6}, False),
+        ({}, {"proc_start_ns": START + 20_000_000}, False),
+        ({"proc_start_ns": START // 10_000_000 * 10_000_000}, {}, True),
+        ({"goroutine": 5}, {"goroutine": 5, "tid": 9}, True),
+        ({"goroutine": 5}, {"goroutine": 6}, False),
+        ({"goroutine": 5}, {}, True),
+        ({}, {"goroutine": 5}, True),
+        ({"goroutine": 5}, {"tid": 9}, False),
+        ({"duration_ns": NULL}, {}, False),
+        # A Go program's Wait that sleeps: its thread does something else meanwhile.
+        ({"goroutine": 5, "result": DELAYED, "wait_ns": 150}, {"t_ns": 960}, False),
+        ({"goroutine": 5, "result": DELAYED, "wait_ns": 150}, {"t_ns": 940}, True),
+        ({"goroutine": 5, "result": CANCELLED, "wait_ns": 900}, {"t_ns": 960}, False),
+        ({"result": DELAYED, "wait_ns": 150}, {"t_ns": 960}, True),
+    ],
+)
 def test_a_call_belongs_to_a_decision(d: dict[str, int], e: dict[str, int], joined: bool) -> None:
     found = children(decision(**d), {"slow_syscall": one("slow_syscall", **e)})
     assert found == ([(0, "slow_syscall", 0)] if joined else [])
@@ -45,7 +58,12 @@ def test_handshakes_too() -> None:
 
 
 def test_the_rtt_of_the_socket_used_is_the_nearest_that_covers_the_decision() -> None:
-    rtt = np.concatenate([one("tcp_rtt", t_ns=t, sock_id=s, peer=np.frombuffer(REDIS, "V18")) for t, s in ((500, 77), (1_500, 77), (2_500, 77), (1_101, 78))])
+    rtt = np.concatenate(
+        [
+            one("tcp_rtt", t_ns=t, sock_id=s, peer=np.frombuffer(REDIS, "V18"))
+            for t, s in ((500, 77), (1_500, 77), (2_500, 77), (1_101, 78))
+        ]
+    )
     used = one("slow_syscall", sock_id=77, peer=np.frombuffer(REDIS, "V18"))
     assert children(decision(), {"slow_syscall": used, "tcp_rtt": rtt}) == [(0, "slow_syscall", 0), (0, "tcp_rtt", 1)]
     assert children(decision(), {"slow_syscall": used, "tcp_rtt": rtt[:1]})[1] == (0, "tcp_rtt", 0)
@@ -53,7 +71,12 @@ def test_the_rtt_of_the_socket_used_is_the_nearest_that_covers_the_decision() ->
 
 def test_without_the_socket_the_rtt_is_found_by_process_and_peer() -> None:
     other = peer("10.0.0.1", 1)
-    rtt = np.concatenate([one("tcp_rtt", t_ns=1_500, pid=p, peer=np.frombuffer(a, "V18")) for p, a in ((6, REDIS), (7, other), (7, REDIS))])
+    rtt = np.concatenate(
+        [
+            one("tcp_rtt", t_ns=1_500, pid=p, peer=np.frombuffer(a, "V18"))
+            for p, a in ((6, REDIS), (7, other), (7, REDIS))
+        ]
+    )
     used = one("slow_syscall", peer=np.frombuffer(REDIS, "V18"))
     assert (0, "tcp_rtt", 2) in children(decision(), {"slow_syscall": used, "tcp_rtt": rtt})
     assert len(children(decision(), {"slow_syscall": used, "tcp_rtt": rtt[:2]})) == 1
@@ -66,16 +89,30 @@ def test_equals_the_definition_on_random_rows(seed: int) -> None:
     rng = np.random.default_rng(seed)
 
     def rows(table: str, n: int) -> np.ndarray:
-        return make(table, n, t_ns=rng.integers(0, 300, n), pid=rng.integers(1, 3, n), proc_start_ns=START, tid=rng.choice([1, 2, 3, NULL], n),
-                    duration_ns=rng.choice([0, 5, 40, NULL], n), goroutine=rng.choice([1, 2, NULL, NULL], n)).rows
+        return make(
+            table,
+            n,
+            t_ns=rng.integers(0, 300, n),
+            pid=rng.integers(1, 3, n),
+            proc_start_ns=START,
+            tid=rng.choice([1, 2, 3, NULL], n),
+            duration_ns=rng.choice([0, 5, 40, NULL], n),
+            goroutine=rng.choice([1, 2, NULL, NULL], n),
+        ).rows
 
     d, e = rows("limiter_decision", 61), rows("slow_syscall", 97)
 
     def belongs(a: np.void, b: np.void) -> bool:
-        if a["pid"] != b["pid"] or a["duration_ns"] == NULL or not a["t_ns"] - a["duration_ns"] <= b["t_ns"] <= a["t_ns"]:
+        if (
+            a["pid"] != b["pid"]
+            or a["duration_ns"] == NULL
+            or not a["t_ns"] - a["duration_ns"] <= b["t_ns"] <= a["t_ns"]
+        ):
             return False
         if a["goroutine"] != NULL and b["goroutine"] != NULL:
             return bool(a["goroutine"] == b["goroutine"])
+        if b["tid"] == b["goroutine"] == NULL:
+            return True
         if a["tid"] == NULL:
             return bool(a["goroutine"] == NULL)
         return bool(a["tid"] == b["tid"])
@@ -86,4 +123,9 @@ def test_equals_the_definition_on_random_rows(seed: int) -> None:
 
 def test_nothing_to_join() -> None:
     empty = {t: make(t, 0).rows for t in ("slow_syscall", "tls_handshake", "tcp_rtt")}
-    assert children(decision(), empty) == children(decision(), {}) == children(decision()[:0], {"slow_syscall": one("slow_syscall")}) == []
+    assert (
+        children(decision(), empty)
+        == children(decision(), {})
+        == children(decision()[:0], {"slow_syscall": one("slow_syscall")})
+        == []
+    )

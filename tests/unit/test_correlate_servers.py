@@ -7,10 +7,10 @@ import pytest
 
 from agent.batch import make
 from agent.columns import NULL_I64
-from agent.correlate.config import CorrelatorConfig
 from agent.correlate.local import Servers, is_loopback
 from agent.correlate.rows import compact
-from tests.unit.correlate_scenarios import MS, START, T0, UNTIL, US, Host, S, code, latest, peer, run
+from agent.correlate.thresholds import CorrelatorConfig
+from tests.unit.correlate_scenarios import MS, REDIS, START, T0, UNTIL, US, Host, S, code, latest, peer, run
 
 A, B = 4026531840, 4026532999
 LOOPBACK = peer("127.0.0.1", 6379)
@@ -81,18 +81,70 @@ def containers(stalled: tuple[int, ...], slow_rtt: int | None = None) -> Host:
         us = np.where((netns == slow_rtt) & (t >= T0 + 30 * S) & (t <= T0 + 32 * S), 1_300_000, 45)
         to = np.frombuffer(LOOPBACK, "V18")
         host.decisions(0, 30, pid=pid)
-        host.add("tcp_rtt", len(t), t_ns=t, pid=pid, proc_start_ns=START, netns=netns, role=code("tcp_rtt", "role", "client"), peer=to,
-                 samples=10, rtt_sum_us=us * 10, rtt_min_us=us, rtt_max_us=us, srtt_us=us)
+        host.add(
+            "tcp_rtt",
+            len(t),
+            t_ns=t,
+            pid=pid,
+            proc_start_ns=START,
+            netns=netns,
+            role=code("tcp_rtt", "role", "client"),
+            peer=to,
+            samples=10,
+            rtt_sum_us=us * 10,
+            rtt_min_us=us,
+            rtt_max_us=us,
+            srtt_us=us,
+        )
         served = np.frombuffer(LOOPBACK[:16], "V16")
-        host.add("tcp_rtt", len(t), t_ns=t, pid=SERVERS[netns], proc_start_ns=START, netns=netns, comm=b"redis-server", saddr=served, sport=6379,
-                 role=code("tcp_rtt", "role", "server"), peer=np.frombuffer(peer("127.0.0.1", 40_000), "V18"), samples=10, rtt_sum_us=450,
-                 rtt_max_us=50, rtt_min_us=40, srtt_us=45)
+        host.add(
+            "tcp_rtt",
+            len(t),
+            t_ns=t,
+            pid=SERVERS[netns],
+            proc_start_ns=START,
+            netns=netns,
+            comm=b"redis-server",
+            saddr=served,
+            sport=6379,
+            role=code("tcp_rtt", "role", "server"),
+            peer=np.frombuffer(peer("127.0.0.1", 40_000), "V18"),
+            samples=10,
+            rtt_sum_us=450,
+            rtt_max_us=50,
+            rtt_min_us=40,
+            srtt_us=45,
+        )
         if netns in stalled:
             end = T0 + int(31.4 * S)
-            host.add("limiter_decision", 1, t_ns=end, pid=pid, tid=pid, proc_start_ns=START, comm=b"app", limiter_id=b"api", cost=1.0, result=0,
-                     duration_ns=1400 * MS)
-            host.add("slow_syscall", 1, t_ns=end - 20 * US, pid=pid, tid=pid, proc_start_ns=START, kind=code("slow_syscall", "kind", "waiting"), peer=to,
-                     syscall=b"recvfrom", fd_type=b"socket", duration_ns=1399 * MS, blocked_ns=1399 * MS, run_queue_ns=0)
+            host.add(
+                "limiter_decision",
+                1,
+                t_ns=end,
+                pid=pid,
+                tid=pid,
+                proc_start_ns=START,
+                comm=b"app",
+                limiter_id=b"api",
+                cost=1.0,
+                result=0,
+                duration_ns=1400 * MS,
+            )
+            host.add(
+                "slow_syscall",
+                1,
+                t_ns=end - 20 * US,
+                pid=pid,
+                tid=pid,
+                proc_start_ns=START,
+                kind=code("slow_syscall", "kind", "waiting"),
+                peer=to,
+                syscall=b"recvfrom",
+                fd_type=b"socket",
+                duration_ns=1399 * MS,
+                blocked_ns=1399 * MS,
+                run_queue_ns=0,
+            )
         host.decisions(31.4, UNTIL, pid=pid)
     return host
 
@@ -120,8 +172,17 @@ def test_the_rtt_of_another_container_is_no_evidence() -> None:
 def test_segments_that_another_container_sent_again_are_none_of_this_one() -> None:
     for netns, cause in ((A, "network_loss"), (B, "broker_slow")):
         host = containers((A,))
-        host.add("tcp_retransmit", 3, t_ns=T0 + 30 * S + np.array([300, 600, 1200]) * MS, pid=CLIENTS[netns], proc_start_ns=START, netns=netns,
-                 peer=np.frombuffer(LOOPBACK, "V18"), kind=0, count=1)
+        host.add(
+            "tcp_retransmit",
+            3,
+            t_ns=T0 + 30 * S + np.array([300, 600, 1200]) * MS,
+            pid=CLIENTS[netns],
+            proc_start_ns=START,
+            netns=netns,
+            peer=np.frombuffer(LOOPBACK, "V18"),
+            kind=0,
+            count=1,
+        )
         (found,) = latest(run(host, UNTIL))
         assert found["cause"] == cause
 
@@ -138,3 +199,15 @@ def test_too_many_servers_are_told() -> None:
             correlator.feed(type(host.made[0])(table, made))
     correlator.advance(T0 + UNTIL * S)
     assert correlator.losses()["servers"] == 2 * UNTIL - 3
+
+
+def test_who_served_an_address_before_is_remembered_for_a_while() -> None:
+    servers = Servers(limit=8, age_ns=600 * S)
+    host = Host(1)
+    for n, pid in enumerate((900, 901, 900, 902, 903, 904, 905)):
+        host.server(n, n + 1)
+        host.made[-1].rows["pid"] = pid
+        servers.learn(host.made[-1].rows)
+    assert [pid for _, pid in servers.of_late(REDIS, None, True)] == [905, 904, 903, 902, 900]
+    assert servers.find(REDIS, None, True) == ("redis-server", 905)
+    assert servers.of_late(REDIS[:16] + b"\x01\x00", None, True) == []

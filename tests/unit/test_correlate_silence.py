@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.batch import Batch, make
-from agent.correlate.config import CorrelatorConfig
 from agent.correlate.correlator import Correlator
 from agent.correlate.rows import compact, in_order
+from agent.correlate.thresholds import CorrelatorConfig
 from tests.unit.correlate_scenarios import ALL, MS, T0, Host, S, latest, run
 
 
@@ -102,7 +102,9 @@ def test_one_big_advance_equals_many_small_ones() -> None:
         for batch in scenario().made:
             correlator.feed(batch)
         once = latest(correlator.advance(T0 + 60 * S))
-        assert [(f["finding_id"], f["cause"]) for f in once] == [(f["finding_id"], f["cause"]) for f in latest(run(scenario(), 60))]
+        assert [(f["finding_id"], f["cause"]) for f in once] == [
+            (f["finding_id"], f["cause"]) for f in latest(run(scenario(), 60))
+        ]
 
 
 def test_rows_wait_for_the_watermark_and_late_ones_are_counted() -> None:
@@ -123,10 +125,12 @@ def test_rows_wait_for_the_watermark_and_late_ones_are_counted() -> None:
 
 def test_memory_is_bounded_and_what_is_dropped_is_counted() -> None:
     correlator = Correlator(CorrelatorConfig(pending_rows=100, subjects=8))
-    correlator.feed(make("limiter_decision", 131, t_ns=T0 + np.arange(131), pid=np.arange(131), limiter_id=b"a", duration_ns=1))
+    correlator.feed(
+        make("limiter_decision", 131, t_ns=T0 + np.arange(131), pid=np.arange(131), limiter_id=b"a", duration_ns=1)
+    )
     assert correlator.losses()["pending"] == 31
     correlator.advance(T0 + 2 * S)
-    assert correlator.losses()["subjects"] == 92
+    assert correlator.losses()["subjects"] == 2 * 92  # as limiters, and as processes
 
 
 def test_a_batch_is_not_kept() -> None:
@@ -148,4 +152,7 @@ def test_hours_without_rows_pass_at_once() -> None:
 def test_rows_of_one_instant_are_taken_in_an_order_of_their_own() -> None:
     rows = compact("queue_lag", make("queue_lag", 7, t_ns=T0, system=b"redis", lag_messages=np.arange(7)).rows)
     want = in_order(rows)
-    assert all(np.array_equal(in_order(np.random.default_rng(seed).permutation(rows))["lag_messages"], want["lag_messages"]) for seed in range(5))
+    assert all(
+        np.array_equal(in_order(np.random.default_rng(seed).permutation(rows))["lag_messages"], want["lag_messages"])
+        for seed in range(5)
+    )

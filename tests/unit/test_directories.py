@@ -10,8 +10,8 @@ import pytest
 
 from agent.batch import make
 from agent.clock.last import LastReading
-from agent.directories import prepare
 from agent.errors import AgentError
+from agent.posix.directories import prepare
 from agent.store import seal
 from agent.store.hot import HotStore
 from agent.store.seal import Retention
@@ -35,6 +35,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     seal.seal_all(2, Retention(1 << 30, 1e9))
     for file in ("seal.lock", "clock.last"):
         (place / file).touch()
+    (place / "sealed-00000001" / "tcp_reset.cells").touch()  # of a table with many rows
     shutil.copytree(place / "sealed-00000001", place / "seal-00000009.tmp")
     for path in (place, *place.rglob("*")):
         os.chown(path, OLD, OLD)
@@ -46,7 +47,14 @@ def owners(place: Path) -> set[int]:
 
 
 def test_a_store_of_a_user_that_was_made_anew_is_taken_over_whole(store: Path) -> None:
-    assert {path.name for path in store.iterdir()} >= {"age.json", "clock.last", "lock", "hot-00000002.tsl", "sealed-00000001", "seal-00000009.tmp"}
+    assert {path.name for path in store.iterdir()} >= {
+        "age.json",
+        "clock.last",
+        "lock",
+        "hot-00000002.tsl",
+        "sealed-00000001",
+        "seal-00000009.tmp",
+    }
     os.close(prepare(str(store), 0o750, NEW, NEW))
     assert owners(store) == {NEW}
 

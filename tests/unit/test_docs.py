@@ -12,14 +12,15 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from agent.ask.window import this_boot
 from agent.batch import make
 from agent.cli.main import cli
 from agent.config import Config, read_file
 from agent.limiters import decision
+from agent.queues.catalogue import brokers
 from agent.store.hot import HotStore
-from agent.store.window import this_boot
 from agent.tables import CAUSES, SYMPTOMS, TABLES
-from tests.docs import ROOT, catalogue, made, pages
+from tests.docs import ROOT, SETTINGS, catalogue, made, pages
 from tests.docs.__main__ import BLOCK, current
 from tests.docs.lines import arguments, programs, written
 from tests.docs.session import BLOCK as RAN
@@ -35,6 +36,14 @@ READING = ("clock history", "clock convert", "explain", "findings", "limiters", 
 @pytest.mark.parametrize("page", PAGES)
 def test_what_is_made_from_the_code_is_current(page: str) -> None:
     assert PAGES[page] == current(PAGES[page]), "run: python -m tests.docs"
+
+
+def test_the_template_of_the_settings_has_each_kind_of_broker() -> None:
+    text = SETTINGS.read_text()
+    assert made.template(text) == text, "run: python -m tests.docs"
+    assert all(
+        re.search(rf"^{name}: \[\] +# .*{re.escape(one.form)}", text, re.MULTILINE) for name, one in brokers().items()
+    )
 
 
 def test_everything_that_can_be_made_is_somewhere() -> None:
@@ -56,7 +65,10 @@ def test_the_landing_page_and_the_architecture_are_short() -> None:
 def headings(text: str) -> set[str]:
     """Anchors, as GitHub makes them of headings."""
     outside = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.+)$", outside, re.MULTILINE)}
+    return {
+        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        for title in re.findall(r"^#+ (.+)$", outside, re.MULTILINE)
+    }
 
 
 def links() -> Iterator[tuple[str, str]]:
@@ -79,7 +91,9 @@ def test_every_page_is_reached_from_the_landing_page() -> None:
     every = list(links())
     while todo:
         page = todo.pop()
-        for target in {str(((ROOT / page).parent / t.partition("#")[0]).resolve().relative_to(ROOT)) for p, t in every if p == page} - reached:
+        for target in {
+            str(((ROOT / page).parent / t.partition("#")[0]).resolve().relative_to(ROOT)) for p, t in every if p == page
+        } - reached:
             reached.add(target)
             todo += [target] if target in PAGES else []
     assert {name for name in PAGES if not name.startswith("tests/")} <= reached
@@ -124,14 +138,21 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     before.append([make("clock_offset", 1, t_ns=1, real_mono_ns=10**18, boot_mono_ns=0, err_ns=50)])
     before.close()
     hot = HotStore(path, this_boot(), "host", seal_command=())
-    hot.append([*run(broker_slow(), 60), *(make(name, 1, t_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME)) for name in TABLES if name != "finding")])
+    hot.append(
+        [
+            *run(broker_slow(), 60),
+            *(make(name, 1, t_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME)) for name in TABLES if name != "finding"),
+        ]
+    )
     hot.close()
     return path
 
 
 def reading() -> list[str]:
     found = {line: given for _, line in LINES for given in arguments(line) if " ".join(given).startswith(READING)}
-    return sorted(line for line, given in found.items() if parse(given) and "--pid" not in given)  # a process of the reader's
+    return sorted(
+        line for line, given in found.items() if parse(given) and "--pid" not in given
+    )  # a process of the reader's
 
 
 @pytest.mark.parametrize("line", reading())
@@ -151,8 +172,22 @@ def test_settings_are_ones_that_it_takes(page: str, tmp_path: Path) -> None:
 
 
 def test_every_member_of_a_reported_decision_is_told() -> None:
-    told = {name for row in re.findall(r"^\| (.+?) \|", PAGES["docs/limiters.md"], re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
-    assert {"limiter", "result", "key", "unlimited", "t_ns", "dropped", *decision.FLOATS, *decision.INTEGERS, *decision.IDS} <= told
+    told = {
+        name
+        for row in re.findall(r"^\| (.+?) \|", PAGES["docs/limiters.md"], re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", row)
+    }
+    assert {
+        "limiter",
+        "result",
+        "key",
+        "unlimited",
+        "t_ns",
+        "dropped",
+        *decision.FLOATS,
+        *decision.INTEGERS,
+        *decision.IDS,
+    } <= told
 
 
 def test_what_a_real_run_said_is_there() -> None:

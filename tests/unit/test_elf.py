@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.kernel.elf import Elf, ElfError, Symbol
-from agent.kernel.helper import executable_ranges
-from agent.kernel.openssl import analyse, version_text
+from agent.binaries.elf import Elf, ElfError, Symbol
+from agent.binaries.openssl import analyse, version_text
+from agent.kernel.attaching import executable_ranges
 
 TRUE = Path("/bin/true")
 LIBC = next(Path("/usr/lib").glob("*-linux-gnu/libc.so.6"))
@@ -132,7 +132,9 @@ def test_a_name_that_occurs_a_million_times() -> None:
 def test_truncated_anywhere() -> None:
     for path in (TRUE, LIBSSL):
         content = path.read_bytes()
-        refused = [broken(content[:n]) for n in (*range(0, 4096, 61), *range(4096, len(content), max(1, len(content) // 150)))]
+        refused = [
+            broken(content[:n]) for n in (*range(0, 4096, 61), *range(4096, len(content), max(1, len(content) // 150)))
+        ]
         assert all(refused[:60])
 
 
@@ -151,7 +153,9 @@ def test_mutations_are_read_or_refused(path: Path) -> None:
     """Headers and tables overwritten at random: nothing but ElfError comes out, whatever they say."""
     good, rng = path.read_bytes(), random.Random(7)
     with opened(path) as elf:
-        tables = [(0, 64), (64, 56 * len(elf._segments))] + [(int(s["offset"]), min(int(s["size"]), 4096)) for s in elf.sections if s["type"] in (2, 3, 4, 6, 11)]
+        tables = [(0, 64), (64, 56 * len(elf._segments))] + [
+            (int(s["offset"]), min(int(s["size"]), 4096)) for s in elf.sections if s["type"] in (2, 3, 4, 6, 11)
+        ]
         tables += [(int(elf._header["shoff"]), 64 * len(elf.sections))] * 3
     refused = 0
     for _ in range(400):
@@ -159,7 +163,9 @@ def test_mutations_are_read_or_refused(path: Path) -> None:
         for _ in range(rng.choice((1, 3, 20))):
             start, size = rng.choice(tables)
             at = start + rng.randrange(max(size - 8, 1))
-            bad[at : at + 8] = rng.choice((b"\xff" * 8, bytes(8), rng.randbytes(8), struct.pack("<Q", 1 << rng.randrange(64))))
+            bad[at : at + 8] = rng.choice(
+                (b"\xff" * 8, bytes(8), rng.randbytes(8), struct.pack("<Q", 1 << rng.randrange(64)))
+            )
         refused += bool(broken(bytes(bad)))
         with tempfile.TemporaryFile() as file, suppress(OSError):
             file.write(bad)

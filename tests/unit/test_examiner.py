@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from agent.kernel import limits
-from agent.kernel.analyst import READY, Analyst, Unexamined
 from agent.kernel.steps import pump_until
+from agent.targets.analyst import READY, Analyst, Unexamined
 from tests.unit.hostile_elf import many_magics, many_pointers, many_returns
 
 LIBSSL = next(iter(sorted(Path("/usr/lib").glob("*-linux-gnu/libssl.so.*"))))
@@ -50,7 +50,10 @@ def ask(analyst: Analyst, analysis: str, *paths: Path, **arguments: Any) -> Any:
 def test_a_library_is_examined(analyst: Analyst) -> None:
     facts = ask(analyst, "openssl", LIBSSL, LIBSSL.with_name(LIBSSL.name.replace("ssl", "crypto")))
     assert [role for role, _ in facts["sites"]] == ["client", "server"]
-    assert facts["version"] == subprocess.run(["openssl", "version"], capture_output=True, text=True, check=True).stdout.split()[1]
+    assert (
+        facts["version"]
+        == subprocess.run(["openssl", "version"], capture_output=True, text=True, check=True).stdout.split()[1]
+    )
     with pytest.raises(Unexamined, match="not an ELF"):
         ask(analyst, "openssl", Path("/etc/passwd"))
     assert len(analyst.pids) == 1
@@ -64,7 +67,7 @@ def test_one_that_dies_or_hangs_is_replaced(analyst: Analyst, monkeypatch: pytes
         ask(analyst, "functions", LIBSSL, names=["SSL_free"])
     assert killed.value.passing
     assert ask(analyst, "functions", LIBSSL, names=["SSL_free"])["offsets"]
-    monkeypatch.setattr("agent.kernel.analyst.EXAMINER_WALL_S", 0.5)
+    monkeypatch.setattr("agent.targets.analyst.EXAMINER_WALL_S", 0.5)
     os.kill(analyst.pids[0], signal.SIGSTOP)
     with pytest.raises(Unexamined, match="took more than"):
         ask(analyst, "functions", LIBSSL, names=["SSL_free"])
@@ -75,10 +78,10 @@ def test_one_that_dies_or_hangs_is_replaced(analyst: Analyst, monkeypatch: pytes
 
 def test_its_start_is_not_the_files_fault(analyst: Analyst, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file has its time from when the process is ready; one that does not get ready in its own time is replaced."""
-    monkeypatch.setattr("agent.kernel.analyst.EXAMINER_WALL_S", 0.02)
+    monkeypatch.setattr("agent.targets.analyst.EXAMINER_WALL_S", 0.02)
     assert ask(analyst, "functions", LIBSSL, names=["SSL_free"])["offsets"]
     analyst.rest()
-    monkeypatch.setattr("agent.kernel.analyst.EXAMINER_START_S", 0.02)
+    monkeypatch.setattr("agent.targets.analyst.EXAMINER_START_S", 0.02)
     with pytest.raises(Unexamined, match="did not start") as failed:
         ask(analyst, "functions", LIBSSL, names=["SSL_free"])
     assert failed.value.passing
@@ -114,7 +117,7 @@ def test_a_question_without_room_for_its_descriptors_leaves_none(analyst: Analys
 def test_it_ends_when_there_is_nothing_to_do(analyst: Analyst, monkeypatch: pytest.MonkeyPatch) -> None:
     ask(analyst, "functions", LIBSSL, names=["SSL_free"])
     (pid,) = analyst.pids
-    monkeypatch.setattr("agent.kernel.analyst.EXAMINER_IDLE_S", 0.1)
+    monkeypatch.setattr("agent.targets.analyst.EXAMINER_IDLE_S", 0.1)
     time.sleep(0.2)
     assert pump_until(lambda: not analyst.pids, [analyst], 10)
     assert pump_until(lambda: not Path(f"/proc/{pid}").exists() or analyst.rest() is not None, [analyst], 10)
@@ -123,7 +126,8 @@ def test_it_ends_when_there_is_nothing_to_do(analyst: Analyst, monkeypatch: pyte
 CONFINED = """
 import json, os, socket, sys
 sys.argv[1:] = [sys.argv[1]]
-from agent.kernel import analyses, examiner
+from agent.binaries import analyses
+from agent.targets import examiner
 def attempt(fds, what):
     if what == "cpu":
         while True: pass
@@ -141,11 +145,18 @@ examiner.main()
 """
 
 
-@pytest.mark.parametrize(("what", "why"), [("open", "not permitted"), ("fork", "not permitted"), ("socket", "not permitted"), ("memory", "MB of memory")])
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [("open", "not permitted"), ("fork", "not permitted"), ("socket", "not permitted"), ("memory", "MB of memory")],
+)
 def test_what_it_may_not_do(what: str, why: str) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     root = str(Path(__file__).parents[2])
-    with subprocess.Popen([sys.executable, "-c", CONFINED, str(theirs.fileno())], pass_fds=[theirs.fileno()], env={**os.environ, "PYTHONPATH": root}) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", CONFINED, str(theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+        env={**os.environ, "PYTHONPATH": root},
+    ) as child:
         try:
             ours.settimeout(60)
             ours.send(json.dumps([1, "attempt", {"what": what}]).encode())
@@ -163,7 +174,11 @@ def test_a_computation_without_end_is_ended() -> None:
     """By the kernel, after the processor time that a question may take."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     root = str(Path(__file__).parents[2])
-    with subprocess.Popen([sys.executable, "-c", CONFINED, str(theirs.fileno())], pass_fds=[theirs.fileno()], env={**os.environ, "PYTHONPATH": root}) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", CONFINED, str(theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+        env={**os.environ, "PYTHONPATH": root},
+    ) as child:
         ours.send(json.dumps([1, "attempt", {"what": "cpu"}]).encode())
         assert child.wait(60) == -signal.SIGXCPU
 
@@ -175,6 +190,6 @@ def test_files_that_take_long_are_refused_with_a_reason(analyst: Analyst, make: 
         file.write(make())
         file.flush()
         facts = ask(analyst, analysis, Path(file.name))
-    assert facts is None or (facts["state"] == "unavailable" and facts["reason"])
+    assert facts is None or [(one["state"], bool(one["reason"])) for one in facts["probed"]] == [("unavailable", True)]
     assert analyst.overruns.total() == 0
     assert analyst.took_s < limits.EXAMINER_CPU_S

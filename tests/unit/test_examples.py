@@ -35,7 +35,11 @@ def example() -> Any:
 
 
 def page_block(page: str, holds: str) -> str:
-    (lines,) = [block for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL) if holds in block]
+    (lines,) = [
+        block
+        for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+        if holds in block
+    ]
     return str(lines)
 
 
@@ -116,13 +120,20 @@ def python_limiter(_: Path) -> list[str]:
 
 def page_limiter(place: Path) -> list[str]:
     needs = "import contextlib, json, socket, sys, threading, time\nclass Limiter:\n    lock, stamps = threading.Lock(), []\n"
-    (place / "follow.py").write_text(needs + page_block("clocks.md", "def follow") + "\nfollow(Limiter(), 'example', sys.argv[1])\n")
+    (place / "follow.py").write_text(
+        needs + page_block("clocks.md", "def follow") + "\nfollow(Limiter(), 'example', sys.argv[1])\n"
+    )
     return [sys.executable, str(place / "follow.py")]
 
 
 def go_limiter(place: Path) -> list[str]:
     environment = {**os.environ, "GOFLAGS": "", "CGO_ENABLED": "0"}
-    subprocess.run(["go", "build", "-o", str(place / "reanchor"), "."], cwd=ROOT / "deploy/examples/reanchor", env=environment, check=True)
+    subprocess.run(
+        ["go", "build", "-o", str(place / "reanchor"), "."],
+        cwd=ROOT / "deploy/examples/reanchor",
+        env=environment,
+        check=True,
+    )
     return [str(place / "reanchor")]
 
 
@@ -141,7 +152,9 @@ def served(place: Path) -> socket.socket:
 
 @pytest.mark.parametrize("language", [python_limiter, page_limiter, go_limiter])
 def test_a_limiter_goes_on_with_the_next_process_that_tells(place: Path, language: Callable[[Path], list[str]]) -> None:
-    with subprocess.Popen([*language(place), str(place / "notices.sock")], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as program:
+    with subprocess.Popen(
+        [*language(place), str(place / "notices.sock")], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as program:
         with served(place) as listener:
             for number in (1, 2, 3):
                 with accepted(listener) as connection:
@@ -155,7 +168,12 @@ def test_a_limiter_goes_on_with_the_next_process_that_tells(place: Path, languag
 def test_clock_watch_goes_on_until_nobody_listens(place: Path) -> None:
     command = [sys.executable, "-m", "agent", "clock", "watch", "-o", "csv"]
     environment = {**os.environ, "TICKSCOPE_RUN_DIR": str(place)}
-    with served(place) as listener, subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watch:
+    with (
+        served(place) as listener,
+        subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as watch,
+    ):
         for number in (1, 2):
             with accepted(listener) as connection:
                 connection.sendall(b'{"id": %d, "size_ns": -5}\n{"id": 9, "si' % number)

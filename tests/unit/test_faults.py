@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent.ask.window import this_boot
 from agent.batch import Batch, make
 from agent.common.clocks import boot_ns
-from agent.control import Control, ask
+from agent.common.faults import IN_A_ROW, Faults
 from agent.correlate.correlator import Correlator
-from agent.faults import IN_A_ROW, Faults
 from agent.kernel.load import Loaded
+from agent.kernel.probe import Ring
 from agent.kernel.source import KernelSource
 from agent.kernel.wire import Wire
-from agent.loop import Loop
-from agent.probes import Ring
+from agent.service.control import Control, ask
+from agent.service.loop import Loop
 from agent.store.hot import HotStore
 from agent.store.query import Session
-from agent.store.window import this_boot
 from agent.store.writer import Writer
 from tests.lab import sockets
 from tests.unit.test_loop import Failing, Kept, make_loop
@@ -62,7 +62,9 @@ class BrokenCorrelator(Correlator):
 
 
 @pytest.mark.parametrize(("where", "calls", "unjudged"), [("feed", IN_A_ROW, 20), ("advance", IN_A_ROW, 42)])
-def test_a_correlator_that_fails_costs_findings_and_no_rows(tmp_path: Path, where: str, calls: int, unjudged: int) -> None:
+def test_a_correlator_that_fails_costs_findings_and_no_rows(
+    tmp_path: Path, where: str, calls: int, unjudged: int
+) -> None:
     source, correlator = steady(), BrokenCorrelator(where)
     loop = Loop([source], Writer(HotStore(tmp_path, this_boot(), "host", seal_command=())), correlator, [])
     now = boot_ns()
@@ -135,7 +137,10 @@ def test_a_request_that_cannot_be_answered_says_why_and_the_next_is_answered(tmp
         raise ZeroDivisionError("status")
 
     path = tmp_path / "control.sock"
-    control = Control(sockets.directory(path).listen(path.name, 0o660, socket.SOCK_STREAM, 4), {"status": broken, "twice": lambda: {"a": {1, 2}, "b": object()}, "fine": lambda: {"pid": 7}})
+    control = Control(
+        sockets.directory(path).listen(path.name, 0o660, socket.SOCK_STREAM, 4),
+        {"status": broken, "twice": lambda: {"a": {1, 2}, "b": object()}, "fine": lambda: {"pid": 7}},
+    )
     for request, wanted in (("status", "ZeroDivisionError: status"), ("fine", '{"pid": 7}'), ("twice", '"a"')):
         assert wanted in control._document(request).decode()
     assert set(json.loads(control._document("status"))) == {"error"}
@@ -155,7 +160,9 @@ def test_one_batch_that_cannot_be_stored_does_not_cost_the_others(tmp_path: Path
     store.close()
     assert stored(tmp_path) == 7
     with Session(tmp_path, ["loss"]) as session:
-        assert session.run("SELECT stage, source, count, from_ns, to_ns FROM loss").rows == [("store", "tcp_reset", 3, 5, 5)]
+        assert session.run("SELECT stage, source, count, from_ns, to_ns FROM loss").rows == [
+            ("store", "tcp_reset", 3, 5, 5)
+        ]
 
 
 def test_it_may_also_wait_for_a_disk_with_the_others(tmp_path: Path) -> None:

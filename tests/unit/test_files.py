@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from agent.kernel.analyst import Analyst
-from agent.kernel.files import HOST, Ask, FileId, Files, Target
 from agent.kernel.limits import TRIES
-from agent.kernel.shares import OverShareError, Owner, Shares
 from agent.kernel.steps import HeldUpError, Steps, at_once, pump_until, run
-from agent.kernel.unseen import UnseenPrograms
+from agent.targets.analyst import Analyst
+from agent.targets.asked import HOST, Ask, FileId, Target
+from agent.targets.files import Files
+from agent.targets.shares import OverShareError, Owner, Shares
+from agent.targets.unseen import UnseenPrograms
 
 USER = Owner(100, 1000, "user")
 
@@ -45,8 +46,12 @@ class Attaching:
 class Bench:
     def __init__(self, *attaching: Attaching, limit: int = 1024) -> None:
         self.analyst, self.unseen, self.shares = Analyst(1), UnseenPrograms(), Shares(limit)
-        self.files = Files(self.analyst, lambda fds: at_once(lambda: b""), self.shares, self.unseen, Counter(), multi=True)
-        self.asks = [Ask("functions", one.found, f"test{number}", {"names": []}) for number, one in enumerate(attaching)]
+        self.files = Files(
+            self.analyst, lambda fds: at_once(lambda: b""), self.shares, self.unseen, Counter(), multi=True
+        )
+        self.asks = [
+            Ask("functions", one.found, f"test{number}", {"names": []}) for number, one in enumerate(attaching)
+        ]
 
     def offer(self, path: Path, owner: Owner = HOST) -> FileId:
         got: list[Any] = []
@@ -178,3 +183,21 @@ def test_an_examiner_that_is_killed_costs_no_file_its_probes(bench: Any, program
     key = files.offer(program)
     assert one.live == 1
     assert files.gone(key)
+
+
+def test_who_asks_for_other_functions_of_a_file_gets_these(bench: Any) -> None:
+    """As two families do of the C library: what was found out for one is not what the other asked."""
+    got: list[Any] = []
+
+    class Asking(Attaching):
+        def found(self, target: Target, facts: Any) -> Steps[Any]:
+            got.append(sorted(facts["offsets"]))
+            return (yield from super().found(target, facts))
+
+    files = bench(one := Asking(), two := Asking())
+    for asking, name in ((one, "getaddrinfo"), (two, "adjtimex")):
+        files.asks[files.asks.index(next(a for a in files.asks if a.found == asking.found))] = Ask(
+            "functions", asking.found, name, {"names": [name]}
+        )
+    files.offer(Path("/lib/x86_64-linux-gnu/libc.so.6"))
+    assert got == [["getaddrinfo"], ["adjtimex"]]

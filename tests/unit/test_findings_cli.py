@@ -10,15 +10,14 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-import numpy as np
 import pytest
 
+from agent.ask.window import this_boot
 from agent.batch import Batch, make
-from agent.clock.instants import dated
-from agent.columns import NULL_I64
-from agent.correlate.words import fit, fit_json, fit_pieces, instant, listing, number, peer, pieces, plain, seconds, span
+from agent.cli.findings import decoded
+from agent.common.instants import iso
+from agent.common.sentence import pieces, plain, told
 from agent.store.hot import HotStore
-from agent.store.window import this_boot
 from tests.lab.terminal import on_terminal
 from tests.unit.correlate_scenarios import ALL, MS, T0, Host, S, broker_slow, clock_step, latest, refusing, run
 from tests.unit.test_replay_cli import HEAD, record, tickscope
@@ -51,9 +50,22 @@ def test_each_finding_once_in_its_latest_state_in_order_of_the_beginning(filled:
 def test_query_and_sql_tell_each_finding_once_too(filled: Path) -> None:
     doc = json.loads(tickscope("query", "finding", "--columns", "cause,state", "--store", filled, "-o", "json").stdout)
     assert [(r["cause"], r["state"]) for r in doc["rows"]] == [("broker_slow", "closed"), ("clock_step", "open")]
-    done = tickscope("sql", "select count(*) n, count(distinct finding_id) m from finding", "--store", filled, "-o", "ndjson")
+    done = tickscope(
+        "sql", "select count(*) n, count(distinct finding_id) m from finding", "--store", filled, "-o", "ndjson"
+    )
     assert json.loads(done.stdout) == {"n": 2, "m": 2}
-    then = tickscope("query", "finding", "--until", f"boot+{T0 // S + 59}", "--where", "cause = 'broker_slow'", "--store", filled, "-o", "ndjson")
+    then = tickscope(
+        "query",
+        "finding",
+        "--until",
+        f"boot+{T0 // S + 59}",
+        "--where",
+        "cause = 'broker_slow'",
+        "--store",
+        filled,
+        "-o",
+        "ndjson",
+    )
     assert len(then.stdout.splitlines()) == 1
 
 
@@ -91,20 +103,38 @@ def test_since_takes_what_changed_since_then(filled: Path) -> None:
 
 def test_the_table_shows_the_sentence(filled: Path) -> None:
     out = tickscope("findings", "--store", filled).stdout.decode()
-    assert "The wall clock jumped back by 30 s" in out and "did not answer for 1.4 s" in out and len(out.splitlines()) == 3
+    assert (
+        "The wall clock jumped back by 30 s" in out and "did not answer for 1.4 s" in out and len(out.splitlines()) == 3
+    )
 
 
 def test_ids_of_findings_are_completed(filled: Path) -> None:
     found = latest(run(broker_slow(), 60))[0]
     typed = str(found["finding_id"])[:5]
-    env = {**os.environ, "_TICKSCOPE_COMPLETE": "bash_complete", "COMP_WORDS": f"tickscope explain {typed}", "COMP_CWORD": "2", "TICKSCOPE_STORE": str(filled)}
+    env = {
+        **os.environ,
+        "_TICKSCOPE_COMPLETE": "bash_complete",
+        "COMP_WORDS": f"tickscope explain {typed}",
+        "COMP_CWORD": "2",
+        "TICKSCOPE_STORE": str(filled),
+    }
     done = subprocess.run([sys.executable, "-m", "agent"], env=env, capture_output=True, text=True)
     assert done.stdout == f"plain,{found['finding_id']}\n"
 
 
 def test_at_eighty_columns_words_stay_whole(filled: Path) -> None:
-    for argv in (["findings"], ["explain"], ["tables"], ["tables", "clock_change"], ["limiters", "--known"], ["query", "finding"]):
-        whole, narrow = tickscope(*argv, "--store", filled), on_terminal(*argv, "--store", filled, columns=80, errors=True, NO_COLOR="1")
+    for argv in (
+        ["findings"],
+        ["explain"],
+        ["tables"],
+        ["tables", "clock_change"],
+        ["limiters", "--known"],
+        ["query", "finding"],
+    ):
+        whole, narrow = (
+            tickscope(*argv, "--store", filled),
+            on_terminal(*argv, "--store", filled, columns=80, errors=True, NO_COLOR="1"),
+        )
         assert max((len(line) for line in narrow.splitlines()), default=0) <= 80, argv
         words = set((whole.stdout + whole.stderr).decode().split()) | set(HIDDEN.split())
         assert not [word for word in narrow.split() if word not in words and not word.isdigit()], argv
@@ -137,7 +167,15 @@ def test_no_findings_is_exit_3(tmp_path: Path) -> None:
 
 def test_explain_last_tells_the_newest_with_what_was_ruled_out(tmp_path: Path) -> None:
     out = tickscope("explain", "last", "--store", store(tmp_path / "store", run(clock_step(), 47))).stdout.decode()
-    for part in ("The wall clock jumped back by 30 s", "Timeline", "chronyd", "Looked at, and no explanation", "clock_step, confidence 0.99: the wall clock was set to another time at once"):
+    for part in (
+        "The wall clock jumped back by 30 s",
+        "Timeline",
+        "chronyd",
+        "Looked at, and no explanation",
+        "clock_step, confidence 0.99: the wall clock was set to another time at once",
+        "culprit  chronyd pid 812\n",
+        "next     let one time daemon alone set the clock",
+    ):
         assert part in out
 
 
@@ -155,8 +193,10 @@ def test_people_are_told_what_the_wall_clock_said_then(tmp_path: Path) -> None:
     finding = latest(batches)[0]
     start, end = int(finding["start_ns"]), int(finding["end_ns"])
     base, middle = 1_700_000_000 * S - T0, (start + end) // 2
-    before, after = ([make("clock_offset", 1, t_ns=t, real_mono_ns=now, boot_mono_ns=0, err_ns=50, cut=cut) for t, cut in times]
-                     for now, times in ((base, ((T0, 0), (middle - 1, 0))), (base - 30 * S, ((middle, 1), (T0 + 60 * S, 0)))))
+    before, after = (
+        [make("clock_offset", 1, t_ns=t, real_mono_ns=now, boot_mono_ns=0, err_ns=50, cut=cut) for t, cut in times]
+        for now, times in ((base, ((T0, 0), (middle - 1, 0))), (base - 30 * S, ((middle, 1), (T0 + 60 * S, 0))))
+    )
     path = store(tmp_path / "store", [*batches, *before, *after])
 
     def said(wall_ns: int) -> str:
@@ -166,27 +206,25 @@ def test_people_are_told_what_the_wall_clock_said_then(tmp_path: Path) -> None:
     out = " ".join(tickscope("explain", "last", "--store", path).stdout.decode().split())
     assert f"from {said(start + base)} to {said(end + base - 30 * S)} because" in out
     assert f"began {said(start + base)[:23]}" in out and f"boot+{start / 1e9:.3f}" in out
-    assert f"from {said(start + base)} to {said(end + base - 30 * S)} because" in tickscope("findings", "--store", path).stdout.decode()
+    assert (
+        f"from {said(start + base)} to {said(end + base - 30 * S)} because"
+        in tickscope("findings", "--store", path).stdout.decode()
+    )
     (row,) = json.loads(tickscope("findings", "--store", path, "-o", "json").stdout)["rows"]
-    assert plain(pieces(f"from {instant(start)} to {instant(end)}")) in row["sentence"]
-
-
-def test_instants_of_a_sentence_by_any_clock() -> None:
-    known = np.array([10**9 * 1_700_000_000, NULL_I64])
-    said = ["from ", 12_345 * MS, " to ", 13 * S, ", not boot+1.234"]
-    assert dated(said, lambda t_ns: known[: len(t_ns)], utc=True) == "from 2023-11-14T22:13:20.000Z to boot+13.000, not boot+1.234"
-    assert dated(["nothing"], lambda t_ns: known) == "nothing"
+    assert (
+        f"from {iso(start + base + 500_000, 3, utc=True)} to {iso(end + base - 30 * S + 500_000, 3, utc=True)} because"
+        in row["sentence"]
+    )
 
 
 def test_a_name_cannot_pass_for_an_instant() -> None:
     host = refusing()
     host.step(29.5, -30 * S, comm=b"boot+1.000 \x1e5\x1e")
     found = latest(run(host, 47))[0]
-    said = found["said"]
-    assert isinstance(said, list)
+    said = pieces(json.dumps(found["said"]), None)
     instants = [part for part in said if isinstance(part, int)]
     assert instants[0] == T0 + 29_500 * MS and min(instants) >= T0 and len(instants) == 3
-    assert "boot+1.000" in dated(said, lambda t_ns: t_ns)
+    assert "boot+1.000" in told(said, lambda t_ns: t_ns)
     assert plain(said) == found["sentence"]
 
 
@@ -195,7 +233,12 @@ def test_explain_by_the_start_of_an_id(filled: Path) -> None:
     doc = json.loads(tickscope("explain", str(found["finding_id"])[:6], "--store", filled, "-o", "json").stdout)
     assert doc["schema"] == 1 and doc["finding"]["finding_id"] == found["finding_id"]
     out = tickscope("explain", found["finding_id"], "--store", filled).stdout.decode()
-    for part in ("time waiting on the peer: 1.4s", "smoothed RTT: 55us (usually 46us)", "network_rtt: the network RTT to 127.0.0.1:6399 stayed at 55 us, usually 46 us", "lasted 1.4s"):
+    for part in (
+        "time waiting on the peer: 1.4s",
+        "smoothed RTT: 55us (usually 46us)",
+        "network_rtt: the network RTT to 127.0.0.1:6399 stayed at 55 us, usually 46 us",
+        "lasted 1.4s",
+    ):
         assert part in out, out
 
 
@@ -215,7 +258,12 @@ def test_rows_fit_their_columns_and_sentences_are_plain(scenario: object) -> Non
         for name in ("causes", "evidence", "ruled_out"):
             assert isinstance(json.loads(row[name]), list)
         sentence = row["sentence"].decode()
-        assert sentence.endswith(".") and "nan" not in sentence and "None" not in sentence and "_" not in sentence.replace("clock_settime", "").replace("sched_yield", "")
+        assert (
+            sentence.endswith(".")
+            and "nan" not in sentence
+            and "None" not in sentence
+            and "_" not in sentence.replace("clock_settime", "").replace("sched_yield", "")
+        )
 
 
 def test_many_limiters_still_make_valid_json_and_utf8() -> None:
@@ -231,13 +279,7 @@ def test_a_refusal_names_the_share_and_the_time() -> None:
     assert "refused up to" in str(latest(run(refusing(), 60))[0]["sentence"])
 
 
-@pytest.mark.parametrize(("got", "want"), [
-    (span(0), "0 ns"), (span(999), "999 ns"), (span(1_420_000_000), "1.42 s"), (span(800_000), "800 us"), (span(45_000), "45 us"), (span(-400_000), "400 us"),
-    (span(999_999_999), "1 s"), (seconds(0.5), "500 ms"), (seconds(600), "10 min"), (number(123.4), "123"), (plain(pieces(instant(12_300_000_000))), "boot+12.300"),
-    (fit_pieces(["abc", 10**9, "d"], 14), ["abc", 10**9, "d"]), (fit_pieces(["abcdef", 10**9, "d"], 12), ["abcdef", "..."]), (fit_pieces(["abcdef"], 5), ["ab..."]),
-    (listing(["a"]), "a"), (listing(["a", "b"]), "a and b"), (listing(list("abcde")), "a, b, c and 2 more"),
-    (fit("é" * 5, 9), "éééé".encode()[:6] + b"..."), (fit("abc", 3), b"abc"), (fit_json([{"a": 1}, {"b": 2}], 10), b'[{"a":1}]'), (fit_json([], 2), b"[]"),
-    (peer(bytes(10) + b"\xff\xff\x7f\0\0\1\xff\x18"), "127.0.0.1:6399"), (peer(bytes(15) + b"\1\x50\0"), "[::1]:80"), (peer(bytes(18)), ""),
-])
-def test_words(got: object, want: object) -> None:
-    assert got == want
+def test_json_that_somebody_else_wrote_ends_no_verb() -> None:
+    (row,) = decoded([{"said": "{no json", "causes": "3", "evidence": None, "ruled_out": "[1]"}])
+    assert row == {"said": [], "causes": [], "evidence": [], "ruled_out": [1]}
+    assert pieces('[[2.5e299, "s"]]', "as it was") == ["as it was"]

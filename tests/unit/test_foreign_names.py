@@ -24,7 +24,7 @@ assert libc.mount(b"tmpfs", place, b"tmpfs", 0, None) == 0
 
 
 @pytest.mark.parametrize("code", [
-    "from agent.kernel.helper import open_cgroup\nwith contextlib.suppress(OSError): open_cgroup(1)",
+    "from agent.kernel.opening import open_cgroup\nwith contextlib.suppress(OSError): open_cgroup(1)",
     "from agent.doctor import cgroup\ncgroup()",
     "from agent.lab.stage.cgroups import roots\nroots()",
     "from agent.store.segments import started_ns\nassert started_ns(os.getpid())",
@@ -32,5 +32,7 @@ assert libc.mount(b"tmpfs", place, b"tmpfs", 0, None) == 0
 ])  # fmt: skip
 def test_a_name_that_is_no_text_is_read_past(code: str, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8"}
-    done = subprocess.run([sys.executable, "-c", NAMED + code, str(tmp_path)], env=env, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", NAMED + code, str(tmp_path)], env=env, stderr=subprocess.PIPE, text=True
+    )
     assert (done.returncode, done.stderr) == (0, "")

@@ -88,7 +88,10 @@ def test_a_flipped_bit_anywhere_is_noticed() -> None:
 
 
 def test_a_tail_that_was_cut_off_and_rewritten_is_read_again() -> None:
-    first, second = encode(make("loss", 1, t_ns=1), end=False), encode(make("loss", 1, t_ns=1), make("loss", 4, t_ns=2), end=False)
+    first, second = (
+        encode(make("loss", 1, t_ns=1), end=False),
+        encode(make("loss", 1, t_ns=1), make("loss", 4, t_ns=2), end=False),
+    )
     decoder = Decoder()
     list(decoder.feed(b"".join(first) + b"\x02\x00half a frame"))
     decoder.rewind()
@@ -112,8 +115,16 @@ def column(name: str, kind: str, names: tuple[str, ...] = ()) -> dict[str, objec
 def test_another_schema_is_mapped_by_name() -> None:
     dtype = np.dtype([("gone", "<i8"), ("result", "i1"), ("t_ns", "<i8"), ("errno", "S4")])
     stored = np.array([(7, 0, 11, b"x"), (7, 1, 12, b"y"), (7, -1, 13, b"z"), (7, 2, 14, b"")], dtype)
-    doc = {"table": "tcp_connect", "dtype": dtype.descr, "columns": [
-        column("gone", "i64"), column("result", "enum", ("exploded", "failed", "ok")), column("t_ns", "i64"), column("errno", "str")]}
+    doc = {
+        "table": "tcp_connect",
+        "dtype": dtype.descr,
+        "columns": [
+            column("gone", "i64"),
+            column("result", "enum", ("exploded", "failed", "ok")),
+            column("t_ns", "i64"),
+            column("errno", "str"),
+        ],
+    }
     data = Encoder.head(HEAD) + schema_frame(doc) + _frame(Kind.ROWS, 0, 4, stored.tobytes())
     rows = next(frames.read(data)).rows
     code = TABLES["tcp_connect"].code
@@ -196,7 +207,9 @@ def test_what_follows_or_damages_the_packed_stream_is_noticed(tmp_path: Path) ->
 
 @PACKED
 @pytest.mark.parametrize("missing", [1, frames.HEADER_BYTES - 1, frames.HEADER_BYTES])
-def test_a_recording_that_is_cut_off_is_read_as_far_as_it_goes(tmp_path: Path, pack: Callable[[bytes], bytes], missing: int) -> None:
+def test_a_recording_that_is_cut_off_is_read_as_far_as_it_goes(
+    tmp_path: Path, pack: Callable[[bytes], bytes], missing: int
+) -> None:
     path, data = whole(tmp_path, pack)
     path.write_bytes(pack(data[:-missing]))
     recording = Recording(path)

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from agent.ask.window import this_boot
 from agent.batch import Batch, make
 from agent.cli.gaps import hides_findings
 from agent.columns import NULL_I64
+from agent.service.unjudged import REASONS, Unjudged
 from agent.store.hot import HotStore
-from agent.store.window import this_boot
 from agent.tables import TABLES
-from agent.unjudged import REASONS, Unjudged
 from tests.unit.correlate_scenarios import T0, S, broker_slow, latest, run
 from tests.unit.test_replay_cli import HEAD, tickscope
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: In a mount namespace of its own: a tmpfs at each place, mounted by each name, a file on it, and what its key is; then the same once it is nowhere mounted any more.
 PROGRAM = r"""
 import ctypes, json, os, struct, sys
-from agent.kernel.golimiter import _key
+from agent.probes.beside.go_binary import key_of
 libc = ctypes.CDLL(None, use_errno=True)
 def mount(source, place, options=b""):
     if libc.mount(source, os.fsencode(place), b"tmpfs", 0, options):
@@ -28,9 +28,9 @@ for name in json.loads(sys.argv[2]):
     plain = struct.pack("<QQ", st.st_ino, os.major(st.st_dev) << 20 | os.minor(st.st_dev))
     with open("/proc/self/mountinfo", "rb") as mounts:
         longest = max(map(len, mounts))
-    keys = _key(fd, shared=False), _key(fd, shared=True)
+    keys = key_of(fd, shared=False), key_of(fd, shared=True)
     libc.umount2(os.fsencode(place), 2)
-    found.append([keys[0] == plain, *(struct.unpack("<QQ", key)[1] for key in (keys[1], _key(fd, shared=False))), longest])
+    found.append([keys[0] == plain, *(struct.unpack("<QQ", key)[1] for key in (keys[1], key_of(fd, shared=False))), longest])
     mount(b"left", place)  # what comes later finds it in its way
 print(json.dumps(found))
 """

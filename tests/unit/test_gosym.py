@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.kernel import gobuild, gopcln, gox86
-from agent.kernel.elf import ElfError
-from agent.kernel.gofacts import RESERVE, WAIT, examine
-from agent.kernel.gosym import GoBinary
-from tests.kernel.go_fixture import go_binary
+from agent.binaries import gobuild, gopcln, gox86
+from agent.binaries.elf import ElfError
+from agent.binaries.gosym import GoBinary
+from agent.limiters.catalogue import seen
+from tests.kernel.go_fixture import examine, go_binary
 
+RESERVE, WAIT = seen()["golang.org/x/time/rate"].symbols()
 KINDS = ["plain", "pie", "stripped", "piestripped", "go1.16.15", "go1.17.13", "go1.21.13"]
 
 
@@ -105,7 +106,9 @@ def test_build_information_with_a_replaced_module_and_a_cut_one() -> None:
 def test_decoder_agrees_with_objdump_on_a_whole_program() -> None:
     """Every instruction boundary of every function of a real binary, some 250,000."""
     path = go_binary()
-    text = subprocess.run(["objdump", "-d", "-w", "--insn-width=16", "-j", ".text", str(path)], check=True, capture_output=True, text=True).stdout
+    text = subprocess.run(
+        ["objdump", "-d", "-w", "--insn-width=16", "-j", ".text", str(path)], check=True, capture_output=True, text=True
+    ).stdout
     checked = 0
     for block in text.split("\n\n"):
         lines = re.findall(r"^ *([0-9a-f]+):\t((?:[0-9a-f]{2} )+)", block, re.M)
@@ -145,7 +148,9 @@ def test_returns_in_hand_made_code(code: str, offsets: list[int]) -> None:
     ("c2 08 00", (), None, "not one that the Go compiler makes"),
     ("50 c3", (), {range(2): 8}, "not one that the Go compiler makes"),
 ])  # fmt: skip
-def test_uncertain_code_is_refused(code: str, boundaries: tuple[int, ...], stack: dict[range, int] | None, reason: str) -> None:
+def test_uncertain_code_is_refused(
+    code: str, boundaries: tuple[int, ...], stack: dict[range, int] | None, reason: str
+) -> None:
     with pytest.raises(ElfError, match=reason):
         gox86.return_offsets(bytes.fromhex(code), boundaries, stack)
 
@@ -164,7 +169,16 @@ def test_no_go_binary(opened: Callable[[Path], int], tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("#!/bin/sh\n")
     assert examine(opened(text)) is None
-    assert examine(opened(Path("/usr/local/go/bin/gofmt") if Path("/usr/local/go/bin/gofmt").exists() else Path(shutil.which("gofmt") or ""))) is None
+    assert (
+        examine(
+            opened(
+                Path("/usr/local/go/bin/gofmt")
+                if Path("/usr/local/go/bin/gofmt").exists()
+                else Path(shutil.which("gofmt") or "")
+            )
+        )
+        is None
+    )
 
 
 def test_truncated_binaries_are_refused_with_a_reason(opened: Callable[[Path], int], tmp_path: Path) -> None:
@@ -208,7 +222,12 @@ def test_damaged_binaries_never_give_other_sites(opened: Callable[[Path], int], 
             os.close(fd)
         if one is not None and one.state != "unavailable":
             code = {at for _, offsets in one.sites for at in offsets}
-            assert all(data[at] == 0xC3 for name, offsets in one.sites if name in ("limiter_reserved", "limiter_waited") for at in offsets), code
+            assert all(
+                data[at] == 0xC3
+                for name, offsets in one.sites
+                if name in ("limiter_reserved", "limiter_waited")
+                for at in offsets
+            ), code
 
 
 def test_hostile_counts_are_bounded(opened: Callable[[Path], int], tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from agent.child import fork
 from agent.kernel import helper as server
 from agent.kernel.helper_client import Helper, start
 from agent.kernel.steps import Wait, pump_until
+from agent.posix.child import fork
 
 NOBODY = 65534
 
@@ -57,6 +57,19 @@ def test_it_opens_programs_and_tells_mappings(helper: Helper) -> None:
             opened(helper, what)
 
 
+def test_it_tells_how_much_room_is_left_where_a_process_writes(helper: Helper, tmp_path: Path) -> None:
+    there = os.statvfs(tmp_path)
+    child = subprocess.Popen(["sleep", "60"], stdout=(tmp_path / "written").open("wb"))
+    try:
+        lines = [line.split() for line in opened(helper, "spaces", child.pid).splitlines()]
+    finally:
+        child.kill()
+        child.wait()
+    assert there.f_blocks * there.f_frsize in [int(line[0]) for line in lines]
+    with pytest.raises(OSError):
+        opened(helper, "spaces", child.pid)
+
+
 def test_a_folder_stands_for_a_root(helper: Helper, tmp_path: Path) -> None:
     """Links resolve inside of it, absolute ones too; other mounts below it, and what is neither program nor library, are not opened."""
     layer, outside = tmp_path / "layer", tmp_path / "outside"
@@ -71,7 +84,15 @@ def test_a_folder_stands_for_a_root(helper: Helper, tmp_path: Path) -> None:
     assert opened(helper, f"below:{layer}\0root:/lib/libssl.so.3") == Path("/bin/true").read_bytes()
     subprocess.run(["mount", "--bind", "/proc", layer / "proc"], check=True)
     try:
-        for what in ("root:/usr/lib/other", "root:/usr/lib/notes", "root:/usr/lib/mounted", "root:/../outside", "linker-cache", "maps", "exe"):
+        for what in (
+            "root:/usr/lib/other",
+            "root:/usr/lib/notes",
+            "root:/usr/lib/mounted",
+            "root:/../outside",
+            "linker-cache",
+            "maps",
+            "exe",
+        ):
             with pytest.raises(OSError):
                 opened(helper, f"below:{layer}\0{what}")
     finally:
@@ -86,7 +107,13 @@ def test_core_dumps_and_object_files_are_not_opened(helper: Helper, tmp_path: Pa
     """Of all ELF files only executables and shared libraries, in either byte order."""
     for kind, allowed in ((0, False), (1, False), (2, True), (3, True), (4, False), (0xFE00, False)):
         path = tmp_path / f"elf{kind}"
-        path.write_bytes(b"\x7fELF\x02" + bytes([order, 1]) + bytes(9) + kind.to_bytes(2, "little" if order == 1 else "big") + bytes(100))
+        path.write_bytes(
+            b"\x7fELF\x02"
+            + bytes([order, 1])
+            + bytes(9)
+            + kind.to_bytes(2, "little" if order == 1 else "big")
+            + bytes(100)
+        )
         if allowed:
             assert opened(helper, f"root:{path}")
         else:
@@ -98,7 +125,11 @@ def test_a_core_dump_of_the_kernel_is_not_opened(helper: Helper, tmp_path: Path)
     core = tmp_path / "core"
     with subprocess.Popen(["sleep", "60"]) as child:
         time.sleep(0.1)
-        made = subprocess.run(["gcore", "-o", str(core), str(child.pid)], capture_output=True, check=False) if Path("/usr/bin/gcore").exists() else None
+        made = (
+            subprocess.run(["gcore", "-o", str(core), str(child.pid)], capture_output=True, check=False)
+            if Path("/usr/bin/gcore").exists()
+            else None
+        )
         child.kill()
     if made is None or made.returncode:
         pytest.skip("needs gcore")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agent.clock import hooks
-from agent.clock.hook_config import HookConfig
+from agent.clock.hook_settings import HookConfig
 from tests.lab import sockets
 
 NOBODY = 65534
@@ -83,3 +83,20 @@ def test_a_hook_finds_the_run_directory_that_was_made_again(place: Path) -> None
         with listening(place) as again:
             tell(again, 2)
             assert counts(hook, 2)["dropped"] == 0
+
+
+def test_what_a_library_raises_fails_the_notice_and_not_the_hook(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def odd(_: bytes) -> None:
+        raise UnicodeError("odd")
+
+    monkeypatch.setattr(hooks, "execute", lambda *_: odd)
+    with listening(place) as listener, started(place) as hook:
+        tell(listener, 1)
+        assert json.loads(hook.reports.recv(1 << 16)) == {
+            "delivered": 0,
+            "failed": 1,
+            "dropped": 0,
+            "error": "UnicodeError: odd",
+        }
+        tell(listener, 2)
+        assert json.loads(hook.reports.recv(1 << 16))["failed"] == 2

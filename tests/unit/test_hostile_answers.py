@@ -12,7 +12,7 @@ import pytest
 from agent.clock.daemons import ntpd, sntp
 from agent.clock.daemons.belief import Failed, Talk
 from agent.clock.daemons.exchange import Exchange
-from agent.clock.hooks import HookFailed, execute, post, publish
+from agent.clock.deliveries import HookFailed, execute, post, publish
 from tests.hostile import Answers, endless, peak, reset_peak, serving
 
 #: A head has at most a hundred lines of 64 KiB.
@@ -52,7 +52,10 @@ def test_a_webhook_whose_body_has_no_end_is_a_delivery() -> None:
 
 
 def test_a_redis_channel_that_answers_without_end() -> None:
-    with serving(endless(b"$500000000\r\n", b"y" * 65536)) as port, pytest.raises(HookFailed, match="refused a text of 500,000,000 bytes"):
+    with (
+        serving(endless(b"$500000000\r\n", b"y" * 65536)) as port,
+        pytest.raises(HookFailed, match="refused a text of 500,000,000 bytes"),
+    ):
         publish(f"redis://127.0.0.1:{port}", "jumps", 2.0)(b"{}")
 
 
@@ -117,7 +120,11 @@ def test_a_flood_that_is_no_answer_ends_the_talk() -> None:
 def test_numbers_that_are_none_cost_this_daemon_only(offset: bytes) -> None:
     def answer(data: bytes) -> list[bytes]:
         text = b"leap=00,stratum=2,offset=" + offset + b",tc=" + offset
-        return [bytes((data[0], data[1] | 0x80)) + data[2:10] + len(text).to_bytes(2, "big") + text] if data[1] == 2 else []
+        return (
+            [bytes((data[0], data[1] | 0x80)) + data[2:10] + len(text).to_bytes(2, "big") + text]
+            if data[1] == 2
+            else []
+        )
 
     exchange = talking(answer, ntpd.talk())
     assert str(exchange.done) == "ntpd's answer holds neither leap nor offset"

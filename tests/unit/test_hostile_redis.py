@@ -13,8 +13,10 @@ import pytest
 
 from agent.common.framing import MAX_BYTES, MAX_LINES, ReplyBounds, TooMuch
 from agent.common.resp import RedisDown, RedisUrl, RespClient
-from agent.queues.redis_streams import MAX_STREAMS, RedisStreams
-from agent.tables import TABLES
+from agent.errors import AgentError
+from agent.queues.brokers.redis import RedisStreams
+from agent.queues.packing import TABLE, pack
+from agent.queues.redis_scan import MAX_STREAMS, Scan
 from tests.hostile import Answers, endless, peak, reset_peak, serving
 
 #: Twice the largest answer for its bytes (the parser's buffer and the reply), 80 bytes an element for its objects, and some room.
@@ -76,7 +78,9 @@ def values(rng: random.Random, depth: int = 0) -> Iterator[bytes]:
         for _ in range(max(n, 0)):
             yield from values(rng, depth + 1)
     elif kind == "$":
-        text = rng.choice([b"", b"\r\n", b"*1000000000\r\n", b"$536870911\r\n", b"x" * rng.randrange(300), b"\r", b"\n$-1\r"])
+        text = rng.choice(
+            [b"", b"\r\n", b"*1000000000\r\n", b"$536870911\r\n", b"x" * rng.randrange(300), b"\r", b"\n$-1\r"]
+        )
         yield b"$%d\r\n%s\r\n" % (len(text), text)
     else:
         yield {"+": b"+OK\r\n", "-": b"-ERR no\r\n", ":": b":%d\r\n" % rng.randrange(10**6), "_": b"$-1\r\n"}[kind]
@@ -116,6 +120,34 @@ def test_each_pipeline_has_a_share_of_its_own() -> None:
         client.close()
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["redis://:s3/cr3t@host", "redis://:1234/s3cr3t@host", "redis://:s3cr3t\u2100@host", "redis://u:s3cr3t@h:x/0"],
+)
+def test_a_url_that_cannot_be_read_tells_no_password(url: str) -> None:
+    with pytest.raises(AgentError) as refused:
+        RedisUrl.parse(url)
+    assert "cannot be read" in refused.value.what
+    assert "%2F" in refused.value.remedy
+    assert not {"s3", "cr3t", "1234"} & {part for part in ("s3", "cr3t", "1234") if part in str(refused.value.why)}
+
+
+def test_a_server_that_repeats_its_commands_has_no_password_told() -> None:
+    def answers(connection: socket.socket) -> None:
+        connection.recv(1000)
+        connection.sendall(b"-ERR unknown command 'AUTH', with args beginning with: 's3cr3t'\r\n+OK\r\n")
+
+    with serving(answers) as port:
+        client = RespClient(RedisUrl.parse(f"redis://:s3cr3t@127.0.0.1:{port}"), 20)
+        with pytest.raises(RedisDown, match=r"login refused: ERR unknown command 'AUTH'$"):
+            client.pipeline([("PING",)])
+        client.close()
+
+
+def polled(queue: RedisStreams) -> np.ndarray:
+    return np.frombuffer(pack(queue.poll()), TABLE.dtype)
+
+
 class Liar:
     """Answers SCAN with ever new names, and all else with ``rest``."""
 
@@ -127,11 +159,15 @@ class Liar:
             for _ in range(data.count(b"\r\nSCAN\r\n")):
                 self.next += 1
                 names = b"".join(
-                    b"$%d\r\n%s\r\n" % (self.name_bytes, (b"%d-%d" % (self.next, i)).rjust(self.name_bytes, b"s")) for i in range(2000))
+                    b"$%d\r\n%s\r\n" % (self.name_bytes, (b"%d-%d" % (self.next, i)).rjust(self.name_bytes, b"s"))
+                    for i in range(2000)
+                )
                 connection.sendall(b"*2\r\n$1\r\n7\r\n*2000\r\n" + names)
             for _ in range(data.count(b"SETNAME")):
                 connection.sendall(b"+OK\r\n")
-            for _ in range(data.count(b"XINFO") + data.count(b"\r\nTIME\r\n") + data.count(b"XPENDING") + data.count(b"XRANGE")):
+            for _ in range(
+                data.count(b"INFO\r\n") + data.count(b"\r\nTIME\r\n") + data.count(b"XPENDING") + data.count(b"XRANGE")
+            ):
                 connection.sendall(self.rest)
 
 
@@ -140,12 +176,35 @@ def test_a_scan_without_end_keeps_a_bounded_number_of_bounded_names(name_bytes: 
     with serving(Liar(b"-ERR no such key\r\n", name_bytes)) as port:
         queue = RedisStreams(RedisUrl.parse(f"redis://127.0.0.1:{port}"), 20)
         for _ in range(4):
-            (batch,) = queue.poll()
-            assert any(b"not watched" in reason for reason in batch.rows["reason"])
+            assert any(b"not watched" in reason for reason in polled(queue)["reason"])
         assert queue._scan is not None
         assert len(queue._scan._found) <= MAX_STREAMS
         assert all(len(name) <= 1024 for name in queue._scan._found)
         queue.close()
+
+
+class _Replies:
+    """A server's answers to SCAN; those that are exceptions are raised."""
+
+    def __init__(self, *answers: object) -> None:
+        self.answers, self.asked = list(answers), list[object]()
+
+    def pipeline(self, commands: list[tuple[object, ...]]) -> list[object]:
+        self.asked.append(commands[0][1])
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return [answer]
+
+
+@pytest.mark.parametrize("bad", [RedisDown("gone"), [None, []], [b"x", []], [b"9" * 40, []], [b"5", 7], 7, [b"5", [1]]])
+def test_a_scan_begins_anew_after_an_answer_that_is_none(bad: object) -> None:
+    client = _Replies([b"17", [b"a"]], bad, [b"0", [b"b"]])
+    scan = Scan([])
+    with pytest.raises((RedisDown, AttributeError, TypeError, ValueError)):
+        scan.step(client, 1)  # type: ignore[arg-type]
+    assert scan.step(client, 2) == [b"b"]  # type: ignore[arg-type]
+    assert client.asked == [b"0", b"17", b"0"]
 
 
 ODD = [b":1\r\n", b"*0\r\n", b"*1\r\n:1\r\n", b"$-1\r\n", b"*2\r\n*0\r\n*0\r\n", b"*-1\r\n", b"+OK\r\n",
@@ -158,19 +217,40 @@ def test_answers_that_are_not_what_they_are_with_redis_are_a_row(odd: bytes) -> 
     with serving(Liar(odd)) as port:
         queue = RedisStreams(RedisUrl.parse(f"redis://127.0.0.1:{port}/?streams=orders"), 5)
         for _ in range(3):
-            (batch,) = queue.poll()
-            assert isinstance(batch.rows, np.ndarray) and len(batch.rows) >= 1
-            assert batch.rows["reason"][0] or batch.rows["status"][0]
+            rows = polled(queue)
+            assert len(rows) >= 1
+            assert rows["reason"][0] or rows["status"][0]
         queue.close()
 
 
+@pytest.mark.parametrize("length", [b"9223372036854775808", b"-1"])
+def test_a_length_that_no_stream_has_is_no_answer(length: bytes) -> None:
+    group = b"*8\r\n+name\r\n+g\r\n+pending\r\n:0\r\n+consumers\r\n:0\r\n+last-delivered-id\r\n+0-0\r\n"
+    stream = b"*6\r\n+length\r\n+%s\r\n+first-entry\r\n*1\r\n+1-0\r\n+last-entry\r\n*1\r\n+1-0\r\n" % length
+
+    def answers(connection: socket.socket) -> None:
+        while data := connection.recv(1 << 16):
+            connection.sendall(
+                b"+OK\r\n" * data.count(b"SETNAME") + (stream + b"*1\r\n" + group) * (data.count(b"XINFO") // 2)
+            )
+
+    with serving(answers) as port:
+        queue = RedisStreams(RedisUrl.parse(f"redis://127.0.0.1:{port}/?streams=orders"), 5)
+        (row,) = polled(queue)
+        queue.close()
+    assert (row["status"], row["reason"]) == (
+        b"down",
+        f"redis 127.0.0.1:{port}: its answer cannot be read (ValueError)".encode(),
+    )
+
+
 def test_the_kind_of_failure_is_told() -> None:
-    names = TABLES["queue_lag"].by_name["failure"].names
+    names = TABLE.by_name["failure"].names
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as gone:
         port, closed = (s.getsockname()[1] for s in (silent, gone))
         gone.close()
         for where, want in ((port, "no_answer"), (closed, "refused")):
             queue = RedisStreams(RedisUrl.parse(f"redis://127.0.0.1:{where}"), timeout_s=0.2)
-            (batch,) = queue.poll()
+            rows = polled(queue)
             queue.close()
-            assert [(row["status"], names[row["failure"]]) for row in batch.rows] == [(b"down", want)]
+            assert [(row["status"], names[row["failure"]]) for row in rows] == [(b"down", want)]

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent.kernel.files import Ask, FileId
-from agent.kernel.images import Images
 from agent.kernel.limits import LAYERS_A_SECOND, TRIES
-from agent.kernel.mounts import Layer
 from agent.kernel.steps import Steps, Wait, at_once, run
+from agent.targets.asked import Ask, FileId
+from agent.targets.images import Images
+from agent.targets.mounts import Layer
 
 PAUSE: Wait = at_once(lambda: None)
 
@@ -48,13 +48,22 @@ class Offered:
 
     def __init__(self) -> None:
         self.paths: list[str] = []
-        self.libraries = [(b"libssl.*", Ask("openssl", lambda *_: iter(()), "tls", companion=(b"libssl", b"libcrypto"), names=(b"libssl.so.3",)))]  # type: ignore[arg-type,return-value]
+        self.libraries = [
+            (
+                b"libssl.*",
+                Ask(
+                    "openssl", lambda *_: iter(()), "tls", companion=(b"libssl", b"libcrypto"), names=(b"libssl.so.3",)
+                ),
+            )
+        ]  # type: ignore[arg-type,return-value]
         self.overlaid: Callable[[int], bool] = lambda device: False
 
     def matching(self, path: bytes) -> list[Ask]:
         return [self.libraries[0][1]] if b"libssl" in path else []
 
-    def offer(self, owner: object, path: str, fd: int, others: list[int], asks: list[Ask], layer: bool) -> Steps[FileId]:
+    def offer(
+        self, owner: object, path: str, fd: int, others: list[int], asks: list[Ask], layer: bool
+    ) -> Steps[FileId]:
         yield PAUSE
         assert len(others) == 1 and layer
         self.paths.append(path)

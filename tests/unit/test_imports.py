@@ -32,7 +32,7 @@ class Room:
 
 
 def _module(token: str) -> str:
-    """``agent/kernel/`` or ``kernel/`` -> agent.kernel., ``clock.libc`` -> agent.clock.libc, ``main.py`` -> agent.main, ``numpy`` as it is."""
+    """``agent/kernel/`` or ``kernel/`` -> agent.kernel., ``clock.timex`` -> agent.clock.timex, ``main.py`` -> agent.main, ``numpy`` as it is."""
     name = token.removesuffix(".py").replace("/", ".")
     if name.split(".")[0] in ("agent", "exporters", "dashboards", "bpf"):
         return name
@@ -46,7 +46,11 @@ def rooms() -> list[Room]:
     out = []
     for line in table:
         names, what, may = (cell.strip() for cell in line.strip("|").split(" | "))
-        room = Room([_module(token) for token in re.findall(r"`([^`]+)`", names)], everything=may.startswith("everything"), base=what.startswith("the base"))
+        room = Room(
+            [_module(token) for token in re.findall(r"`([^`]+)`", names)],
+            everything=may.startswith("everything"),
+            base=what.startswith("the base"),
+        )
         room.allowed = {_module(token): re.findall(r"`([^`]+)`", only) for token, only in _TOKEN.findall(may)}
         out.append(room)
     return out
@@ -55,7 +59,10 @@ def rooms() -> list[Room]:
 def sources() -> Iterator[tuple[str, ast.Module]]:
     for path in [*ROOT.glob("agent/**/*.py"), *ROOT.glob("exporters/**/*.py"), *ROOT.glob("dashboards/**/*.py")]:
         if path != ROOT / "agent" / "__init__.py":
-            yield ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"), ast.parse(path.read_bytes())
+            yield (
+                ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"),
+                ast.parse(path.read_bytes()),
+            )
 
 
 def imported(*nodes: ast.AST) -> Iterator[str]:
@@ -69,7 +76,11 @@ def imported(*nodes: ast.AST) -> Iterator[str]:
             assert node.module and not node.level, "imports are absolute"
             for alias in node.names:
                 below = ROOT / node.module.replace(".", "/") / alias.name
-                yield f"{node.module}.{alias.name}" if below.is_dir() or below.with_suffix(".py").exists() else node.module
+                yield (
+                    f"{node.module}.{alias.name}"
+                    if below.is_dir() or below.with_suffix(".py").exists()
+                    else node.module
+                )
         else:
             yield from imported(*ast.iter_child_nodes(node))
 
@@ -98,11 +109,19 @@ def test_every_import_is_in_the_table_and_every_entry_is_needed() -> None:
             wrong.append(f"{module} is in no room of the table")
             continue
         for name in set(imported(tree)):
-            if name.split(".")[0] in _FREE or (_own(name) and ((other := room_of(name, known)) is room or (other and other.base))):
+            if name.split(".")[0] in _FREE or (
+                _own(name) and ((other := room_of(name, known)) is room or (other and other.base))
+            ):
                 continue
-            allowed = {entry for entry in room.allowed if (_holds(entry, name) if _own(name) else name.split(".")[0] == entry)}
+            allowed = {
+                entry for entry in room.allowed if (_holds(entry, name) if _own(name) else name.split(".")[0] == entry)
+            }
             files = {file for entry in allowed for file in room.allowed[entry]}
-            used |= {(id(room), entry, file) for entry in allowed for file in (room.allowed[entry] and [module.rpartition(".")[2]]) or [""]}
+            used |= {
+                (id(room), entry, file)
+                for entry in allowed
+                for file in (room.allowed[entry] and [module.rpartition(".")[2]]) or [""]
+            }
             if not room.everything and (not allowed or (files and module.rpartition(".")[2] not in files)):
                 wrong.append(f"{module} imports {name}")
     assert wrong == []
@@ -117,6 +136,48 @@ def test_every_room_is_there(place: str) -> None:
     assert path.is_dir() if place.endswith(".") else path.with_suffix(".py").exists()
 
 
+def _circles(graph: dict[str, set[str]]) -> list[str]:
+    """Those that lead back to themselves: what is left once all that depend on nothing left are taken away, and all on which nothing left depends."""
+    left = dict(graph)
+    while gone := {one for one in left if not left[one] & set(left) - {one}} | {
+        one for one in left if not any(one in to for other, to in left.items() if other != one)
+    }:
+        left = {one: to for one, to in left.items() if one not in gone}
+    return sorted(left)
+
+
+def test_a_circle_is_found() -> None:
+    assert _circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert _circles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == ["b", "c"]
+
+
+def test_no_modules_and_no_rooms_import_one_another() -> None:
+    known = rooms()
+    modules, between = dict[str, set[str]](), dict[str, set[str]]()
+    for module, tree in sources():
+        own = {name for name in imported(tree) if _own(name)}
+        modules[module] = own - {module}
+        room = room_of(module, known)
+        assert room is not None
+        if room.places != [_OTHERS] and _OTHERS not in room.places:
+            to = {other.places[0] for name in own if (other := room_of(name, known)) is not None and not other.base}
+            between.setdefault(room.places[0], set()).update(to - {room.places[0]})
+    assert _circles(modules) == []
+    assert _circles(between) == []
+
+
+def test_few_loose_files_and_small_ones() -> None:
+    assert len(list(ROOT.glob("agent/*.py"))) <= 12
+    lines = {
+        path: len(path.read_bytes().splitlines())
+        for place in ("agent", "exporters", "dashboards")
+        for path in ROOT.glob(f"{place}/**/*.py")
+    }
+    assert {path: n for path, n in lines.items() if n > 300} == {}
+
+
 def test_late_imports_count_and_those_for_types_do_not() -> None:
-    tree = ast.parse("if TYPE_CHECKING:\n    import bcc\nelse:\n    import duckdb\ndef f():\n    from agent.kernel import bpf\n    from agent.batch import make\n")
+    tree = ast.parse(
+        "if TYPE_CHECKING:\n    import bcc\nelse:\n    import duckdb\ndef f():\n    from agent.kernel import bpf\n    from agent.batch import make\n"
+    )
     assert list(imported(tree)) == ["duckdb", "agent.kernel.bpf", "agent.batch"]

@@ -76,9 +76,23 @@ def test_every_member_arrives(path: Path, intake: Intake) -> None:
     send(path, FULL)
     (row,) = decisions(intake)
     assert before < row["t_ns"] < time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    assert (row["limiter_id"], row["source"], row["result"]) == (b"api", TABLE.code("source", "socket"), TABLE.code("result", "refused"))
+    assert (row["limiter_id"], row["source"], row["result"]) == (
+        b"api",
+        TABLE.code("source", "socket"),
+        TABLE.code("result", "refused"),
+    )
     assert row["key"] == blake2b(b"10.0.0.1", digest_size=8).hexdigest().encode()
-    for name in ("cost", "limit_per_s", "burst", "window_ns", "remaining", "wait_ns", "duration_ns", "program_wall_ns", "tid"):
+    for name in (
+        "cost",
+        "limit_per_s",
+        "burst",
+        "window_ns",
+        "remaining",
+        "wait_ns",
+        "duration_ns",
+        "program_wall_ns",
+        "tid",
+    ):
         assert row[name] == FULL[name]
     assert (row["trace_id"], row["span_id"]) == (str(FULL["trace_id"]).encode(), str(FULL["span_id"]).encode())
     assert row["pid"] == os.getpid()
@@ -115,7 +129,12 @@ def test_what_was_not_said_is_unknown(path: Path, intake: Intake) -> None:
 
 def test_no_limit(path: Path, intake: Intake) -> None:
     """Said as a word, or as the number by which golang.org/x/time/rate says it."""
-    for more in ({"unlimited": True}, {"limit_per_s": 1.7976931348623157e308}, {"limit_per_s": 5, "unlimited": True}, {"limit_per_s": 5}):
+    for more in (
+        {"unlimited": True},
+        {"limit_per_s": 1.7976931348623157e308},
+        {"limit_per_s": 5, "unlimited": True},
+        {"limit_per_s": 5},
+    ):
         send(path, {"limiter": "api", "result": "cancelled", **more})
     found = decisions(intake)
     assert found["unlimited"].tolist() == [1, 1, 1, -1]
@@ -128,7 +147,9 @@ def test_the_sender_is_told_by_the_kernel(path: Path, intake: Intake) -> None:
         "import socket, sys, os; s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); s.connect(sys.argv[1]);"
         's.send(b\'{"limiter": "x", "result": "allowed", "pid": 1}\'); print(os.getpid(), flush=True); sys.stdin.read()'
     )
-    child = subprocess.Popen([sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert child.stdout is not None
     pid = int(child.stdout.readline())
     (row,) = decisions(intake)
@@ -274,7 +295,13 @@ def test_loss_rows_cover_the_time(path: Path, intake: Intake) -> None:
     assert list(intake.drain(start + 1)) == []
     (batch,) = intake.drain(start + 2_000_000_000)
     (row,) = batch.rows
-    assert (batch.table, row["source"], row["count"], row["from_ns"], row["to_ns"]) == ("loss", b"intake", 3, start, start + 2_000_000_000)
+    assert (batch.table, row["source"], row["count"], row["from_ns"], row["to_ns"]) == (
+        "loss",
+        b"intake",
+        3,
+        start,
+        start + 2_000_000_000,
+    )
     assert list(intake.drain(start + 9_000_000_000)) == []
 
 
@@ -282,7 +309,9 @@ def test_a_sender_that_has_ended_costs_nobody_s_decisions(path: Path, intake: In
     """Nobody has waited for it, so /proc shows it, but without clocks; whoever may not read others' namespaces gets nothing else to hold on to."""
     code = "import socket, sys; s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); s.connect(sys.argv[1]); s.send(sys.argv[2].encode())"
     send(path, {"limiter": "before", "result": "allowed"})
-    child = subprocess.Popen([sys.executable, "-c", code, str(path), json.dumps({"limiter": "x", "result": "allowed", "t_ns": 1})])
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(path), json.dumps({"limiter": "x", "result": "allowed", "t_ns": 1})]
+    )
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     send(path, {"limiter": "after", "result": "allowed"})
     os.seteuid(65534)
@@ -303,12 +332,16 @@ def test_the_end_takes_all_that_waits_and_tells_what_was_malformed(path: Path) -
     source = Intake(sockets.datagrams(path))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
         client.setblocking(False)
-        client.setsockopt(socket.SOL_SOCKET, 32, 64 << 20)  # SO_SNDBUFFORCE: the queue's length is the limit, not the sender's memory
+        client.setsockopt(
+            socket.SOL_SOCKET, 32, 64 << 20
+        )  # SO_SNDBUFFORCE: the queue's length is the limit, not the sender's memory
         client.connect(str(path))
         sent = 0
         try:
             while True:
-                client.send(json.dumps({"limiter": "a", "result": "allowed", "cost": sent}).encode() if sent % 10 else b"{")
+                client.send(
+                    json.dumps({"limiter": "a", "result": "allowed", "cost": sent}).encode() if sent % 10 else b"{"
+                )
                 sent += 1
         except BlockingIOError:
             assert sent >= QUEUE_LENGTH
@@ -343,9 +376,15 @@ def test_one_drain_is_bounded_and_the_rest_stays(path: Path) -> None:
 
 def test_long_names_are_cut_at_a_character_and_stay_apart(path: Path) -> None:
     source = Intake(sockets.datagrams(path), keys="clear")
-    send(path, *({"limiter": "é" * 100 + end, "result": "allowed", "key": key} for end, key in (("a", "ü" * 100), ("b", 17))))
+    send(
+        path,
+        *({"limiter": "é" * 100 + end, "result": "allowed", "key": key} for end, key in (("a", "ü" * 100), ("b", 17))),
+    )
     rows = decisions(source)
-    assert rows["key"].tolist() == [("ü" * 19).encode() + b"~" + blake2b(("ü" * 100).encode(), digest_size=4).hexdigest().encode(), b"17"]
+    assert rows["key"].tolist() == [
+        ("ü" * 19).encode() + b"~" + blake2b(("ü" * 100).encode(), digest_size=4).hexdigest().encode(),
+        b"17",
+    ]
     first, second = rows["limiter_id"].tolist()
     assert first.decode()[:19] == second.decode()[:19] == "é" * 19
     assert first != second

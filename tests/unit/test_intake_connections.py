@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.bounds import Bounds
 from agent.limiters import intake as room
 from agent.limiters.intake import TABLE, Intake
 from agent.limiters.senders import CONNECTIONS
+from agent.service.bounds import Bounds
 from tests.lab import sockets
 
 FLOOD = """
@@ -71,7 +71,11 @@ def drained(source: Intake, turns: int = 1) -> dict[str, int]:
     found: dict[str, int] = {}
     for turn in range(turns):
         for batch in source.drain(time.clock_gettime_ns(time.CLOCK_BOOTTIME) + turn * 2_000_000_000):
-            names = batch.rows["limiter_id"] if batch.table == TABLE.name else np.array([b"lost: " + s for s in batch.rows["source"]])
+            names = (
+                batch.rows["limiter_id"]
+                if batch.table == TABLE.name
+                else np.array([b"lost: " + s for s in batch.rows["source"]])
+            )
             counts = np.ones(len(names), np.int64) if batch.table == TABLE.name else batch.rows["count"]
             for name, count in zip(names.tolist(), counts.tolist(), strict=True):
                 found[name.decode()] = found.get(name.decode(), 0) + count
@@ -81,13 +85,20 @@ def drained(source: Intake, turns: int = 1) -> dict[str, int]:
 @contextlib.contextmanager
 def flood(path: Path, count: int, kind: str = "SOCK_SEQPACKET") -> Iterator[int]:
     """The user nobody connects so often, and fills each queue; how many messages it sent."""
-    with subprocess.Popen([sys.executable, "-c", FLOOD, str(path), str(count), kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as nobody:
+    with subprocess.Popen(
+        [sys.executable, "-c", FLOOD, str(path), str(count), kind],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as nobody:
         assert nobody.stdout is not None
         yield int(nobody.stdout.readline())
         nobody.communicate()
 
 
-def test_a_decision_has_its_sender_and_its_time_whatever_came_before_it_was_accepted(place: Path, intake: Intake) -> None:
+def test_a_decision_has_its_sender_and_its_time_whatever_came_before_it_was_accepted(
+    place: Path, intake: Intake
+) -> None:
     with connect(place) as sock:
         early = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         sock.send(decision("early"))
@@ -105,7 +116,11 @@ def test_a_decision_has_its_sender_and_its_time_whatever_came_before_it_was_acce
 
 def test_a_turn_has_something_for_each_user_whatever_others_have_waiting(place: Path, intake: Intake) -> None:
     """64 full queues of one user, and 100 datagrams and 100 messages of another: these are all in the next turn."""
-    with flood(place / "intake.seq.sock", CONNECTIONS // 4) as sent, connect(place) as sock, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
+    with (
+        flood(place / "intake.seq.sock", CONNECTIONS // 4) as sent,
+        connect(place) as sock,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams,
+    ):
         assert sent > 4000
         drained(intake, 6)  # the turns in which they are accepted
         with flood(place / "intake.seq.sock", 1):

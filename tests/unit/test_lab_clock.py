@@ -51,7 +51,10 @@ def test_the_calls_themselves_refuse(move: str) -> None:
     assert "AgentError: the clock of this host is not moved" in done.stderr
 
 
-@pytest.mark.parametrize(("text", "is_"), [("quiet tickscope.throwaway_vm ro\n", True), ("tickscope.throwaway_vm=0\n", False), ("quiet\n", False)])
+@pytest.mark.parametrize(
+    ("text", "is_"),
+    [("quiet tickscope.throwaway_vm ro\n", True), ("tickscope.throwaway_vm=0\n", False), ("quiet\n", False)],
+)
 def test_the_word_must_be_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, is_: bool) -> None:
     monkeypatch.setattr(wallclock, "CMDLINE", tmp_path / "cmdline")
     wallclock.CMDLINE.write_text(text)

@@ -15,7 +15,10 @@ def test_overload_goes_by_what_the_limiters_allow() -> None:
     there = programs()
     source = (Path(room.__path__[0]) / "goapi_source" / "main.go").read_text()
     (go,) = re.findall(r"rate\.NewLimiter\((\d+), ", source)
-    assert {"callers": float(go), **{name: there[name].settings["limit"] for name in ALLOWED if name != "callers"}} == ALLOWED
+    assert {
+        "callers": float(go),
+        **{name: there[name].settings["limit"] for name in ALLOWED if name != "callers"},
+    } == ALLOWED
     assert kinds()["overload"].size.mild > 1 > kinds()["limit_lowered"].size.hard
 
 

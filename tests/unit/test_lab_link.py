@@ -12,7 +12,11 @@ from agent.lab.stage.wire import Packet
 
 def segment(source: int, destination: int, flags: int, payload: bytes = b"") -> bytes:
     tcp = struct.pack("!HHIIBBHHH", source, destination, 1000, 2000, 0x50, flags, 64, 0, 0)
-    return struct.pack("!BBHHHBBH4s4s", 0x45, 0, 40 + len(payload), 0, 0, 64, 6, 0, b"\x0a\x4d\0\1", b"\x0a\x4d\0\2") + tcp + payload
+    return (
+        struct.pack("!BBHHHBBH4s4s", 0x45, 0, 40 + len(payload), 0, 0, 64, 6, 0, b"\x0a\x4d\0\1", b"\x0a\x4d\0\2")
+        + tcp
+        + payload
+    )
 
 
 DATA = segment(5000, 6379, 0x18, b"PING")
@@ -36,7 +40,9 @@ def test_loss_is_a_share_and_the_same_for_the_same_seed() -> None:
     lost = [not Treatment({**USUAL, "loss": 0.3}, seed)(Packet(DATA, True)) for seed in range(1000)]
     assert 0.2 < sum(lost) / 1000 < 0.4
     treat = Treatment({**USUAL, "loss": 0.3}, 7), Treatment({**USUAL, "loss": 0.3}, 7)
-    assert [bool(treat[0](Packet(DATA, True))) for _ in range(100)] == [bool(treat[1](Packet(DATA, True))) for _ in range(100)]
+    assert [bool(treat[0](Packet(DATA, True))) for _ in range(100)] == [
+        bool(treat[1](Packet(DATA, True))) for _ in range(100)
+    ]
 
 
 def test_a_reset_is_what_the_receiver_would_send() -> None:
@@ -57,4 +63,9 @@ def test_the_dns_server_answers_one_question() -> None:
     assert reply[:2] == b"\x12\x34"
     assert struct.unpack_from("!5H", reply, 2) == (0x8580, 1, 1, 0, 0)
     assert reply.endswith(b"\x0a\x4d\0\x02")
-    assert struct.unpack_from("!5H", answer(b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0" + question[:-4] + b"\0\x1c\0\x01", by_tcp=False), 2)[2] == 0
+    assert (
+        struct.unpack_from(
+            "!5H", answer(b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0" + question[:-4] + b"\0\x1c\0\x01", by_tcp=False), 2
+        )[2]
+        == 0
+    )

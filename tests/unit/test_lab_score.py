@@ -29,9 +29,15 @@ QUIET = [(0, 20 * S)]
 FAULT = (20 * S, 23 * S)
 
 
-def ops(*extra: tuple[int, int, str], until_s: int = 30, every_ms: int = 50, gap: tuple[int, int] | None = None) -> dict[tuple[str, str], Ops]:
+def ops(
+    *extra: tuple[int, int, str], until_s: int = 30, every_ms: int = 50, gap: tuple[int, int] | None = None
+) -> dict[tuple[str, str], Ops]:
     """A program that does something each 50 ms, in 2 ms, and what else is told."""
-    usual = [(t * MS, 2 * MS, "ok") for t in range(0, until_s * 1000, every_ms) if gap is None or not gap[0] <= t * MS < gap[1]]
+    usual = [
+        (t * MS, 2 * MS, "ok")
+        for t in range(0, until_s * 1000, every_ms)
+        if gap is None or not gap[0] <= t * MS < gap[1]
+    ]
     return {("api", "decide"): Ops([*usual, *extra])}
 
 
@@ -67,14 +73,19 @@ def test_a_slow_operation_elsewhere_is_not_the_faults() -> None:
 
 def test_failures_refusals_and_silence() -> None:
     assert [f.how for f in felt(ops(*((21 * S + n * MS, MS, "error") for n in range(20))), FAULT, QUIET)] == ["failed"]
-    assert [f.how for f in felt(ops(*((21 * S + n * MS, MS, "refused") for n in range(40))), FAULT, QUIET)] == ["refused"]
+    assert [f.how for f in felt(ops(*((21 * S + n * MS, MS, "refused") for n in range(40))), FAULT, QUIET)] == [
+        "refused"
+    ]
     assert [f.how for f in felt(ops(gap=FAULT), FAULT, QUIET)] == ["missing"]
     assert felt(ops(gap=(20 * S, 21 * S)), FAULT, QUIET) == []
 
 
 def test_one_name_is_told_by_tcp_only() -> None:
     head = b"\x12\x34\x01\x00\x00\x01" + bytes(6)
-    short, long = (head + b"".join(bytes([len(p)]) + p.encode() for p in name.split(".")) + b"\0\0\x01\0\x01" for name in ("policy.lab", LONG))
+    short, long = (
+        head + b"".join(bytes([len(p)]) + p.encode() for p in name.split(".")) + b"\0\0\x01\0\x01"
+        for name in ("policy.lab", LONG)
+    )
     assert answer(short, by_tcp=False)[-4:] == answer(long, by_tcp=True)[-4:] == inet_aton(FAR)
     truncated = answer(long, by_tcp=False)
     assert (truncated[2] & 0x02, truncated[6:8]) == (2, b"\0\0"), "it says so, and holds nothing"
@@ -86,9 +97,18 @@ def test_what_has_no_usual_tells_nothing() -> None:
 
 
 def test_what_a_fault_cannot_do_is_not_its_effect() -> None:
-    log = {("api-redis", "decide"): ops((21 * S, 400 * MS, "ok"), *((21 * S + n * MS, MS, "refused") for n in range(40)))["api", "decide"]}
-    anyhow, clock = done(effect=[], reach=["api-redis"]), done(effect=[], reach=["api-redis"], ways=["failed", "refused"])
-    assert [[felt["how"] for felt in effect.measured(whole(fault), log).faults[0].effect] for fault in (anyhow, clock)] == [["slow", "refused"], ["refused"]]
+    log = {
+        ("api-redis", "decide"): ops((21 * S, 400 * MS, "ok"), *((21 * S + n * MS, MS, "refused") for n in range(40)))[
+            "api", "decide"
+        ]
+    }
+    anyhow, clock = (
+        done(effect=[], reach=["api-redis"]),
+        done(effect=[], reach=["api-redis"], ways=["failed", "refused"]),
+    )
+    assert [
+        [felt["how"] for felt in effect.measured(whole(fault), log).faults[0].effect] for fault in (anyhow, clock)
+    ] == [["slow", "refused"], ["refused"]]
 
 
 def test_what_a_server_did_for_others_is_told_by_them() -> None:
@@ -100,11 +120,23 @@ def test_who_can_feel_it_follows_from_who_uses_what() -> None:
     assert reach(there, ("dns",)) == {"dns", "api-http", "api-dns-tcp", "goapi", "callers"}
     assert reach(there, ("state.flock",)) == {"api-flock"}
     assert reach(there, ()) == set(there)
-    assert reach(there, ("redis",)) == {"redis", "api-redis", "leases", "producer", "consumer1", "consumer2", "consumer3"}
+    assert reach(there, ("redis",)) == {
+        "redis",
+        "api-redis",
+        "leases",
+        "producer",
+        "consumer1",
+        "consumer2",
+        "consumer3",
+    }
 
 
 def test_quiet_is_what_faults_and_what_they_leave_do_not_cover() -> None:
-    assert quiet(0, 100 * S, [(40 * S, 42 * S), (20 * S, 23 * S)]) == [(0, 20 * S - truth.BEFORE_NS), (28 * S, 40 * S - truth.BEFORE_NS), (47 * S, 100 * S)]
+    assert quiet(0, 100 * S, [(40 * S, 42 * S), (20 * S, 23 * S)]) == [
+        (0, 20 * S - truth.BEFORE_NS),
+        (28 * S, 40 * S - truth.BEFORE_NS),
+        (47 * S, 100 * S),
+    ]
     assert quiet(0, 10 * S, []) == [(0, 10 * S)]
 
 
@@ -120,7 +152,10 @@ def test_a_log_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Path) -> Non
 def done(kind: str = "broker_stopped", at_s: int = 20, **more: Any) -> Done:
     slow = {"program": "api-redis", "op": "decide", "how": "slow", "usual": 2e6, "worst": 5e8, "count": 3, "since_ns": at_s * S, "until_ns": (at_s + 3) * S,
             "ratio": 250.0}  # fmt: skip
-    right = [{"cause": "process_stopped", "detail": "", "culprit": True}, {"cause": "broker_slow", "detail": "", "culprit": False}]
+    right = [
+        {"cause": "process_stopped", "detail": "", "culprit": True},
+        {"cause": "broker_slow", "detail": "", "culprit": False},
+    ]
     return replace(Done("1-0", kind, "redis", {"what": "duration_s", "value": 3.0}, at_s * S, (at_s + 3) * S,
                         {"process": "redis", "pids": [77], "comm": "redis-server", "object": ""}, right, [slow]), **more)  # fmt: skip
 
@@ -131,7 +166,14 @@ def whole(*faults: Done) -> Truth:
     return Truth(1, 5 * S, 3605 * S, told, list(faults), [])
 
 
-def finding(cause: str, start_s: float = 20, end_s: float = 23, told_s: float = 21, subject: str = "limiter lab:api-redis", **more: Any) -> Told:
+def finding(
+    cause: str,
+    start_s: float = 20,
+    end_s: float = 23,
+    told_s: float = 21,
+    subject: str = "limiter lab:api-redis",
+    **more: Any,
+) -> Told:
     row = {"finding_id": f"{cause}{start_s}", "state": "closed", "start_ns": int(start_s * S), "end_ns": int(end_s * S), "symptom": "decision_latency",
            "subject": subject, "cause": cause, "confidence": 0.8, "sentence": "", "causes": [], "evidence": "[]", **more}  # fmt: skip
     return Told([(int(told_s * S), row)])
@@ -145,19 +187,28 @@ def score(faults: list[Done], told: list[Told]) -> dict[str, Any]:
 
 def test_right_by_cause_and_right_in_full() -> None:
     figures = score([done()], [finding("broker_slow")])
-    assert (figures["all"]["detected"], figures["all"]["top1_cause"], figures["all"]["top1"], figures["all"]["median_s"]) == (1, 1, 1, 1)
+    assert (
+        figures["all"]["detected"],
+        figures["all"]["top1_cause"],
+        figures["all"]["top1"],
+        figures["all"]["median_s"],
+    ) == (1, 1, 1, 1)
     figures = score([done()], [finding("process_stopped")])
     assert (figures["all"]["top1_cause"], figures["all"]["top1"]) == (1, 0), "the culprit is part of that answer"
     assert score([done()], [finding("process_stopped", culprit_pid=77)])["all"]["top1"] == 1
     assert score([done()], [finding("process_stopped", culprit_pid=78)])["all"]["top1"] == 0
-    assert score([done()], [finding("broker_slow", subject="limiter lab:api-tls")])["all"]["top1"] == 0, "that one felt nothing"
+    assert score([done()], [finding("broker_slow", subject="limiter lab:api-tls")])["all"]["top1"] == 0, (
+        "that one felt nothing"
+    )
 
 
 def test_a_wrong_cause_counts_and_the_right_one_below_it_is_among_three() -> None:
     figures = score([done()], [finding("cpu", causes=[{"cause": "cpu"}, {"cause": "broker_slow"}])])
     assert (figures["all"]["top1_cause"], figures["all"]["top3_cause"], figures["wrong_causes_per_hour"]) == (0, 1, 1)
     assert figures["confusion"] == {"broker_stopped": {"cpu": 1}}
-    assert score([done()], [finding("unknown")])["wrong_causes_per_hour"] == 0, "who says that he does not know is not wrong"
+    assert score([done()], [finding("unknown")])["wrong_causes_per_hour"] == 0, (
+        "who says that he does not know is not wrong"
+    )
 
 
 def test_the_surest_finding_counts() -> None:
@@ -180,16 +231,26 @@ def test_a_finding_that_began_before_a_fault_does_not_speak_of_it() -> None:
 
 def test_what_a_fault_started_itself_is_its_culprit_by_pid() -> None:
     """A clock jump's finding lasts until no decision can be hit any more, into the next one's time."""
-    first, second = (done(kind, at_s, culprit={"process": "lab-clock", "pids": [pid], "comm": "lab-clock", "object": ""})
-                     for kind, at_s, pid in (("clock_step_forward", 20, 91), ("clock_step_back", 32, 92)))
+    first, second = (
+        done(kind, at_s, culprit={"process": "lab-clock", "pids": [pid], "comm": "lab-clock", "object": ""})
+        for kind, at_s, pid in (("clock_step_forward", 20, 91), ("clock_step_back", 32, 92))
+    )
     first = replace(first, effect=[{**first.effect[0], "program": "leases"}])
-    told = [finding("clock_step", 20, 33, subject="wall clock", sentence="lab-clock pid 91 did it, and lab:api-redis is hit"),
-            finding("clock_step", 32, 43, 33, subject="wall clock", sentence="lab-clock pid 92 did it, and lab:api-redis is hit")]
+    told = [
+        finding(
+            "clock_step", 20, 33, subject="wall clock", sentence="lab-clock pid 91 did it, and lab:api-redis is hit"
+        ),
+        finding(
+            "clock_step", 32, 43, 33, subject="wall clock", sentence="lab-clock pid 92 did it, and lab:api-redis is hit"
+        ),
+    ]
     assert [v.told for v in judge(whole(first, second), told)[0]] == [told[:1], told[1:]]
 
 
 def test_a_finding_without_a_fault_counts_against_its_confidence() -> None:
-    assert score([], [finding("cpu", 100, 101, confidence=0.95)])["calibration"] == [{"from": 0.9, "to": 1.0, "findings": 1, "right": 0.0}]
+    assert score([], [finding("cpu", 100, 101, confidence=0.95)])["calibration"] == [
+        {"from": 0.9, "to": 1.0, "findings": 1, "right": 0.0}
+    ]
     assert score([], [finding("unknown", 100, 101)])["calibration"] == []
 
 
@@ -201,14 +262,21 @@ def test_right_in_full_is_who_has_the_victim_or_the_culprit_as_its_subject() -> 
 
 def test_what_could_not_be_injected_is_told() -> None:
     result = Score()
-    result.add(replace(whole(), left_out=[{"kind": "cpu_throttled", "why": "this host has no cgroup controller cpu"}]), [])
+    result.add(
+        replace(whole(), left_out=[{"kind": "cpu_throttled", "why": "this host has no cgroup controller cpu"}]), []
+    )
     assert result.to_json()["left_out"] == {"cpu_throttled": 1}
 
 
 def test_a_fault_that_nobody_felt_does_not_count() -> None:
     unfelt = done(effect=[])
     figures = score([unfelt], [finding("broker_slow")])
-    assert (figures["all"]["faults"], figures["unfelt"], figures["wrong_causes_per_hour"], figures["calibration"]) == (0, {"broker_stopped": 1}, 0, [])
+    assert (figures["all"]["faults"], figures["unfelt"], figures["wrong_causes_per_hour"], figures["calibration"]) == (
+        0,
+        {"broker_stopped": 1},
+        0,
+        [],
+    )
     assert score([unfelt], [finding("cpu")])["wrong_causes_per_hour"] == 1
 
 
@@ -228,17 +296,33 @@ def test_of_two_at_once_each_is_scored_alone() -> None:
 
 
 def test_servers_of_one_command_name_are_told_apart() -> None:
-    truth = whole(done(), done(at_s=40, culprit={"process": "redis-other", "pids": [78], "comm": "redis-server", "object": ""}, effect=[]))
+    truth = whole(
+        done(),
+        done(
+            at_s=40, culprit={"process": "redis-other", "pids": [78], "comm": "redis-server", "object": ""}, effect=[]
+        ),
+    )
     truth.programs["redis-other"] = {"comm": "redis-server", "pids": [78], "names": ["10.78.0.9:6379"]}
     long = {"start_s": 20, "end_s": 44, "subject": "limiter x"}
-    verdicts, _ = judge(truth, [finding("broker_slow", sentence="because redis-server (pid 78) at 10.78.0.9:6379 held its answer back", **long)])
+    verdicts, _ = judge(
+        truth,
+        [
+            finding(
+                "broker_slow", sentence="because redis-server (pid 78) at 10.78.0.9:6379 held its answer back", **long
+            )
+        ],
+    )
     assert [len(v.told) for v in verdicts] == [0, 1]
-    verdicts, _ = judge(truth, [finding("broker_slow", sentence="because redis-server (pid 7) held its answer back", **long)])
+    verdicts, _ = judge(
+        truth, [finding("broker_slow", sentence="because redis-server (pid 7) held its answer back", **long)]
+    )
     assert [len(v.told) for v in verdicts] == [1, 0], "nobody is named: the one that was felt"
 
 
 def test_the_commonest_cause_is_the_bar() -> None:
-    figures = score([done(), done(at_s=60), done("cpu_hog", 100, right=[{"cause": "cpu", "detail": "", "culprit": False}])], [])
+    figures = score(
+        [done(), done(at_s=60), done("cpu_hog", 100, right=[{"cause": "cpu", "detail": "", "culprit": False}])], []
+    )
     assert figures["always_guessing"] == {"cause": "process_stopped", "top1_cause": 0.667}
 
 
@@ -265,11 +349,15 @@ def test_the_same_seed_gives_the_same_faults() -> None:
     assert sitting(known, 7, 40, there) != sitting(known, 8, 40, there)
     assert one(known[0], 3) == one(known[0], 3)
     groups = [group for seed in range(5) for group in sitting(known, seed, len(known), there)]
-    assert sorted(f.kind for group in groups for f in group) == sorted(5 * list(kinds())), "each kind as often as the others"
+    assert sorted(f.kind for group in groups for f in group) == sorted(5 * list(kinds())), (
+        "each kind as often as the others"
+    )
     pairs = [group for group in groups if len(group) > 1]
     assert pairs
     for one_, other in pairs:
-        assert not kinds()[one_.kind].reach(one_, there) & kinds()[other.kind].reach(other, there), "nobody can feel both"
+        assert not kinds()[one_.kind].reach(one_, there) & kinds()[other.kind].reach(other, there), (
+            "nobody can feel both"
+        )
     assert seeds(5, 30, 12) == [(5, 12), (6, 12), (7, 6)]
 
 
@@ -289,6 +377,15 @@ def test_right_answers_are_in_the_tables_words() -> None:
 
 
 def test_findings_have_the_columns_that_are_judged() -> None:
-    assert {"finding_id", "start_ns", "end_ns", "symptom", "subject", "cause", "confidence", "sentence", "causes", "evidence"} <= set(
-        TABLES["finding"].by_name
-    )
+    assert {
+        "finding_id",
+        "start_ns",
+        "end_ns",
+        "symptom",
+        "subject",
+        "cause",
+        "confidence",
+        "sentence",
+        "causes",
+        "evidence",
+    } <= set(TABLES["finding"].by_name)

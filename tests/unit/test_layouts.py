@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from agent.kernel import bpf, syscall
-from agent.kernel.layouts import Layouts, OtherCodeError, TooManyLayoutsError
 from agent.kernel.limits import LAYOUTS, LAYOUTS_A_USER, LAYOUTS_OTHERS, SITES_A_USER, SITES_OTHERS
-from agent.kernel.shares import OverShareError, Owner
+from agent.probes.beside.layouts import Layouts, OtherCodeError, TooManyLayoutsError
+from agent.targets.shares import OverShareError, Owner
 
 HOST, ROOT, USER, OTHER = Owner(0, 0), Owner(10, 0), Owner(20, 1000), Owner(30, 1001)
 CODE, SITES = 64, 1024
@@ -32,7 +32,10 @@ class Maps:
     """The two maps as bpf/tls_ssl.h has them."""
 
     def __init__(self) -> None:
-        self.fds = [syscall.bpf(0, syscall.attributes(struct.pack("<IIII", *sizes))) for sizes in ((2, 4, 80, LAYOUTS), (1, CODE, 4, SITES))]
+        self.fds = [
+            syscall.bpf(0, syscall.attributes(struct.pack("<IIII", *sizes)))
+            for sizes in ((2, 4, 80, LAYOUTS), (1, CODE, 4, SITES))
+        ]
         assert min(self.fds) >= 0
         self.layouts = Layouts(*self.fds)
 
@@ -110,7 +113,10 @@ def test_nobody_takes_all_functions(maps: Maps) -> None:
     with pytest.raises(TooManyLayoutsError, match="this user"):
         maps.layouts.add(file(9999), USER)
     maps.layouts.add(file(0), USER)  # another file with the same code
-    taken = sum(not refused(lambda n=number: maps.layouts.add(file(n), Owner(1, 1000 + n % 100))) for number in range(1000, 2000))
+    taken = sum(
+        not refused(lambda n=number: maps.layouts.add(file(n), Owner(1, 1000 + n % 100)))
+        for number in range(1000, 2000)
+    )
     assert 2 * taken + SITES_A_USER == SITES_OTHERS
     for number in range(3000, 3000 + (SITES - SITES_OTHERS) // 2):
         maps.layouts.add(file(number), ROOT)
@@ -121,7 +127,11 @@ def test_nobody_takes_all_kinds(maps: Maps) -> None:
     kinds = iter(range(10_000))
 
     def filled(owner: Owner) -> int:
-        return next(n for n in range(LAYOUTS + 1) if refused(lambda: maps.layouts.add(file(0, at=72, version=f"1.{next(kinds)}"), owner)))
+        return next(
+            n
+            for n in range(LAYOUTS + 1)
+            if refused(lambda: maps.layouts.add(file(0, at=72, version=f"1.{next(kinds)}"), owner))
+        )
 
     assert filled(USER) == LAYOUTS_A_USER
     assert sum(filled(Owner(1, uid)) for uid in range(2000, 2010)) == LAYOUTS_OTHERS - LAYOUTS_A_USER

@@ -13,15 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent.ask.window import this_boot
 from agent.batch import Batch, make
 from agent.columns import NULL_I64
 from agent.kernel.load import BPF_DIR
 from agent.kernel.wire import Wire
-from agent.limiters.catalogue import CATALOGUE, look_up
-from agent.probes.limiter import decode_decisions, elapsed_ns, unix_ns
-from agent.probes.limiter_waits import MOST, Waits
+from agent.limiters.catalogue import CATALOGUE, look_up, seen
+from agent.probes.beside.go_decisions import elapsed_ns, unix_ns
+from agent.probes.beside.go_waits import MOST, Waits
+from agent.probes.limiter import decode_decisions
 from agent.store.hot import HotStore
-from agent.store.window import this_boot
 from agent.tables import TABLES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,8 +57,9 @@ def test_go_time_differences() -> None:
 
 
 def records(n: int) -> np.ndarray:
-    wire = Wire.read(BPF_DIR / "events.h", BPF_DIR / "tickscope.h", BPF_DIR / "limiter.bpf.c")
+    wire = Wire.read(BPF_DIR / "events.h", BPF_DIR / "tickscope.h", BPF_DIR / "limiter_decision.h")
     r = np.zeros(n, wire.dtype("limiter_decision"))
+    r["library"] = list(seen()).index("golang.org/x/time/rate")
     r["limit"], r["tokens"] = np.float64(10).view(np.uint64), np.float64(2).view(np.uint64)
     r["burst"], r["n"], r["every"], r["reserved"], r["ok"] = 5, 3, 1, 1, 1
     r["limiter"] = 0xC000012340
@@ -78,9 +80,22 @@ def test_decisions() -> None:
     r["every"][5] = 4
     (batch,) = decode_decisions(r)
     rows = batch.rows
-    assert [RESULT.names[i] for i in rows["result"]] == ["allowed", "delayed", "refused", "cancelled", "refused", "allowed"]
+    assert [RESULT.names[i] for i in rows["result"]] == [
+        "allowed",
+        "delayed",
+        "refused",
+        "cancelled",
+        "refused",
+        "allowed",
+    ]
     assert rows["wait_ns"].tolist() == [0, 70, NULL_I64, NULL_I64, NULL_I64, 0]
-    assert rows["remaining"][:5].tolist() == [2, 2, 3, 3, 5]  # 0.1 s at 10 a second since ``last``; a fresh bucket is full
+    assert rows["remaining"][:5].tolist() == [
+        2,
+        2,
+        3,
+        3,
+        5,
+    ]  # 0.1 s at 10 a second since ``last``; a fresh bucket is full
     assert np.isnan([rows["remaining"][5], rows["burst"][5], rows["limit_per_s"][5]]).all()
     assert rows["sample_rate"].tolist() == [1, 1, 1, 1, 1, 0.25]
     assert set(rows["limiter_id"]) == {b"rate.Limiter@0xc000012340"}
@@ -111,7 +126,9 @@ def woken(goroutines: list[int], ok: int, t_ns: int) -> np.ndarray:
 
 
 def told(waits: Waits, now_ns: int) -> list[tuple[int, str, int, int]]:
-    rows = np.concatenate([TABLES["limiter_decision"].empty(0), *(b.rows for b in waits.drain(now_ns) if b.table == "limiter_decision")])
+    rows = np.concatenate(
+        [TABLES["limiter_decision"].empty(0), *(b.rows for b in waits.drain(now_ns) if b.table == "limiter_decision")]
+    )
     return [(int(r["goroutine"]), RESULT.names[r["result"]], int(r["t_ns"]), int(r["duration_ns"])) for r in rows]
 
 
@@ -157,7 +174,9 @@ def test_catalogue() -> None:
 def tickscope(store: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TICKSCOPE_STORE": str(store)}
     code = "from agent.cli.main import main; main()"
-    return subprocess.run([sys.executable, "-c", code, "limiters", *argv], env=env, check=False, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-c", code, "limiters", *argv], env=env, check=False, capture_output=True, text=True
+    )
 
 
 @pytest.fixture
@@ -170,7 +189,14 @@ def store(tmp_path: Path) -> Path:
     exposed["now_wall"], exposed["now_ext"] = plain(1000, 0)
     exposed["act_wall"], exposed["act_ext"] = plain(1000, 0)
     exposed["ok"][:3] = 0
-    status = make("probe_status", 1, t_ns=now, probe=b"limiter:old", state=TABLES["probe_status"].code("state", "unavailable"), reason=b"/old: built by go1.16")
+    status = make(
+        "probe_status",
+        1,
+        t_ns=now,
+        probe=b"limiter:old",
+        state=TABLES["probe_status"].code("state", "unavailable"),
+        reason=b"/old: built by go1.16",
+    )
     batches: list[Batch] = [*decode_decisions(exposed), *decode_decisions(immune), status]
     hot = HotStore(tmp_path, this_boot(), "host-a", seal_command=())
     hot.append(batches)

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from agent.batch import Batch, make
-from agent.live import Live
-from agent.screen import cut, joined, row, shortened
+from agent.service.live import Live
+from agent.service.screen import cut, joined, row, shortened
 from agent.tables import TABLES
 
 STATUS = {"probes": [], "lost": "", "clock": {"synchronised": False, "maxerror_us": 16_000_000, "drift_ppb": 120}}
@@ -22,7 +22,11 @@ EPOCH_NS = 1_700_000_000 * 10**9
 @pytest.fixture
 def live(monkeypatch: pytest.MonkeyPatch) -> Live:
     monkeypatch.setenv("COLUMNS", "80")
-    status = SimpleNamespace(counts=lambda: (6, 0), wall=lambda t_ns: t_ns + EPOCH_NS, **{name: lambda value=value: value for name, value in STATUS.items()})
+    status = SimpleNamespace(
+        counts=lambda: (6, 0),
+        wall=lambda t_ns: t_ns + EPOCH_NS,
+        **{name: lambda value=value: value for name, value in STATUS.items()},
+    )
     return Live(SimpleNamespace(sinks=[], totals=dict.fromkeys(TABLES, 1000)), status)  # type: ignore[arg-type]
 
 
@@ -49,7 +53,10 @@ def test_alarms_are_not_pushed_out_by_notices(live: Live) -> None:
 
 def test_a_sentence_tells_wall_time(live: Live) -> None:
     live.offer(finding(7, "open", "alarm", b"it began at boot+%d.250"))
-    assert shown(live)[-1] == f"  open: it began at {datetime.fromtimestamp(1_700_000_007.25).astimezone().isoformat(timespec='milliseconds').replace('+00:00', 'Z')}"
+    assert (
+        shown(live)[-1]
+        == f"  open: it began at {datetime.fromtimestamp(1_700_000_007.25).astimezone().isoformat(timespec='milliseconds').replace('+00:00', 'Z')}"
+    )
 
 
 def test_clock_changes_in_words(live: Live) -> None:
@@ -57,16 +64,26 @@ def test_clock_changes_in_words(live: Live) -> None:
     for kind, columns, said in (
         ("step", {"size_ns": -300_000, "comm": b"date", "pid": 17}, "step of -300 us, date pid 17"),
         ("step", {"size_ns": 5_000}, "step of 5 us, by whom was not seen"),
-        ("frequency", {"size_ns": 0, "freq_after_ppb": 1500, "comm": b"chronyd", "pid": 3}, "frequency set to +1.500 ppm, chronyd pid 3"),
+        (
+            "frequency",
+            {"size_ns": 0, "freq_after_ppb": 1500, "comm": b"chronyd", "pid": 3},
+            "frequency set to +1.500 ppm, chronyd pid 3",
+        ),
         ("slew", {"size_ns": 0, "ret": -1, "comm": b"ntpd", "pid": 4}, "slew refused by the kernel, ntpd pid 4"),
-        ("step", {"size_ns": 0, "ret": -1, "comm": b"\xff\x1b[2J\n", "pid": 5}, r"step refused by the kernel, \xff\x1b[2J\n pid 5"),
+        (
+            "step",
+            {"size_ns": 0, "ret": -1, "comm": b"\xff\x1b[2J\n", "pid": 5},
+            r"step refused by the kernel, \xff\x1b[2J\n pid 5",
+        ),
     ):
         live.offer(make("clock_change", 1, kind=kinds.code("kind", kind), **columns))
         assert said in [line.strip() for line in shown(live)]
 
 
-LONG = (b"Decisions of limiter api (demo-limiter pid 4711) took up to 1.49 s instead of 190 us from boot+%d.174 to boot+90.662 because redis-server (pid 43) "
-        b"at 127.0.0.1:40005 did not answer for 1.49 s while the smoothed RTT rose only from 114 us to 5.68 ms. Also affected: the redis server at 127.0.0.1:40005.")
+LONG = (
+    b"Decisions of limiter api (demo-limiter pid 4711) took up to 1.49 s instead of 190 us from boot+%d.174 to boot+90.662 because redis-server (pid 43) "
+    b"at 127.0.0.1:40005 did not answer for 1.49 s while the smoothed RTT rose only from 114 us to 5.68 ms. Also affected: the redis server at 127.0.0.1:40005."
+)
 
 
 def busy(live: Live) -> None:
@@ -76,7 +93,16 @@ def busy(live: Live) -> None:
         live.offer(make("limiter_decision", len(result), limiter_id=b"rate.Limiter@0xc00005e0%02d" % i, comm=b"checkout-server", pid=1234567, result=result,
                         duration_ns=2_345_678))  # fmt: skip
     for i in range(4):
-        live.offer(make("queue_lag", 1, destination=b"orders-of-region-%d" % i, consumer_group=b"billing", lag_messages=12_345, status=b"ok"))
+        live.offer(
+            make(
+                "queue_lag",
+                1,
+                destination=b"orders-of-region-%d" % i,
+                consumer_group=b"billing",
+                lag_messages=12_345,
+                status=b"ok",
+            )
+        )
     for number, state in ((1, "closed"), (2, "open"), (3, "closed")):
         live.offer(finding(number, state, "alarm", LONG))
 
@@ -96,7 +122,10 @@ def test_on_any_screen_lines_and_findings_are_whole_or_counted(live: Live, width
     limiters, queues = (sum(bool(re.search(found, line)) for line in lines) for found in ("allowed 1234", "lag 12345"))
     missing = {(3 - len(said), "finding"), (8 - limiters, "limiter"), (4 - queues, "queue")}
     told = re.findall(r"(\d+) (finding|limiter|queue)s?\b", lines[-1]) if lines[-1].startswith("not shown:") else []
-    assert {(int(n), what) for n, what in told} == {(n, what) for n, what in missing if n} or (width, height) in {(40, 30), (80, 8)}
+    assert {(int(n), what) for n, what in told} == {(n, what) for n, what in missing if n} or (width, height) in {
+        (40, 30),
+        (80, 8),
+    }
     for number in re.findall(r"\d+(?:\.\d+)?", text):
         assert number in everything, number
 
@@ -104,7 +133,12 @@ def test_on_any_screen_lines_and_findings_are_whole_or_counted(live: Live, width
 def test_eighty_by_twenty_four_holds_eight_limiters_and_four_queues(live: Live) -> None:
     busy(live)
     text = "\n".join(shown(live, 80, 23))
-    assert (text.count("allowed 1234"), text.count("refused 17"), text.count("lag 12345"), text.count("open: ")) == (8, 2, 4, 1)
+    assert (text.count("allowed 1234"), text.count("refused 17"), text.count("lag 12345"), text.count("open: ")) == (
+        8,
+        2,
+        4,
+        1,
+    )
 
 
 def test_messages_are_on_the_screen_where_it_would_be_spoilt(live: Live) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent import finding_log
 from agent.batch import Batch, make
-from agent.finding_log import FindingLog
 from agent.log import INFO, WARNING, Log, journal
+from agent.service import finding_log
+from agent.service.finding_log import FindingLog
 from agent.tables import TABLES
 
 
@@ -24,7 +24,10 @@ def test_text_and_json_and_priorities_for_the_journal_only(tmp_path: Path) -> No
         where = os.fstat(file.fileno())
         ours = {"JOURNAL_STREAM": f"{where.st_dev}:{where.st_ino}"}
         assert journal(ours, file.fileno())
-        assert not any(journal(other, file.fileno()) for other in ({}, {"JOURNAL_STREAM": f"{where.st_dev}:{where.st_ino + 1}"}, {"JOURNAL_STREAM": ""}))
+        assert not any(
+            journal(other, file.fileno())
+            for other in ({}, {"JOURNAL_STREAM": f"{where.st_dev}:{where.st_ino + 1}"}, {"JOURNAL_STREAM": ""})
+        )
         Log("text", ours, file.fileno()).say("tickscope: cannot x\n  why: y", WARNING, event="e")
         Log("text", {}, file.fileno()).say("ready attached=1", INFO, attached=1)
         Log("json", ours, file.fileno()).say("tickscope: two\nlines", INFO, event="e", n=3)
@@ -77,9 +80,21 @@ def finding(name: bytes, state: str) -> Batch:
 
 def test_each_finding_is_told_once_when_opened_and_once_when_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[tuple[str, str, int]] = []
-    monkeypatch.setattr(finding_log, "say", lambda text, level, **fields: said.append((fields["finding_id"], fields["event"], level)) or print(text))
+    monkeypatch.setattr(
+        finding_log,
+        "say",
+        lambda text, level, **fields: said.append((fields["finding_id"], fields["event"], level)) or print(text),
+    )
     log = FindingLog(lambda t_ns: t_ns + np.int64(1_700_000_000 * 10**9))
-    for name, state in ((b"a", "open"), (b"a", "open"), (b"b", "closed"), (b"a", "closed"), (b"a", "closed"), (b"a", "open"), (b"a", "closed")):
+    for name, state in (
+        (b"a", "open"),
+        (b"a", "open"),
+        (b"b", "closed"),
+        (b"a", "closed"),
+        (b"a", "closed"),
+        (b"a", "open"),
+        (b"a", "closed"),
+    ):
         log.offer(finding(name, state))
     log.offer(make("loss", 1))
     assert said == [("a", "finding_opened", 4), ("b", "finding_opened", 4), ("b", "finding_closed", 6), ("a", "finding_closed", 6),

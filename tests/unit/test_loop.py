@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent.ask.window import this_boot
 from agent.batch import Batch, make
 from agent.columns import NULL_I64
 from agent.common.clocks import boot_ns
 from agent.contracts import Finishing
 from agent.correlate.correlator import Correlator
-from agent.loop import Loop
+from agent.service.loop import Loop
 from agent.store.hot import HotStore
 from agent.store.query import Session
-from agent.store.window import this_boot
 from agent.store.writer import Writer
 from agent.tables import TABLES
 
@@ -102,7 +102,9 @@ def unknown(rows: np.ndarray) -> list[tuple[str, bytes, int, int]]:
     return [(stages[r["stage"]], r["source"], int(r["from_ns"]), int(r["to_ns"])) for r in rows]
 
 
-def test_what_came_before_a_failure_is_kept_and_the_rest_is_a_loss_of_unknown_size(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_came_before_a_failure_is_kept_and_the_rest_is_a_loss_of_unknown_size(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     bad, good, kept = Failing(), Failing("good"), Kept()
     good.broken = bad.broken = False
     loop = make_loop(tmp_path, [bad, good], kept)
@@ -205,7 +207,9 @@ def test_a_filter_that_fails_at_the_end_does_not_stop_it(tmp_path: Path) -> None
     assert kept.closed
 
 
-def test_the_end_of_one_that_fails_does_not_cost_the_others_or_the_store(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_end_of_one_that_fails_does_not_cost_the_others_or_the_store(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     first, second = Ending("first", "finish close"), Ending("second")
     kept, beside = Kept("cannot end"), Kept("cannot end either")
     beside.name = "beside"
@@ -213,12 +217,24 @@ def test_the_end_of_one_that_fails_does_not_cost_the_others_or_the_store(tmp_pat
     loop.closing.append(beside)
     loop.finish()
     assert first.closed and second.closed and kept.closed and beside.closed
-    assert loop.failures == {"first": "OSError: cannot be closed", "kept": "OSError: cannot end", "beside": "OSError: cannot end either"}
+    assert loop.failures == {
+        "first": "OSError: cannot be closed",
+        "kept": "OSError: cannot end",
+        "beside": "OSError: cannot end either",
+    }
     assert "gone wrong at last" in capfd.readouterr().err
-    HotStore(tmp_path, this_boot(), "host", seal_command=()).close()  # its lock is free, and no segment of it was left open
+    HotStore(
+        tmp_path, this_boot(), "host", seal_command=()
+    ).close()  # its lock is free, and no segment of it was left open
     with Session(tmp_path, ["loss", "tcp_reset"]) as session:
-        assert session.run("SELECT comm, count(*) FROM tcp_reset GROUP BY comm ORDER BY comm").rows == [("first", 2), ("second", 2)]
-        assert session.run("SELECT stage, source, count FROM loss ORDER BY stage").rows == [("export", "kept full", 3), ("intake", "first", None)]
+        assert session.run("SELECT comm, count(*) FROM tcp_reset GROUP BY comm ORDER BY comm").rows == [
+            ("first", 2),
+            ("second", 2),
+        ]
+        assert session.run("SELECT stage, source, count FROM loss ORDER BY stage").rows == [
+            ("export", "kept full", 3),
+            ("intake", "first", None),
+        ]
 
 
 class Deaf:

@@ -15,13 +15,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import signal, threading, time
 import numpy as np
-from agent.probes.syscalls import _block_both_ways
+from agent.probes.beside.measuring import _block_both_ways
 tune = np.zeros(1, [(name, "<u8") for name in ("flags_first", "flags_again", "flag_mask", "calibrate_nr", "calibrate_tid")])
 signal.signal(signal.SIGALRM, signal.default_int_handler)
 for turn in range(1000):
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.003 * 0.9 ** (turn % 20))
-        _block_both_ways(tune)
+        _block_both_ways(tune, 1)
         signal.setitimer(signal.ITIMER_REAL, 0)
     except KeyboardInterrupt:
         time.sleep(0.05)
@@ -32,5 +32,12 @@ for turn in range(1000):
 
 
 def test_a_thread_that_is_left_in_its_write_does_not_hold_up_the_end() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=20 * PATIENCE, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=20 * PATIENCE,
+        check=False,
+    )
     assert (done.stdout, done.stderr, done.returncode) == ("left one\n", "", 0)

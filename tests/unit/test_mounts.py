@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.kernel.mounts import Layer, Mount, MountWatch, Present, parse
 from agent.kernel.steps import Wait, at_once, run
+from agent.targets.mounts import Layer, Mount, MountWatch, Present, parse
 
 ROOT = Mount("254:0", "/", "/", "ext4", "rw")
 DATA = Mount("254:16", "/", "/var/lib/docker", "xfs", "rw")
@@ -18,7 +18,14 @@ FRESH = Mount("7:0", "/", "/mnt", "squashfs", "ro")
 PAUSE: Wait = at_once(lambda: None)
 
 
-def layers(options: str = "", kind: str = "overlay", root: str = "/", device: str = "0:50", point: str = "/run/x/rootfs", mounted: tuple[Mount, ...] = (ROOT, DATA)) -> list[str]:
+def layers(
+    options: str = "",
+    kind: str = "overlay",
+    root: str = "/",
+    device: str = "0:50",
+    point: str = "/run/x/rootfs",
+    mounted: tuple[Mount, ...] = (ROOT, DATA),
+) -> list[str]:
     new = Mount(device, root, point, kind, options)
     return [layer.folder for layer in Present([*mounted, FRESH, new], lambda mount: mount in mounted).layers(new)]
 
@@ -30,12 +37,20 @@ def test_a_line() -> None:
 
 
 def test_layers_of_overlays() -> None:
-    assert layers("rw,lowerdir=/var/lib/docker/a:/b,upperdir=/up/diff,workdir=/up/work") == ["/up/diff", "/var/lib/docker/a", "/b"]
+    assert layers("rw,lowerdir=/var/lib/docker/a:/b,upperdir=/up/diff,workdir=/up/work") == [
+        "/up/diff",
+        "/var/lib/docker/a",
+        "/b",
+    ]
     assert layers(r"ro,lowerdir+=/a,lowerdir+=/b\054c,datadir+=/d") == ["/a", "/b,c"]
     assert layers(r"ro,lowerdir=/a\134:b:/c::/data") == ["/a:b", "/c"]
     assert layers("rw,lowerdir=l/AA:l/BB,upperdir=ID/diff", point="/var/lib/docker/overlay2/ID/merged") == [
         "/var/lib/docker/overlay2/ID/diff", "/var/lib/docker/overlay2/l/AA", "/var/lib/docker/overlay2/l/BB"]  # fmt: skip
-    assert layers("rw,lowerdir=1/fs:2/fs,upperdir=/snapshots/3/fs") == ["/snapshots/3/fs", "/snapshots/1/fs", "/snapshots/2/fs"]
+    assert layers("rw,lowerdir=1/fs:2/fs,upperdir=/snapshots/3/fs") == [
+        "/snapshots/3/fs",
+        "/snapshots/1/fs",
+        "/snapshots/2/fs",
+    ]
 
 
 def test_what_lies_on_mounts_that_may_go_is_left_alone() -> None:
@@ -79,7 +94,11 @@ def test_a_mount_is_told_once(watch: MountWatch, tmp_path: Path) -> None:
         assert watch.changed() and watch.changed()
         new = read(watch)
         assert new == [Layer(str(one), True), Layer(str(two), True), Layer(str(one), False)]
-        assert set(new) <= watch.mounted() and watch.overlaid(image.stat().st_dev) and not watch.overlaid(one.stat().st_dev)
+        assert (
+            set(new) <= watch.mounted()
+            and watch.overlaid(image.stat().st_dev)
+            and not watch.overlaid(one.stat().st_dev)
+        )
         assert not watch.changed() and read(watch) == []
     finally:
         subprocess.run(["umount", image], check=True)
@@ -141,6 +160,6 @@ def test_mounts_of_any_user_are_not_kept(watch: MountWatch, monkeypatch: pytest.
         return text[at[0] - 4000 : at[0]]
 
     with monkeypatch.context() as patched:
-        patched.setattr("agent.kernel.mounts.os.read", part)
+        patched.setattr("agent.targets.mounts.os.read", part)
         assert read(watch) == [Layer("/a", True), Layer("/b", True)]
     assert len(watch._known) == 2

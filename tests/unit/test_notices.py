@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.clock import subscribers
-from agent.clock.hook_config import HookConfig, parse
+from agent.clock.hook_settings import HookConfig, parse
 from agent.clock.subscribers import SUBSCRIBERS, Subscribers
 from agent.columns import NULL_I64
 from agent.errors import AgentError
@@ -96,7 +96,9 @@ sys.stdin.read()
 
 
 def test_a_subscriber_whose_name_is_no_text_gets_notices_like_the_others(server: Server) -> None:
-    with subprocess.Popen([sys.executable, "-c", NAMED, server.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as named:
+    with subprocess.Popen(
+        [sys.executable, "-c", NAMED, server.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as named:
         assert named.stdout is not None
         named.stdout.readline()
         server.until(subscribers=1)
@@ -105,7 +107,9 @@ def test_a_subscriber_whose_name_is_no_text_gets_notices_like_the_others(server:
         named.communicate()
 
 
-def test_one_that_cannot_be_looked_at_is_turned_away_and_the_next_one_served(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_cannot_be_looked_at_is_turned_away_and_the_next_one_served(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def wrong(_: object) -> tuple[int, int]:
         raise ValueError("whatever")
 
@@ -166,8 +170,22 @@ def test_a_subscriber_that_only_listens_has_nothing_pending(server: Server) -> N
     server.until(subscribers=0)
 
 
-@pytest.mark.parametrize("said", [b"\n", b"no\n", b"{}\n", b"[1]\n", b'{"ack": "1"}\n', b'{"ack": 1, "limiter": 7}\n', b'{"ack": true}\n', b"\xff\xfe\n",
-                                  b"[" * 1000 + b"\n", b"1\n", b"x" * 3000])
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\n",
+        b"no\n",
+        b"{}\n",
+        b"[1]\n",
+        b'{"ack": "1"}\n',
+        b'{"ack": 1, "limiter": 7}\n',
+        b'{"ack": true}\n',
+        b"\xff\xfe\n",
+        b"[" * 1000 + b"\n",
+        b"1\n",
+        b"x" * 3000,
+    ],
+)
 def test_what_is_no_acknowledgement_is_counted_and_harms_nobody(server: Server, said: bytes) -> None:
     bad, good = server.client(), server.client()
     bad.sendall(said)
@@ -237,7 +255,9 @@ def test_another_user_cannot_push_out_subscribers_nor_keep_them_away(server: Ser
     early = [server.client() for _ in range(100)]
     server.until(subscribers=100)
     directory = str(Path(server.path).parent)
-    with subprocess.Popen([sys.executable, "-c", MANY, directory], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as nobody:
+    with subprocess.Popen(
+        [sys.executable, "-c", MANY, directory], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as nobody:
         assert nobody.stdout is not None
         assert nobody.stdout.readline() == "held\n"
         state = server.until(subscribers=100 + SUBSCRIBERS // 4, refused=300 - SUBSCRIBERS // 4)
@@ -349,6 +369,8 @@ def test_a_wrong_setting_says_which(settings: dict[str, object], words: tuple[st
 
 def test_right_settings() -> None:
     assert parse({}) == HookConfig()
-    config = parse({"exec": "/bin/a 'b c'", "webhook": "https://u:p@h:8443/x?y=1", "redis": "redis://:secret@h", "timeout_s": 5})
+    config = parse(
+        {"exec": "/bin/a 'b c'", "webhook": "https://u:p@h:8443/x?y=1", "redis": "redis://:secret@h", "timeout_s": 5}
+    )
     assert config.exec == ("/bin/a", "b c")
     assert parse({"exec": ["/bin/a", "b c"]}).exec == config.exec

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.kernel.elf import X86_64, Elf
-from agent.kernel.openssl import UNKNOWN, Library, _loads, analyse, code_key, version_text
+from agent.binaries.elf import X86_64, Elf
+from agent.binaries.openssl import UNKNOWN, Library, _loads, analyse, code_key, version_text
 
 LIBSSL = next(iter(sorted(Path("/usr/lib").glob("*-linux-gnu/libssl.so.*"))))
 STUB = """
@@ -47,8 +47,25 @@ def open_elf() -> Iterator[Open]:
 
 def built(tmp_path: Path, **words: str) -> Path:
     (tmp_path / "stub.c").write_text(STUB)
-    flags = [f"-D{k}={v}" for k, v in {"ACCEPT": "accept_it", "CONNECT": "connect_it", "SWAP": "7", "IN_INIT": "32", **words}.items()]
-    subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-fvisibility=default", "-Wl,-Bsymbolic", *flags, "-o", tmp_path / "stub.so", tmp_path / "stub.c"], check=True)
+    flags = [
+        f"-D{k}={v}"
+        for k, v in {"ACCEPT": "accept_it", "CONNECT": "connect_it", "SWAP": "7", "IN_INIT": "32", **words}.items()
+    ]
+    subprocess.run(
+        [
+            "gcc",
+            "-O2",
+            "-shared",
+            "-fPIC",
+            "-fvisibility=default",
+            "-Wl,-Bsymbolic",
+            *flags,
+            "-o",
+            tmp_path / "stub.so",
+            tmp_path / "stub.c",
+        ],
+        check=True,
+    )
     return tmp_path / "stub.so"
 
 
@@ -66,7 +83,10 @@ def test_the_library_of_this_host(open_elf: Open) -> None:
     listing = subprocess.run(["readelf", "-SW", LIBSSL], capture_output=True, text=True, check=True).stdout
     text = next(line.split("]")[1].split() for line in listing.splitlines() if " .text " in line)
     assert all(int(text[2], 16) <= site.vaddr < int(text[2], 16) + int(text[4], 16) for site in library.handshake)
-    assert version_text(elf) in ("", subprocess.run(["openssl", "version"], capture_output=True, text=True, check=True).stdout.split()[1])
+    assert version_text(elf) in (
+        "",
+        subprocess.run(["openssl", "version"], capture_output=True, text=True, check=True).stdout.split()[1],
+    )
 
 
 def test_a_library_of_the_same_shape(tmp_path: Path, open_elf: Open) -> None:
@@ -74,12 +94,18 @@ def test_a_library_of_the_same_shape(tmp_path: Path, open_elf: Open) -> None:
     library = analyse(elf)
     assert library is not None
     wanted = elf.symbols({b"accept_it", b"connect_it"})
-    assert {site.role: site.vaddr for site in library.handshake} == {"client": wanted[b"connect_it"].value, "server": wanted[b"accept_it"].value}
+    assert {site.role: site.vaddr for site in library.handshake} == {
+        "client": wanted[b"connect_it"].value,
+        "server": wanted[b"accept_it"].value,
+    }
     assert (library.layout.version, library.layout.rwstate, library.layout.flow) == (12, 28, 100)
     assert version_text(elf) == "3.9.11"
 
 
-@pytest.mark.parametrize(("words", "why"), [({"ACCEPT": "connect_it"}, ""), ({"ACCEPT": "undefined"}, "tables"), ({"CONNECT": "undefined"}, "tables")])
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [({"ACCEPT": "connect_it"}, ""), ({"ACCEPT": "undefined"}, "tables"), ({"CONNECT": "undefined"}, "tables")],
+)
 def test_tables_that_are_not_openssl(tmp_path: Path, open_elf: Open, words: dict[str, str], why: str) -> None:
     library = analyse(open_elf(built(tmp_path, **words)))
     assert library is not None

@@ -17,23 +17,31 @@ from agent.correlate.catalogue import causes, symptoms
 from agent.tables import CAUSES, SYMPTOMS, TABLES
 from exporters.aggregate import GAUGE_TTL_NS, OVERFLOW, SERIES_TTL_NS, MetricStore
 from exporters.exposition import render
-from exporters.fold import DRIFT_SPAN_NS, Series
+from exporters.fold import DRIFT_SPAN_NS, MetricSeries
 from exporters.metric import OTHER, Metric
 from exporters.metrics import MAX_SERIES, METRICS, NOT_INCIDENTS
-from exporters.page_config import MAX_SAMPLES
+from exporters.page_settings import MAX_SAMPLES
 from exporters.points import PointEncoder
 
 _S = 10**9
 
 
-def _series(store: MetricStore, name: str) -> list[Series]:
+def _series(store: MetricStore, name: str) -> list[MetricSeries]:
     return next((s for m, s in store.collect() if m.name == name), [])
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda m: m.name)
 def test_the_registry_names_columns_that_exist(metric: Metric) -> None:
     columns = TABLES[metric.table].by_name if metric.table else {}
-    named = [*metric.columns, *metric.detail, *metric.identity, *(metric.hist or ()), metric.value, metric.distinct, metric.client_only]
+    named = [
+        *metric.columns,
+        *metric.detail,
+        *metric.identity,
+        *(metric.hist or ()),
+        metric.value,
+        metric.distinct,
+        metric.client_only,
+    ]
     assert [n for n in named if n and n not in columns] == []
     if metric.where:
         assert set(metric.where[1]) <= set(columns[metric.where[0]].names)
@@ -45,7 +53,11 @@ def test_the_registry_names_columns_that_exist(metric: Metric) -> None:
 
 def test_every_counter_that_an_alert_may_look_at_starts_at_0_or_has_a_companion_that_does() -> None:
     counters = {m.name: m for m in METRICS if m.table and m.instrument == "counter"}
-    alone = {n for n, m in counters.items() if not m.bounded and not (n.partition(".by_")[1] and counters[n.partition(".by_")[0]].bounded)}
+    alone = {
+        n
+        for n, m in counters.items()
+        if not m.bounded and not (n.partition(".by_")[1] and counters[n.partition(".by_")[0]].bounded)
+    }
     assert alone == NOT_INCIDENTS
 
 
@@ -53,25 +65,59 @@ def test_a_delay_is_no_part_of_the_decision_s_own_time() -> None:
     """A Go program's Wait lasts until it wakes up; what its caller gave up on tells nothing of the decision."""
     store, code, rows = MetricStore(), TABLES["limiter_decision"].code, 5
     results = ("allowed", "delayed", "delayed", "delayed", "cancelled")
-    store.offer(make("limiter_decision", rows, t_ns=np.arange(rows), limiter_id=b"a", result=[code("result", name) for name in results],
-                     duration_ns=[3000, 100_000_000 + 5000, 7000, NULL_I64, 40_000_000], wait_ns=[0, 100_000_000, NULL_I64, 9, 100_000_000]))
-    taken = {dict(s.attributes)["rate_limiting.result"]: (s.count, s.value) for s in _series(store, "tickscope.limiter.decision.duration")}
+    store.offer(
+        make(
+            "limiter_decision",
+            rows,
+            t_ns=np.arange(rows),
+            limiter_id=b"a",
+            result=[code("result", name) for name in results],
+            duration_ns=[3000, 100_000_000 + 5000, 7000, NULL_I64, 40_000_000],
+            wait_ns=[0, 100_000_000, NULL_I64, 9, 100_000_000],
+        )
+    )
+    taken = {
+        dict(s.attributes)["rate_limiting.result"]: (s.count, s.value)
+        for s in _series(store, "tickscope.limiter.decision.duration")
+    }
     assert taken == {"allowed": (1, 3000), "delayed": (1, 5000)}
 
 
-def _zeros(store: MetricStore, name: str) -> list[Series]:
+def _zeros(store: MetricStore, name: str) -> list[MetricSeries]:
     return [s for s in _series(store, name) if s.value == 0 and s.count == 0]
 
 
 def test_a_fresh_store_has_every_bounded_series_at_0_and_a_first_event_adds_none() -> None:
     """What Prometheus' increase() needs: it does not count a series' first sample."""
     store, code = MetricStore(), {t: TABLES[t].code for t in TABLES}
-    names = ("ntp.jump.count", "ntp.jump.size", "tickscope.findings", "tickscope.findings.by_cause", "tickscope.losses", "tickscope.losses.reports",
-             "tickscope.clock.changes", "tickscope.tcp.resets", "tickscope.limiter.decisions", "tickscope.socket.accept.overflows")
+    names = (
+        "ntp.jump.count",
+        "ntp.jump.size",
+        "tickscope.findings",
+        "tickscope.findings.by_cause",
+        "tickscope.losses",
+        "tickscope.losses.reports",
+        "tickscope.clock.changes",
+        "tickscope.tcp.resets",
+        "tickscope.limiter.decisions",
+        "tickscope.socket.accept.overflows",
+    )
     before = {n: len(_zeros(store, n)) for n in names}
     assert all(before.values())
-    store.offer(make("clock_change", 1, t_ns=1, kind=code["clock_change"]("kind", "step"), size_ns=5, direction=0, comm=b"date"))
-    store.offer(make("finding", 2, t_ns=1, finding_id=[b"a", b"b"], symptom=[b"clock_jump", b"never heard of"], cause=b"clock_step", severity=[0, -1]))
+    store.offer(
+        make("clock_change", 1, t_ns=1, kind=code["clock_change"]("kind", "step"), size_ns=5, direction=0, comm=b"date")
+    )
+    store.offer(
+        make(
+            "finding",
+            2,
+            t_ns=1,
+            finding_id=[b"a", b"b"],
+            symptom=[b"clock_jump", b"never heard of"],
+            cause=b"clock_step",
+            severity=[0, -1],
+        )
+    )
     store.offer(make("loss", 2, t_ns=1, stage=[1, 4], source=b"x", count=[9060, NULL_I64]))
     store.offer(make("tcp_reset", 1, t_ns=1, direction=0))
     store.offer(make("limiter_decision", 1, t_ns=1, result=1))
@@ -79,11 +125,22 @@ def test_a_fresh_store_has_every_bounded_series_at_0_and_a_first_event_adds_none
         store.offer(make("socket_queue", 1, t_ns=overflows, kind=0, overflows=overflows))
         store.collect()
     after = {n: sum(s.value for s in _series(store, n)) for n in names}
-    assert after == {"ntp.jump.count": 1, "ntp.jump.size": 5, "tickscope.findings": 2, "tickscope.findings.by_cause": 2, "tickscope.losses": 9060,
-                     "tickscope.losses.reports": 2, "tickscope.clock.changes": 1, "tickscope.tcp.resets": 1, "tickscope.limiter.decisions": 1,
-                     "tickscope.socket.accept.overflows": 1}
+    assert after == {
+        "ntp.jump.count": 1,
+        "ntp.jump.size": 5,
+        "tickscope.findings": 2,
+        "tickscope.findings.by_cause": 2,
+        "tickscope.losses": 9060,
+        "tickscope.losses.reports": 2,
+        "tickscope.clock.changes": 1,
+        "tickscope.tcp.resets": 1,
+        "tickscope.limiter.decisions": 1,
+        "tickscope.socket.accept.overflows": 1,
+    }
     assert {n: len(_series(store, n)) for n in names} == before
-    other = next(s for s in _series(store, "tickscope.findings") if dict(s.attributes)["tickscope.symptom"] == OTHER and s.value)
+    other = next(
+        s for s in _series(store, "tickscope.findings") if dict(s.attributes)["tickscope.symptom"] == OTHER and s.value
+    )
     assert dict(other.attributes)["tickscope.severity"] == OTHER
 
 
@@ -93,10 +150,17 @@ def test_a_first_event_in_otlp_follows_a_0_that_began_before_it(temporality: str
     encoder = PointEncoder(temporality, lambda t: t + _EPOCH, now)
 
     def stepped(at: int) -> list[tuple[int, int, int]]:
-        messages = [MetricMessage.FromString(m) for m in encoder.encode([c for c in store.collect() if c[0].name == "ntp.jump.count"], at)[0]]
+        messages = [
+            MetricMessage.FromString(m)
+            for m in encoder.encode([c for c in store.collect() if c[0].name == "ntp.jump.count"], at)[0]
+        ]
         encoder.committed()
-        return [(p.start_time_unix_nano - _EPOCH, p.time_unix_nano - _EPOCH, p.as_int) for m in messages for p in m.sum.data_points
-                if p.attributes[0].value.string_value == "forward"]
+        return [
+            (p.start_time_unix_nano - _EPOCH, p.time_unix_nano - _EPOCH, p.as_int)
+            for m in messages
+            for p in m.sum.data_points
+            if p.attributes[0].value.string_value == "forward"
+        ]
 
     begun = stepped(now + _S)
     store.offer(make("clock_change", 1, t_ns=now + _S + 1, kind=0, direction=0))
@@ -124,17 +188,87 @@ def _busy() -> Iterator[Batch]:
 
     hist = np.zeros((n, 64), np.uint32)
     hist[:, 14] = 1
-    peers = np.frombuffer(b"".join(bytes(10) + b"\xff\xff\x0a\x00" + int(i).to_bytes(2, "big") for i in random.integers(0, 900, n)), "V16")
-    yield make("syscall_latency", n, t_ns=1, comm=names("c", 300), syscall=names("call", 60), basis=random.integers(0, 3, n), kind=random.integers(-1, 2, n),
-               count=1, errors=1, sum_ns=20_000, run_queue_ns=7, hist=hist)
-    yield make("slow_syscall", n, t_ns=1, comm=names("c", 300), syscall=names("call", 60), kind=random.integers(0, 2, n), duration_ns=10**7)
-    yield make("tcp_rtt", n, t_ns=1, comm=names("c", 300), role=random.integers(0, 2, n), daddr=peers, rtt_sum_us=20_000, hist=hist)
-    yield make("tcp_connect", n, t_ns=1, comm=names("c", 300), result=random.integers(0, 3, n), daddr=peers, duration_ns=10**6)
-    yield make("tls_handshake", n, t_ns=1, comm=names("c", 300), result=random.integers(0, 3, n), role=random.integers(0, 2, n), duration_ns=10**7)
+    peers = np.frombuffer(
+        b"".join(bytes(10) + b"\xff\xff\x0a\x00" + int(i).to_bytes(2, "big") for i in random.integers(0, 900, n)), "V16"
+    )
+    yield make(
+        "syscall_latency",
+        n,
+        t_ns=1,
+        comm=names("c", 300),
+        syscall=names("call", 60),
+        basis=random.integers(0, 3, n),
+        kind=random.integers(-1, 2, n),
+        count=1,
+        errors=1,
+        sum_ns=20_000,
+        run_queue_ns=7,
+        hist=hist,
+    )
+    yield make(
+        "slow_syscall",
+        n,
+        t_ns=1,
+        comm=names("c", 300),
+        syscall=names("call", 60),
+        kind=random.integers(0, 2, n),
+        duration_ns=10**7,
+    )
+    yield make(
+        "tcp_rtt",
+        n,
+        t_ns=1,
+        comm=names("c", 300),
+        role=random.integers(0, 2, n),
+        daddr=peers,
+        rtt_sum_us=20_000,
+        hist=hist,
+    )
+    yield make(
+        "tcp_connect", n, t_ns=1, comm=names("c", 300), result=random.integers(0, 3, n), daddr=peers, duration_ns=10**6
+    )
+    yield make(
+        "tls_handshake",
+        n,
+        t_ns=1,
+        comm=names("c", 300),
+        result=random.integers(0, 3, n),
+        role=random.integers(0, 2, n),
+        duration_ns=10**7,
+    )
     yield make("tcp_retransmit", n, t_ns=1, comm=names("c", 300), kind=random.integers(0, 3, n), count=1)
-    yield make("limiter_decision", n, t_ns=1, comm=names("c", 300), limiter_id=names("l", 400), result=random.integers(0, 4, n), duration_ns=10**4, wait_ns=0)
-    yield make("queue_lag", n, t_ns=1, destination=names("q", 200), consumer_group=names("g", 9), lag_messages=1, pending=1, consumers=1)
-    yield make("socket_queue", n, t_ns=1, comm=names("c", 300), kind=0, sport=random.integers(0, 250, n), queue=1, limit=1, drops=1, overflows=1)
+    yield make(
+        "limiter_decision",
+        n,
+        t_ns=1,
+        comm=names("c", 300),
+        limiter_id=names("l", 400),
+        result=random.integers(0, 4, n),
+        duration_ns=10**4,
+        wait_ns=0,
+    )
+    yield make(
+        "queue_lag",
+        n,
+        t_ns=1,
+        destination=names("q", 200),
+        consumer_group=names("g", 9),
+        lag_messages=1,
+        pending=1,
+        consumers=1,
+    )
+    yield make(
+        "socket_queue",
+        n,
+        t_ns=1,
+        comm=names("c", 300),
+        kind=0,
+        sport=random.integers(0, 250, n),
+        queue=1,
+        limit=1,
+        drops=1,
+        overflows=1,
+    )
     yield make("loss", n, t_ns=1, stage=random.integers(0, 5, n), source=names("s", 200), count=1)
 
 
@@ -145,17 +279,41 @@ def test_a_busy_node_is_a_page_below_5000_samples_that_counts_everything() -> No
     page = [line for line in render(store.collect(), {}).splitlines() if not line.startswith("#")]
     assert 3000 < len(page) < 5000
     assert store.samples <= len(page) <= MAX_SAMPLES + 1
-    sums = {m.name: sum(s.count if m.instrument == "histogram" else s.value for s in series) for m, series in store.collect()}
-    for name in ("tickscope.syscall.errors", "tickscope.syscall.errors.by_call", "tickscope.syscall.duration", "tickscope.tcp.rtt", "tickscope.tcp.connects",
-                 "tickscope.tls.handshake.duration", "tickscope.limiter.decisions", "tickscope.limiter.decisions.by_limiter", "tickscope.losses.by_source"):
+    sums = {
+        m.name: sum(s.count if m.instrument == "histogram" else s.value for s in series)
+        for m, series in store.collect()
+    }
+    for name in (
+        "tickscope.syscall.errors",
+        "tickscope.syscall.errors.by_call",
+        "tickscope.syscall.duration",
+        "tickscope.tcp.rtt",
+        "tickscope.tcp.connects",
+        "tickscope.tls.handshake.duration",
+        "tickscope.limiter.decisions",
+        "tickscope.limiter.decisions.by_limiter",
+        "tickscope.losses.by_source",
+    ):
         assert sums[name] == rows, name
     assert store.overflowed > 0
     # A flood of one label leaves every other metric some series of its own.
     store.offer(make("tcp_reset", 1, t_ns=2, comm=b"rare"))
-    assert [dict(s.attributes)["process.command"] for s in _series(store, "tickscope.tcp.resets.by_process")] == ["rare"]
+    assert [dict(s.attributes)["process.command"] for s in _series(store, "tickscope.tcp.resets.by_process")] == [
+        "rare"
+    ]
     # Hours later what is gone makes room, in every metric, but for the series that are there from the start.
     late = 3 * SERIES_TTL_NS
-    store.offer(make("tcp_rtt", 60, t_ns=late, comm=[b"new-%d" % i for i in range(60)], role=0, rtt_sum_us=1, hist=np.ones((60, 64), np.uint32)))
+    store.offer(
+        make(
+            "tcp_rtt",
+            60,
+            t_ns=late,
+            comm=[b"new-%d" % i for i in range(60)],
+            role=0,
+            rtt_sum_us=1,
+            hist=np.ones((60, 64), np.uint32),
+        )
+    )
     assert sum("new-" in str(s.attributes) for s in _series(store, "tickscope.tcp.rtt")) == 60
     assert len(_series(store, "tickscope.losses.by_source")) < 5
     for metric in (m for m in METRICS if m.bounded):
@@ -197,34 +355,80 @@ def test_names_are_unique_both_ways() -> None:
 def test_the_clocks_metrics() -> None:
     store, table = MetricStore(), TABLES["clock_change"]
     forward, backward = (table.code("direction", way) for way in ("forward", "backward"))
-    store.offer(make("clock_change", 5, t_ns=np.arange(5), kind=table.code("kind", "step"), size_ns=[700, -1500, -1600, 0, 99],
-                     direction=[forward, backward, backward, -1, -1]))
-    store.offer(make("clock_offset", 2, t_ns=[1, 2], ntp_offset_ns=[5, -2_500_000], leap_indicator=[0, 3], synchronised=[1, 0]))
+    store.offer(
+        make(
+            "clock_change",
+            5,
+            t_ns=np.arange(5),
+            kind=table.code("kind", "step"),
+            size_ns=[700, -1500, -1600, 0, 99],
+            direction=[forward, backward, backward, -1, -1],
+        )
+    )
+    store.offer(
+        make("clock_offset", 2, t_ns=[1, 2], ntp_offset_ns=[5, -2_500_000], leap_indicator=[0, 3], synchronised=[1, 0])
+    )
     store.offer(make("clock_offset", 1, t_ns=3))
     daemon = TABLES["clock_daemon"]
-    store.offer(make("clock_daemon", 2, t_ns=4, daemon=[b"chrony", b"sntp"], kind=[daemon.code("kind", k) for k in ("system", "source")],
-                     source=[b"", b"ntp.example"], offset_ns=[1_000_000_000, 2_000_000_000]))
+    store.offer(
+        make(
+            "clock_daemon",
+            2,
+            t_ns=4,
+            daemon=[b"chrony", b"sntp"],
+            kind=[daemon.code("kind", k) for k in ("system", "source")],
+            source=[b"", b"ntp.example"],
+            offset_ns=[1_000_000_000, 2_000_000_000],
+        )
+    )
     jumps = {dict(s.attributes)["direction"]: s.value for s in _series(store, "ntp.jump.count")}
     assert jumps == {"forward": 1, "backward": 2}
     sizes = {dict(s.attributes)["direction"]: s for s in _series(store, "ntp.jump.size")}
     assert (sizes["backward"].count, sizes["backward"].low, sizes["backward"].high) == (2, 1500, 1600)
     assert (sizes["forward"].count, int(sizes["forward"].buckets[9])) == (1, 1)
     offset = next((m, s) for m, s in store.collect() if m.name == "ntp.offset")
-    assert {dict(s.attributes)["tickscope.daemon"]: offset[0].shown(s.value) for s in offset[1]} == {"kernel": -0.0025, "chrony": 1.0}
-    assert [dict(s.attributes) for s in _series(store, "ntp.source.offset")] == [{"tickscope.daemon": "sntp", "tickscope.source": "ntp.example"}]
+    assert {dict(s.attributes)["tickscope.daemon"]: offset[0].shown(s.value) for s in offset[1]} == {
+        "kernel": -0.0025,
+        "chrony": 1.0,
+    }
+    assert [dict(s.attributes) for s in _series(store, "ntp.source.offset")] == [
+        {"tickscope.daemon": "sntp", "tickscope.source": "ntp.example"}
+    ]
     assert [s.value for s in _series(store, "ntp.leap_indicator")] == [3]
     assert [s.value for s in _series(store, "ntp.sync_status")] == [0]
     names = {m.prometheus for m, _ in store.collect()}
-    assert {"ntp_offset_seconds", "ntp_leap_indicator", "ntp_jump_count_total", "ntp_jump_size_seconds", "ntp_sync_status"} <= names
+    assert {
+        "ntp_offset_seconds",
+        "ntp_leap_indicator",
+        "ntp_jump_count_total",
+        "ntp_jump_size_seconds",
+        "ntp_sync_status",
+    } <= names
 
 
 def test_the_notices_metrics_count_what_came_since_the_first_row() -> None:
     store, socket = MetricStore(), TABLES["notice_status"].code("channel", "socket")
-    store.offer(make("notice_status", 2, t_ns=[1, 2], channel=socket, sent=[0, 7], pending=[0, 3], acknowledged=[0, 4], subscribers=[0, 2]))
+    store.offer(
+        make(
+            "notice_status",
+            2,
+            t_ns=[1, 2],
+            channel=socket,
+            sent=[0, 7],
+            pending=[0, 3],
+            acknowledged=[0, 4],
+            subscribers=[0, 2],
+        )
+    )
     store.offer(make("notice_status", 1, t_ns=3, channel=1, sent=5))
     assert [s.value for s in _series(store, "tickscope.clock.pending_reanchorings")] == [3]
     assert {dict(s.attributes)["tickscope.channel"]: s.value for s in _series(store, "tickscope.clock.notices")} == {
-        "socket": 7, "exec": 0, "webhook": 0, "redis": 0, OTHER: 0}
+        "socket": 7,
+        "exec": 0,
+        "webhook": 0,
+        "redis": 0,
+        OTHER: 0,
+    }
 
 
 @given(st.lists(st.integers(0, 2**53), min_size=1, max_size=200))
@@ -240,14 +444,26 @@ def test_an_event_is_counted_in_the_bucket_of_its_power_of_two(values: list[int]
     assert series.value == pytest.approx(sum(values))
 
 
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(1, 9)), min_size=1, max_size=60), st.integers(1, 5))
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(1, 9)), min_size=1, max_size=60),
+    st.integers(1, 5),
+)
 def test_folding_does_not_depend_on_how_rows_are_batched(rows: list[tuple[int, int, int]], pieces: int) -> None:
     def total(sizes: list[list[tuple[int, int, int]]]) -> dict[object, float]:
         store = MetricStore()
         for part in sizes:
             if part:
                 who, kind, count = zip(*part, strict=True)
-                store.offer(make("tcp_retransmit", len(part), t_ns=1, comm=[b"p%d" % w for w in who], kind=[min(k, 2) for k in kind], count=count))
+                store.offer(
+                    make(
+                        "tcp_retransmit",
+                        len(part),
+                        t_ns=1,
+                        comm=[b"p%d" % w for w in who],
+                        kind=[min(k, 2) for k in kind],
+                        count=count,
+                    )
+                )
         return {s.attributes: s.value for s in _series(store, "tickscope.tcp.retransmits.by_process")}
 
     assert total([rows]) == total([rows[i::pieces] for i in range(pieces)])
@@ -273,7 +489,9 @@ def test_series_beyond_the_bound_go_into_one_that_says_so() -> None:
 
 def _drops(store: MetricStore, devices: list[bytes], t_ns: int, drops: object) -> None:
     kind = TABLES["socket_queue"].code("kind", "qdisc")
-    store.offer(make("socket_queue", len(devices), t_ns=t_ns, kind=kind, device=devices, comm=b"", queue=1, drops=drops))
+    store.offer(
+        make("socket_queue", len(devices), t_ns=t_ns, kind=kind, device=devices, comm=b"", queue=1, drops=drops)
+    )
 
 
 def test_running_totals_beyond_the_bound_share_a_series_and_last_values_are_left_out_and_counted() -> None:
@@ -298,7 +516,10 @@ def test_who_was_not_seen_for_long_makes_room() -> None:
 
     def reset(*names: bytes, t_ns: int) -> set[object]:
         store.offer(make("tcp_reset", len(names), t_ns=t_ns, comm=names))
-        return {dict(s.attributes).get("process.command", "overflow") for s in _series(store, "tickscope.tcp.resets.by_process")}
+        return {
+            dict(s.attributes).get("process.command", "overflow")
+            for s in _series(store, "tickscope.tcp.resets.by_process")
+        }
 
     assert reset(b"a", b"b", t_ns=1) == {"a", "b"}
     assert reset(b"c", t_ns=_S) == {"a", "b", "c"}
@@ -312,16 +533,24 @@ def test_a_gauge_that_is_not_shown_makes_room_for_one_that_is() -> None:
     store = MetricStore(max_series=3)
     for t_ns, names in ((1, (b"a", b"b")), (1 + GAUGE_TTL_NS, (b"c", b"d"))):
         store.offer(make("queue_lag", 2, t_ns=t_ns, destination=names, lag_messages=7))
-        assert {dict(s.attributes)["messaging.destination.name"].encode() for s in _series(store, "tickscope.queue.lag")} == set(names)
+        assert {
+            dict(s.attributes)["messaging.destination.name"].encode() for s in _series(store, "tickscope.queue.lag")
+        } == set(names)
     assert store.losses() == {"series_limit": 0}
 
 
 def _points(encoder: PointEncoder, store: MetricStore, now: int) -> dict[str, tuple[int, int, int]]:
     """(start, end, value) of the resets of each command, CLOCK_BOOTTIME ns."""
-    messages = [MetricMessage.FromString(m) for m in encoder.encode([c for c in store.collect() if c[0].name == "tickscope.tcp.resets.by_process"], now)[0]]
+    messages = [
+        MetricMessage.FromString(m)
+        for m in encoder.encode([c for c in store.collect() if c[0].name == "tickscope.tcp.resets.by_process"], now)[0]
+    ]
     encoder.committed()
     points = [p for m in messages for p in m.sum.data_points]
-    return {p.attributes[0].value.string_value: (p.start_time_unix_nano - _EPOCH, p.time_unix_nano - _EPOCH, p.as_int) for p in points}
+    return {
+        p.attributes[0].value.string_value: (p.start_time_unix_nano - _EPOCH, p.time_unix_nano - _EPOCH, p.as_int)
+        for p in points
+    }
 
 
 _EPOCH = 1_700_000_000 * _S
@@ -331,12 +560,18 @@ _EPOCH = 1_700_000_000 * _S
 @pytest.mark.parametrize("between", [True, False])
 def test_a_series_that_comes_back_begins_anew(temporality: str, between: bool) -> None:
     """Whether or not an export lay between its end and its return; what it counts anew follows what it had counted."""
-    store, encoder, late = MetricStore(max_series=3), PointEncoder(temporality, lambda t: t + _EPOCH, 0), 2 * _S + SERIES_TTL_NS
+    store, encoder, late = (
+        MetricStore(max_series=3),
+        PointEncoder(temporality, lambda t: t + _EPOCH, 0),
+        2 * _S + SERIES_TTL_NS,
+    )
     store.offer(make("tcp_reset", 9, t_ns=_S, comm=[b"a"] * 5 + [b"b"] * 4))
     assert _points(encoder, store, 2 * _S)["a"][1:] == (2 * _S, 5)
     store.offer(make("tcp_reset", 1, t_ns=late, comm=b"c"))
     if between:
-        assert _points(encoder, store, late + _S) == {"c": (late if temporality == "cumulative" else 2 * _S, late + _S, 1)}
+        assert _points(encoder, store, late + _S) == {
+            "c": (late if temporality == "cumulative" else 2 * _S, late + _S, 1)
+        }
     else:
         store.collect()
     before = late + _S if between else 2 * _S
@@ -363,17 +598,28 @@ def test_a_gauge_is_the_newest_value_and_goes_stale() -> None:
     store.offer(make("queue_lag", 2, t_ns=[2 * _S, _S], destination=b"q", lag_messages=[5, 9]))
     assert [s.value for s in _series(store, "tickscope.queue.lag")] == [5]
     store.offer(make("queue_lag", 1, t_ns=3 * _S + GAUGE_TTL_NS, destination=b"other", lag_messages=1))
-    assert [dict(s.attributes)["messaging.destination.name"] for s in _series(store, "tickscope.queue.lag")] == ["other"]
+    assert [dict(s.attributes)["messaging.destination.name"] for s in _series(store, "tickscope.queue.lag")] == [
+        "other"
+    ]
 
 
 @pytest.mark.parametrize("batches", [1, 4])
 def test_a_gauge_is_not_shown_while_its_newest_row_says_that_it_is_not_known(batches: int) -> None:
     """As when a time daemon or a broker is gone; who never had a value has no series either."""
+
     def shown(times: list[int], values: list[object]) -> list[float]:
         store = MetricStore()
         for part in np.array_split(np.arange(len(times)), batches):
             given = [(times[i], values[i]) for i in part]
-            store.offer(make("queue_lag", len(given), t_ns=[t for t, _ in given], destination=b"q", lag_messages=[v for _, v in given]))
+            store.offer(
+                make(
+                    "queue_lag",
+                    len(given),
+                    t_ns=[t for t, _ in given],
+                    destination=b"q",
+                    lag_messages=[v for _, v in given],
+                )
+            )
             store.collect()
         return [s.value for s in _series(store, "tickscope.queue.lag")]
 
@@ -396,7 +642,9 @@ def test_a_finding_is_counted_once() -> None:
     for _ in range(3):
         store.offer(make("finding", 2, t_ns=1, finding_id=[b"a", b"b"], cause=b"tls"))
         store.collect()
-    assert {dict(s.attributes)["tickscope.cause"]: s.value for s in _series(store, "tickscope.findings.by_cause") if s.value} == {"tls": 2}
+    assert {
+        dict(s.attributes)["tickscope.cause"]: s.value for s in _series(store, "tickscope.findings.by_cause") if s.value
+    } == {"tls": 2}
 
 
 def test_a_finding_that_becomes_an_alarm_is_counted_as_one_too() -> None:
@@ -404,7 +652,9 @@ def test_a_finding_that_becomes_an_alarm_is_counted_as_one_too() -> None:
     for severity in (0, 0, 1, 1):
         store.offer(make("finding", 1, t_ns=1, finding_id=b"a", symptom=b"clock_jump", severity=severity))
         store.collect()
-    assert {dict(s.attributes)["tickscope.severity"]: s.value for s in _series(store, "tickscope.findings") if s.value} == {"notice": 1, "alarm": 1}
+    assert {
+        dict(s.attributes)["tickscope.severity"]: s.value for s in _series(store, "tickscope.findings") if s.value
+    } == {"notice": 1, "alarm": 1}
 
 
 def test_drift_is_a_slope_in_parts_per_billion() -> None:
@@ -422,10 +672,14 @@ def test_a_wall_step_back_keeps_a_deltas_length() -> None:
     seen = []
     for now in (10 * _S, 20 * _S):
         store.offer(make("tcp_reset", 1, t_ns=now))
-        (message,), points = encoder.encode([c for c in store.collect() if c[0].name == "tickscope.tcp.resets.by_process"], now)
+        (message,), points = encoder.encode(
+            [c for c in store.collect() if c[0].name == "tickscope.tcp.resets.by_process"], now
+        )
         encoder.committed()
         point = MetricMessage.FromString(message).sum.data_points[0]
-        seen.append((point.time_unix_nano - offset[0], point.time_unix_nano - point.start_time_unix_nano, point.as_int, points))
+        seen.append(
+            (point.time_unix_nano - offset[0], point.time_unix_nano - point.start_time_unix_nano, point.as_int, points)
+        )
         offset[0] -= 60 * _S
     assert seen == [(10 * _S, 10 * _S, 1, 1), (20 * _S, 10 * _S, 1, 1)]
 

@@ -23,8 +23,8 @@ from agent.tables import TABLES
 from exporters.aggregate import MetricStore
 from exporters.exposition import render
 from exporters.metrics import METRICS
-from exporters.page_config import PageConfig
 from exporters.page_request import known_host
+from exporters.page_settings import PageConfig
 from exporters.peer import owner
 from exporters.prometheus import FRESH_S, MAX_CONNECTIONS, MAX_REQUEST_BYTES, SHARE, PrometheusEndpoint
 
@@ -80,19 +80,44 @@ def test_the_page(endpoint: PrometheusEndpoint) -> None:
 def test_old_names_and_units_where_they_are_asked_for(store: MetricStore) -> None:
     lines = render(store.collect(), {}, aliases=True).splitlines()
     name = "tickscope_tls_handshake_duration_nanoseconds"
-    assert {f'{name}_bucket{{process_command="curl",le="8388608.0"}} 3', f'{name}_sum{{process_command="curl"}} 5001924',
-            "tickscope_clock_offset_nanoseconds 1700000000123456789", "tickscope_clock_offset_seconds 1700000000.1234567"} <= set(lines)
+    assert {
+        f'{name}_bucket{{process_command="curl",le="8388608.0"}} 3',
+        f'{name}_sum{{process_command="curl"}} 5001924',
+        "tickscope_clock_offset_nanoseconds 1700000000123456789",
+        "tickscope_clock_offset_seconds 1700000000.1234567",
+    } <= set(lines)
 
 
-@pytest.mark.parametrize(("accept", "openmetrics"), [
-    ("", False), ("text/plain", False), ("*/*", False), ("application/openmetrics-text", True), ("application/openmetrics-text; version=1.0.0", True),
-    ("application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.4,*/*;q=0.1", True),
-    ("application/openmetrics-text;version=2.0.0,text/plain;q=0.1", False), ("application/openmetrics-text;q=0.2,text/plain", False),
-    ("application/openmetrics-text;q=0", False), ("application/openmetrics-text;q=x", False), (";;,,=;q", False),
-])
-@pytest.mark.parametrize(("coding", "zipped"), [("gzip", True), ("deflate, gzip;q=0.5", True), ("gzip;q=0", False), ("", False), ("br", False)])
-def test_formats_are_negotiated(endpoint: PrometheusEndpoint, accept: str, openmetrics: bool, coding: str, zipped: bool) -> None:
-    head, _, body = _raw(endpoint, f"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\nAccept-Encoding: {coding}\r\n\r\n".encode()).partition(b"\r\n\r\n")
+@pytest.mark.parametrize(
+    ("accept", "openmetrics"),
+    [
+        ("", False),
+        ("text/plain", False),
+        ("*/*", False),
+        ("application/openmetrics-text", True),
+        ("application/openmetrics-text; version=1.0.0", True),
+        (
+            "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.4,*/*;q=0.1",
+            True,
+        ),
+        ("application/openmetrics-text;version=2.0.0,text/plain;q=0.1", False),
+        ("application/openmetrics-text;q=0.2,text/plain", False),
+        ("application/openmetrics-text;q=0", False),
+        ("application/openmetrics-text;q=x", False),
+        (";;,,=;q", False),
+    ],
+)
+@pytest.mark.parametrize(
+    ("coding", "zipped"),
+    [("gzip", True), ("deflate, gzip;q=0.5", True), ("gzip;q=0", False), ("", False), ("br", False)],
+)
+def test_formats_are_negotiated(
+    endpoint: PrometheusEndpoint, accept: str, openmetrics: bool, coding: str, zipped: bool
+) -> None:
+    head, _, body = _raw(
+        endpoint,
+        f"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\nAccept-Encoding: {coding}\r\n\r\n".encode(),
+    ).partition(b"\r\n\r\n")
     assert (b"application/openmetrics-text; version=1.0.0" in head) == openmetrics
     assert (b"Content-Encoding: gzip" in head) == zipped
     text = gzip.decompress(body).decode() if zipped else body.decode()
@@ -108,7 +133,13 @@ def test_the_reference_parsers_read_the_page(openmetrics: bool) -> None:
     for table in {m.table for m in METRICS} - {""}:
         for t_ns in (0, 1, 20 * 10**9):
             columns = {c.name: 1 for c in TABLES[table].columns if c.kind in ("i64", "f64", "bool")}
-            full.offer(make(table, 1, **{**columns, "t_ns": t_ns, **{c.name: 0 for c in TABLES[table].columns if c.kind == "enum"}}))
+            full.offer(
+                make(
+                    table,
+                    1,
+                    **{**columns, "t_ns": t_ns, **{c.name: 0 for c in TABLES[table].columns if c.kind == "enum"}},
+                )
+            )
             full.collect()
     for metric in METRICS:
         if not metric.table:
@@ -124,30 +155,60 @@ def test_the_reference_parsers_read_the_page(openmetrics: bool) -> None:
 
 
 def test_promtool_finds_nothing_to_say(store: MetricStore) -> None:
-    done = subprocess.run(["promtool", "check", "metrics"], input=render(store.collect(), {"service.name": "tickscope"}), capture_output=True, text=True)
+    done = subprocess.run(
+        ["promtool", "check", "metrics"],
+        input=render(store.collect(), {"service.name": "tickscope"}),
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 def test_counts_go_on(endpoint: PrometheusEndpoint, store: MetricStore) -> None:
     store.offer(make("tcp_reset", 4, t_ns=1, comm=b'a"b\\c', direction=0))
-    assert any(line.startswith("tickscope_tcp_resets_by_process_total") and line.endswith(" 11") for line in _get(endpoint))
+    assert any(
+        line.startswith("tickscope_tcp_resets_by_process_total") and line.endswith(" 11") for line in _get(endpoint)
+    )
 
 
-@pytest.mark.parametrize(("request_", "status"), [
-    (b"GET / HTTP/1.0\r\n\r\n", b"404"), (b"POST /metrics HTTP/1.1\r\n\r\n", b"405"), (b"\0\xff\r\n\r\n", b"405"),
-    (b"GET /metrics HTTP/1.1\r\nX: ".ljust(MAX_REQUEST_BYTES, b"a"), b"431"), (b"HEAD /metrics HTTP/1.0\r\n\r\n", b"200"),
-    (b"GET /metrics HTTP/1.1\r\n\r\n", b"400"), (b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n", b"400"),
-    (b"GET http://attacker.example/metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", b"404"),
-])
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET / HTTP/1.0\r\n\r\n", b"404"),
+        (b"POST /metrics HTTP/1.1\r\n\r\n", b"405"),
+        (b"\0\xff\r\n\r\n", b"405"),
+        (b"GET /metrics HTTP/1.1\r\nX: ".ljust(MAX_REQUEST_BYTES, b"a"), b"431"),
+        (b"HEAD /metrics HTTP/1.0\r\n\r\n", b"200"),
+        (b"GET /metrics HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n", b"400"),
+        (b"GET http://attacker.example/metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", b"404"),
+    ],
+)
 def test_other_requests(endpoint: PrometheusEndpoint, request_: bytes, status: bytes) -> None:
     assert _raw(endpoint, request_).split(b" ")[1] == status
 
 
-@pytest.mark.parametrize(("host", "status"), [
-    ("localhost", b"200"), ("LOCALHOST:9469", b"200"), ("127.0.0.1:9469", b"200"), ("127.9.9.9", b"200"), ("[::1]:9469", b"200"), ("node7.example", b"200"),
-    ("Node7.Example:80", b"200"), ("attacker.example", b"421"), ("attacker.example:9469", b"421"), ("localhost.attacker.example", b"421"),
-    ("203.0.113.5:9469", b"200"), ("10.1", b"421"), ("", b"421"), ("[", b"421"), ("127.0.0.1.attacker.example", b"421"), ("[::ffff:127.0.0.1]", b"200"),
-])
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", b"200"),
+        ("LOCALHOST:9469", b"200"),
+        ("127.0.0.1:9469", b"200"),
+        ("127.9.9.9", b"200"),
+        ("[::1]:9469", b"200"),
+        ("node7.example", b"200"),
+        ("Node7.Example:80", b"200"),
+        ("attacker.example", b"421"),
+        ("attacker.example:9469", b"421"),
+        ("localhost.attacker.example", b"421"),
+        ("203.0.113.5:9469", b"200"),
+        ("10.1", b"421"),
+        ("", b"421"),
+        ("[", b"421"),
+        ("127.0.0.1.attacker.example", b"421"),
+        ("[::ffff:127.0.0.1]", b"200"),
+    ],
+)
 def test_only_hosts_that_are_meant_are_served(store: MetricStore, host: str, status: bytes) -> None:
     """A web site whose name its owner turns into 127.0.0.1 may not read the page through somebody's browser."""
     endpoint = PrometheusEndpoint(("127.0.0.1", 0), store, {}, PageConfig(hosts=("node7.example",)))
@@ -186,7 +247,9 @@ while True:  # half requests, forever: each that is closed is replaced
 
 
 def test_half_requests_of_one_user_keep_nobody_out(endpoint: PrometheusEndpoint) -> None:
-    with subprocess.Popen([sys.executable, "-c", _FLOOD, str(endpoint.port)], user=65534, group=65534, stdout=subprocess.PIPE, text=True) as flood:
+    with subprocess.Popen(
+        [sys.executable, "-c", _FLOOD, str(endpoint.port)], user=65534, group=65534, stdout=subprocess.PIPE, text=True
+    ) as flood:
         try:
             assert flood.stdout
             assert flood.stdout.readline() == "full\n"
@@ -212,7 +275,9 @@ def test_half_requests_of_the_same_user_make_room_for_a_whole_one(endpoint: Prom
         each.close()
 
 
-def test_many_users_together_keep_nobody_out_either(endpoint: PrometheusEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_users_together_keep_nobody_out_either(
+    endpoint: PrometheusEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     users = itertools.cycle(f"uid {i}" for i in range(5))
     monkeypatch.setattr("exporters.prometheus.owner", lambda _: next(users))
     silent = [socket.create_connection(("127.0.0.1", endpoint.port), timeout=20) for _ in range(MAX_CONNECTIONS + 7)]
@@ -227,7 +292,9 @@ def test_whose_connection_it_is(address: str) -> None:
     script = f"import socket, sys; s = socket.create_connection(({address!r}, int(sys.argv[1]))); print('in', flush=True); s.recv(1)"
     with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
         port = str(listener.getsockname()[1])
-        with subprocess.Popen([sys.executable, "-c", script, port], user=65534, group=65534, stdout=subprocess.PIPE, text=True) as client:
+        with subprocess.Popen(
+            [sys.executable, "-c", script, port], user=65534, group=65534, stdout=subprocess.PIPE, text=True
+        ) as client:
             assert client.stdout
             client.stdout.readline()
             with listener.accept()[0] as connection:
@@ -249,7 +316,9 @@ def test_a_client_that_does_not_read_a_large_page() -> None:
     endpoint.close()
 
 
-def test_who_asks_without_a_pause_does_not_take_the_processor(endpoint: PrometheusEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_asks_without_a_pause_does_not_take_the_processor(
+    endpoint: PrometheusEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Requests within a moment get one page; what has happened since is on the next."""
     made: list[float] = []
 
@@ -267,7 +336,9 @@ def test_who_asks_without_a_pause_does_not_take_the_processor(endpoint: Promethe
 
 def test_answers_that_nobody_reads_stay_bounded(store: MetricStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("exporters.prometheus.MAX_WAITING_BYTES", 1 << 20)
-    monkeypatch.setattr("exporters.prometheus.render", lambda *_, **__: "x" * (6 << 20))  # more than socket buffers take
+    monkeypatch.setattr(
+        "exporters.prometheus.render", lambda *_, **__: "x" * (6 << 20)
+    )  # more than socket buffers take
     endpoint = PrometheusEndpoint(("127.0.0.1", 0), store, {})
     lazy = [socket.create_connection(("127.0.0.1", endpoint.port), timeout=20) for _ in range(3)]
     for each in lazy:
@@ -281,7 +352,9 @@ def test_answers_that_nobody_reads_stay_bounded(store: MetricStore, monkeypatch:
         each.close()
 
 
-def test_a_page_that_cannot_be_made_costs_one_answer(endpoint: PrometheusEndpoint, store: MetricStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_cannot_be_made_costs_one_answer(
+    endpoint: PrometheusEndpoint, store: MetricStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever goes wrong in it: the next is answered, and until then the state says what it was."""
     collect = store.collect
 

@@ -9,10 +9,10 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from agent.batch import Batch, make
 from agent.tables import TABLES
-from exporters.backlog import Backlog
-from exporters.config import resolve
+from exporters.otlp_settings import resolve
 from exporters.sampling import randomness, threshold, tracestate
 from exporters.spans import SpanEncoder
+from exporters.waiting import Backlog
 
 _S, _WALL = 10**9, 1_700_000_000 * 10**9
 _CODE = TABLES["limiter_decision"].code
@@ -23,8 +23,19 @@ def _backlog(**settings: object) -> Backlog:
 
 
 def _decisions(n: int, **columns: object) -> Batch:
-    return make("limiter_decision", n, **{"t_ns": np.arange(n) * 1000 + _S, "pid": 41, "tid": 43, "duration_ns": 500, "limiter_id": b"shop",
-                                          "result": _CODE("result", "allowed"), **columns})
+    return make(
+        "limiter_decision",
+        n,
+        **{
+            "t_ns": np.arange(n) * 1000 + _S,
+            "pid": 41,
+            "tid": 43,
+            "duration_ns": 500,
+            "limiter_id": b"shop",
+            "result": _CODE("result", "allowed"),
+            **columns,
+        },
+    )
 
 
 def _spans(backlog: Backlog, *batches: Batch) -> list[Span]:
@@ -44,7 +55,9 @@ def test_of_plain_decisions_a_sample_goes_out_that_says_so() -> None:
     backlog, n = _backlog(), 50_000
     spans = _spans(backlog, _decisions(n))
     assert 0.8 * 0.01 * n < len(spans) < 1.2 * 0.01 * n
-    assert {(s.trace_state, _attributes(s)["tickscope.sampling.probability"]) for s in spans} == {(tracestate(0.01), 0.01)}
+    assert {(s.trace_state, _attributes(s)["tickscope.sampling.probability"]) for s in spans} == {
+        (tracestate(0.01), 0.01)
+    }
     assert backlog.unsampled == n - len(spans)
     assert backlog.bytes == 0
     assert backlog.dropped() == {"queue_full": 0, "shutdown": 0}
@@ -54,7 +67,9 @@ def test_of_plain_decisions_a_sample_goes_out_that_says_so() -> None:
 
 def test_refused_delayed_failed_and_slow_ones_all_go_out() -> None:
     results = [_CODE("result", name) for name in ("refused", "delayed", "error")] * 67
-    spans = _spans(_backlog(sample=0), _decisions(201, result=results), _decisions(7, duration_ns=10_000_000), _decisions(99))
+    spans = _spans(
+        _backlog(sample=0), _decisions(201, result=results), _decisions(7, duration_ns=10_000_000), _decisions(99)
+    )
     assert len(spans) == 208
     assert {(s.trace_state, _attributes(s)["tickscope.sampling.probability"]) for s in spans} == {("ot=th:0", 1.0)}
 
@@ -91,7 +106,9 @@ def test_a_trace_has_all_of_its_plain_decisions_or_none() -> None:
 def test_all_of_them_where_that_is_asked_for() -> None:
     assert len(_spans(_backlog(decisions="all"), _decisions(997))) == 997
     assert len(_spans(_backlog(decisions="none"), _decisions(997))) == 0
-    assert len(_spans(_backlog(decisions="slow"), _decisions(997), _decisions(7, result=_CODE("result", "refused")))) == 7
+    assert (
+        len(_spans(_backlog(decisions="slow"), _decisions(997), _decisions(7, result=_CODE("result", "refused")))) == 7
+    )
 
 
 def test_plain_ones_that_wait_stay_bounded() -> None:
@@ -104,7 +121,13 @@ def test_plain_ones_that_wait_stay_bounded() -> None:
 
 
 def test_malformed_trace_ids_are_no_randomness() -> None:
-    given = [b"", b"xyz", b"0123456789abcdef0123456789abcdeg", b"0123456789abcdef0123456789ABCDEF", b"0123456789abcdef0123456789abcdef"]
+    given = [
+        b"",
+        b"xyz",
+        b"0123456789abcdef0123456789abcdeg",
+        b"0123456789abcdef0123456789ABCDEF",
+        b"0123456789abcdef0123456789abcdef",
+    ]
     rows = make("limiter_decision", len(given), t_ns=np.arange(len(given)), pid=1, tid=1, trace_id=given).rows
     bits = randomness(rows).tolist()
     assert bits[3] == bits[4] == 0x23456789ABCDEF

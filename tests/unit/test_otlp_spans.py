@@ -50,11 +50,24 @@ def test_ids_are_the_same_again_and_differ_between_rows_and_boots() -> None:
 
 
 def test_unknown_columns_are_absent_and_known_ones_have_their_convention_names() -> None:
-    rows = make("tcp_connect", 1, t_ns=9, result=TABLES["tcp_connect"].code("result", "failed"), errno=errno.ECONNREFUSED, dport=443,
-                daddr=np.frombuffer(bytes(15) + b"\1", "V16"), comm=b"caf\xc3\xa9\xff").rows
+    rows = make(
+        "tcp_connect",
+        1,
+        t_ns=9,
+        result=TABLES["tcp_connect"].code("result", "failed"),
+        errno=errno.ECONNREFUSED,
+        dport=443,
+        daddr=np.frombuffer(bytes(15) + b"\1", "V16"),
+        comm=b"caf\xc3\xa9\xff",
+    ).rows
     span = Span.FromString(_encoder().roots("tcp_connect", rows)[0])
-    assert _attributes(span) == {"error.type": "ECONNREFUSED", "network.peer.address": "::1", "network.peer.port": 443,
-                                 "process.command": "caf\u00e9\ufffd", "tickscope.result": "failed"}
+    assert _attributes(span) == {
+        "error.type": "ECONNREFUSED",
+        "network.peer.address": "::1",
+        "network.peer.port": 443,
+        "process.command": "caf\u00e9\ufffd",
+        "tickscope.result": "failed",
+    }
     assert span.status.code == Status.STATUS_CODE_ERROR
 
 
@@ -63,21 +76,43 @@ def test_round_trip_times_are_events_inside_the_decision() -> None:
     rtt = make("tcp_rtt", 3, t_ns=[1500, 700, 950], interval_ns=600, srtt_us=[42, 43, 44]).rows
     (raw,) = _encoder().decisions(decisions, [(0, "tcp_rtt", i) for i in range(3)], {"tcp_rtt": rtt})
     span = Span.FromString(raw)
-    assert [(e.name, e.time_unix_nano - _WALL) for e in span.events] == [("tcp rtt", 1000), ("tcp rtt", 900), ("tcp rtt", 950)]
+    assert [(e.name, e.time_unix_nano - _WALL) for e in span.events] == [
+        ("tcp rtt", 1000),
+        ("tcp rtt", 900),
+        ("tcp rtt", 950),
+    ]
     assert [{a.key: a.value.int_value for a in e.attributes}["tickscope.srtt_us"] for e in span.events] == [42, 43, 44]
     many = make("tcp_rtt", 99, t_ns=950).rows
-    span = Span.FromString(_encoder().decisions(decisions, [(0, "tcp_rtt", i) for i in range(99)], {"tcp_rtt": many})[0])
+    span = Span.FromString(
+        _encoder().decisions(decisions, [(0, "tcp_rtt", i) for i in range(99)], {"tcp_rtt": many})[0]
+    )
     assert (len(span.events), span.dropped_events_count) == (8, 91)
 
 
-@given(st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 3000)), min_size=1, max_size=9), st.integers(0, 1500), st.integers(-5000, 5000))
-def test_children_lie_inside_their_decision_whatever_the_clock_did(calls: list[tuple[int, int]], length: int, step: int) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 3000)), min_size=1, max_size=9),
+    st.integers(0, 1500),
+    st.integers(-5000, 5000),
+)
+def test_children_lie_inside_their_decision_whatever_the_clock_did(
+    calls: list[tuple[int, int]], length: int, step: int
+) -> None:
     encoder = SpanEncoder("boot", lambda t: t + np.where(t < 900, _WALL + step, _WALL))
     decisions = make("limiter_decision", 1, t_ns=1000, duration_ns=length).rows
     rows = make("slow_syscall", len(calls), t_ns=[t for t, _ in calls], duration_ns=[d for _, d in calls]).rows
-    parent, *children = [Span.FromString(s) for s in encoder.decisions(decisions, [(0, "slow_syscall", i) for i in range(len(calls))], {"slow_syscall": rows})]
+    parent, *children = [
+        Span.FromString(s)
+        for s in encoder.decisions(
+            decisions, [(0, "slow_syscall", i) for i in range(len(calls))], {"slow_syscall": rows}
+        )
+    ]
     for child, (t_ns, duration) in zip(children, calls, strict=True):
-        assert parent.start_time_unix_nano <= child.start_time_unix_nano <= child.end_time_unix_nano <= parent.end_time_unix_nano
+        assert (
+            parent.start_time_unix_nano
+            <= child.start_time_unix_nano
+            <= child.end_time_unix_nano
+            <= parent.end_time_unix_nano
+        )
         drawn = child.end_time_unix_nano - child.start_time_unix_nano
         assert _attributes(child).get("tickscope.duration_ns", drawn) == duration
         if 1000 - length <= t_ns - duration and t_ns <= 1000:
@@ -87,14 +122,32 @@ def test_children_lie_inside_their_decision_whatever_the_clock_did(calls: list[t
 def test_a_call_inside_two_decisions_is_two_spans() -> None:
     decisions = make("limiter_decision", 2, t_ns=[1000, 1001], duration_ns=100).rows
     calls = make("slow_syscall", 1, t_ns=950, duration_ns=10).rows
-    spans = [Span.FromString(s) for s in _encoder().decisions(decisions, [(0, "slow_syscall", 0), (1, "slow_syscall", 0)], {"slow_syscall": calls})]
+    spans = [
+        Span.FromString(s)
+        for s in _encoder().decisions(
+            decisions, [(0, "slow_syscall", 0), (1, "slow_syscall", 0)], {"slow_syscall": calls}
+        )
+    ]
     assert len({s.span_id for s in spans}) == 4
     assert [spans[2].trace_id, spans[3].trace_id] == [spans[0].trace_id, spans[1].trace_id]
 
 
 def _finding(state: str, at: int, **more: object) -> np.ndarray:
-    return make("finding", 1, t_ns=at, finding_id=b"f", state=TABLES["finding"].code("state", state),
-                **{"start_ns": 70, "end_ns": at, "cause": b"clock_step", "severity": 1, "sentence": b"a step at boot+1.250", **more}).rows
+    return make(
+        "finding",
+        1,
+        t_ns=at,
+        finding_id=b"f",
+        state=TABLES["finding"].code("state", state),
+        **{
+            "start_ns": 70,
+            "end_ns": at,
+            "cause": b"clock_step",
+            "severity": 1,
+            "sentence": b"a step at boot+1.250",
+            **more,
+        },
+    ).rows
 
 
 _SAID = f"a step at {datetime.fromtimestamp((_WALL + 1_250_000_000) // 10**9, UTC):%Y-%m-%dT%H:%M:%S}.{(_WALL // 10**6 + 250) % 1000:03d}Z"
@@ -103,7 +156,9 @@ _SAID = f"a step at {datetime.fromtimestamp((_WALL + 1_250_000_000) // 10**9, UT
 def test_a_finding_is_one_span_with_evidence_and_links() -> None:
     encoder = _encoder()
     change = Span.FromString(encoder.roots("clock_change", make("clock_change", 1, t_ns=77, pid=5).rows)[0])
-    (raw,) = encoder.findings(_finding("closed", 100, evidence=b'[{"table":"clock_change","value":3,"t_ns":77,"pid":5},{"what":"x"}]'))
+    (raw,) = encoder.findings(
+        _finding("closed", 100, evidence=b'[{"table":"clock_change","value":3,"t_ns":77,"pid":5},{"what":"x"}]')
+    )
     root = Span.FromString(raw)
     assert (root.name, root.parent_span_id) == ("finding clock_step", b"")
     assert (root.status.code, root.status.message) == (Status.STATUS_CODE_ERROR, _SAID)
@@ -130,19 +185,32 @@ def test_an_open_finding_is_a_log_record_with_the_ids_of_its_span() -> None:
     assert notice.severity_text == "INFO"
 
 
-@pytest.mark.parametrize("evidence", [b'[{"table":"limiter_decision","what":"refusals","subject":"limiter shop (api pid 41)","pid":41,"t_ns":%d,"end_ns":%d}]',
-                                      b'[{"table":"clock_change","t_ns":%d,"pid":9},{"table":"limiter_decision","limiter":"shop","pid":41,"end_ns":%d}]'])
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        b'[{"table":"limiter_decision","what":"refusals","subject":"limiter shop (api pid 41)","pid":41,"t_ns":%d,"end_ns":%d}]',
+        b'[{"table":"clock_change","t_ns":%d,"pid":9},{"table":"limiter_decision","limiter":"shop","pid":41,"end_ns":%d}]',
+    ],
+)
 def test_a_finding_links_the_decisions_that_it_explains(evidence: bytes) -> None:
     encoder, s, n = _encoder(), 10**9, 3000
     refused = TABLES["limiter_decision"].code("result", "refused")
-    rows = make("limiter_decision", n, t_ns=np.arange(n) * s // 10 + 50 * s, pid=41, limiter_id=b"shop", result=refused).rows
+    rows = make(
+        "limiter_decision", n, t_ns=np.arange(n) * s // 10 + 50 * s, pid=41, limiter_id=b"shop", result=refused
+    ).rows
     spans = [Span.FromString(raw) for raw in encoder.decisions(rows, [], {})]
-    other = encoder.decisions(make("limiter_decision", 5, t_ns=200 * s, pid=41, limiter_id=b"mail", result=refused).rows, [], {})
+    other = encoder.decisions(
+        make("limiter_decision", 5, t_ns=200 * s, pid=41, limiter_id=b"mail", result=refused).rows, [], {}
+    )
     start, end = 250 * s, 300 * s
     finding = _finding("closed", end + 9 * s, start_ns=start, end_ns=end, evidence=evidence % (start, end))
     root = Span.FromString(encoder.findings(finding)[0])
     links = [link.span_id for link in root.links]
-    explained = {span.span_id: span.end_time_unix_nano - _WALL for span in spans if start - s <= span.end_time_unix_nano - _WALL <= end + s}
+    explained = {
+        span.span_id: span.end_time_unix_nano - _WALL
+        for span in spans
+        if start - s <= span.end_time_unix_nano - _WALL <= end + s
+    }
     assert 16 < len(links) <= MAX_LINKS
     assert 60 < root.dropped_links_count + len(links) < 120  # of ten a second that were explained two were kept
     assert set(links) <= set(explained)
@@ -165,11 +233,20 @@ def test_evidence_that_was_cut_does_not_cost_the_finding() -> None:
     assert list(span.events) == []
 
 
-@given(st.lists(st.tuples(st.text(max_size=300), st.one_of(st.text(max_size=300), st.integers(-(2**63), 2**63 - 1), st.booleans())), max_size=20))
+@given(
+    st.lists(
+        st.tuples(
+            st.text(max_size=300), st.one_of(st.text(max_size=300), st.integers(-(2**63), 2**63 - 1), st.booleans())
+        ),
+        max_size=20,
+    )
+)
 def test_concatenated_pieces_are_the_message(pairs: list[tuple[str, str | int | bool]]) -> None:
     """Every length of varint is met: what was put together by hand parses to what was meant."""
     cache = AttributeCache(9)
-    body = Span(name="n").SerializeToString() + b"".join(cache.column(f"{i}{k}", [v])[0] for i, (k, v) in enumerate(pairs))
+    body = Span(name="n").SerializeToString() + b"".join(
+        cache.column(f"{i}{k}", [v])[0] for i, (k, v) in enumerate(pairs)
+    )
     request = ExportTraceServiceRequest.FromString(Envelope({"service.name": "t"}).request([body, body]))
     first, second = request.resource_spans[0].scope_spans[0].spans
     assert first == second

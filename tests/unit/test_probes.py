@@ -9,7 +9,8 @@ from itertools import permutations
 import pytest
 
 from agent.kernel.load import BPF_DIR, LOST_COUNTERS, _job, load, loss_counted
-from agent.probes import Probe, Ring, discover, ordered
+from agent.kernel.probe import Probe, Ring, ordered
+from agent.probes import discover
 
 
 def family(name: str, *after: str) -> Probe:
@@ -39,7 +40,11 @@ def test_families_that_come_after_each_other_are_refused() -> None:
 def test_a_family_says_whose_text_it_uses(name: str) -> None:
     """Everything in a family's text begins with its name, so names of another's text are what it uses of that."""
     words = {other: set(re.findall(r"\w+", text(probe))) for other, probe in discover().items()}
-    used = {other for other in words if other != name and any(word.startswith(f"{other}_") for word in words[name] & words[other])}
+    used = {
+        other
+        for other in words
+        if other != name and any(word.startswith(f"{other}_") for word in words[name] & words[other])
+    }
     assert used == set(discover()[name].after)
 
 

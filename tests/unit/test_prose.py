@@ -10,7 +10,6 @@ import pytest
 from agent.batch import Batch, make
 from agent.columns import NULL_I64
 from agent.store.frames import Decoder, Encoder, Head, Kind
-from agent.store.prose import pieces
 from agent.tables import TABLES
 
 HEAD = Head("b" * 36, "host", "1", 0, 0)
@@ -31,7 +30,12 @@ def old(table: str, *left_out: str, **columns: object) -> np.ndarray:
 
 
 def test_a_poll_that_failed() -> None:
-    rows = old("queue_lag", "failure", status=[b"ok", b"down", b"down"], reason=[b"", b"redis x: no answer within 0.5 s", b"redis x: Connection refused"])
+    rows = old(
+        "queue_lag",
+        "failure",
+        status=[b"ok", b"down", b"down"],
+        reason=[b"", b"redis x: no answer within 0.5 s", b"redis x: Connection refused"],
+    )
     names = TABLES["queue_lag"].by_name["failure"].names
     assert rows["failure"][0] == -1
     assert [names[code] for code in rows["failure"][1:]] == ["no_answer", "other"]
@@ -46,20 +50,6 @@ def test_columns_that_a_file_has_stay() -> None:
     assert old("clock_change", "ret", modes=b"unwatched=42.0s", unwatched_ns=7)["unwatched_ns"].tolist() == [7] * 3
 
 
-@pytest.mark.parametrize(("sentence", "want"), [
-    ("nothing", ["nothing"]),
-    ("from boot+12.345 to boot+13.000, not boot+1.2345 or boot+x", ["from ", 12_345_000_000, " to ", 13_000_000_000, ", not boot+1.2345 or boot+x"]),
-])  # fmt: skip
-def test_the_instants_of_a_sentence(sentence: str, want: list[object]) -> None:
-    assert pieces(None, sentence) == pieces(b"", sentence.encode()) == want
-    assert pieces(b'["at ",5]', sentence) == ["at ", 5]
-
-
 @pytest.mark.parametrize("modes", [b"unwatched=infs", b"unwatched=nans", b"unwatched=1e300s", b"unwatched=-1e300s"])
 def test_a_span_beyond_all_is_none(modes: bytes) -> None:
     assert old("clock_change", "unwatched_ns", modes=modes)["unwatched_ns"].tolist() == [NULL_I64] * 3
-
-
-@pytest.mark.parametrize("raw", [b"[null]", b"5", b"null", b"[1.5]", b"[true]", b"[9223372036854775808]", b"{", b"[" * 5000])
-def test_what_are_no_pieces_gives_the_sentence(raw: bytes) -> None:
-    assert pieces(raw, "at boot+1.000") == ["at ", 10**9, ""]

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent.ask.names import columns
 from agent.batch import Batch, make
 from agent.columns import Column
+from agent.common.host import boot_id as this_boot
 from agent.errors import AgentError
-from agent.host import boot_id as this_boot
 from agent.store import frames, group, segments
 from agent.store.hot import HotStore
-from agent.store.names import columns
 from agent.store.query import Session
 from agent.store.recording import Recording
 from agent.tables import TABLES
@@ -43,7 +43,17 @@ def write(path: Path, *batches: Batch, boot: str | None = None, seal: bool = Fal
     store.append(batches)
     store.close()
     if seal:
-        argv = [sys.executable, "-m", "agent.store.seal", "--below", "99999999", "--max-bytes", str(1 << 30), "--max-age-s", "1e9"]
+        argv = [
+            sys.executable,
+            "-m",
+            "agent.store.seal",
+            "--below",
+            "99999999",
+            "--max-bytes",
+            str(1 << 30),
+            "--max-age-s",
+            "1e9",
+        ]
         subprocess.run(argv, cwd=path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
 
 
@@ -89,7 +99,15 @@ def test_hot_and_sealed_rows_answer_alike(tmp_path: Path, table: str) -> None:
     rows["t_ns"] = np.arange(101) * 10**9
     if by := TABLES[table].latest_by:
         rows[by] = [b"%d" % i for i in range(101)]
-    clock = make("clock_offset", 2, t_ns=[10 * 10**9, 50 * 10**9], real_mono_ns=[10**18, 10**18 - 3 * 10**9], boot_mono_ns=0, err_ns=7, cut=[0, 1])
+    clock = make(
+        "clock_offset",
+        2,
+        t_ns=[10 * 10**9, 50 * 10**9],
+        real_mono_ns=[10**18, 10**18 - 3 * 10**9],
+        boot_mono_ns=0,
+        err_ns=7,
+        cut=[0, 1],
+    )
     given = [Batch(table, rows)] if table == "clock_offset" else [Batch(table, rows), clock]
     answers = []
     for sealed in (False, True):
@@ -104,14 +122,30 @@ def test_hot_and_sealed_rows_answer_alike(tmp_path: Path, table: str) -> None:
 
 def test_stored_values_become_readable_ones_and_unknown_becomes_null(tmp_path: Path) -> None:
     peer = np.array([V4 + (6379).to_bytes(2, "little"), V6 + (443).to_bytes(2, "little"), b""], "V18")
-    write(tmp_path, make("tcp_connect", 2, t_ns=[1, 2], daddr=np.array([V4, V6], "V16"), peer=peer[:2], comm=[b"caf\xc3\xa9", b"\xff"],
-                         result=[0, 2], errno=[0, 111], family=[0, 1]), make("tcp_connect", 1, t_ns=3),
-          make("limiter_decision", 3, t_ns=[1, 2, 3], step_immune=[0, 1, -1], cost=[0.0, 2.5, np.nan]))
-    rows = ask(tmp_path, "query", "tcp_connect", "--columns", "daddr,peer,comm,result,errno,family,pid,wall_ns,wall_state")["rows"]
+    write(
+        tmp_path,
+        make(
+            "tcp_connect",
+            2,
+            t_ns=[1, 2],
+            daddr=np.array([V4, V6], "V16"),
+            peer=peer[:2],
+            comm=[b"caf\xc3\xa9", b"\xff"],
+            result=[0, 2],
+            errno=[0, 111],
+            family=[0, 1],
+        ),
+        make("tcp_connect", 1, t_ns=3),
+        make("limiter_decision", 3, t_ns=[1, 2, 3], step_immune=[0, 1, -1], cost=[0.0, 2.5, np.nan]),
+    )
+    rows = ask(
+        tmp_path, "query", "tcp_connect", "--columns", "daddr,peer,comm,result,errno,family,pid,wall_ns,wall_state"
+    )["rows"]
     assert [list(r.values()) for r in rows] == [
         ["10.0.0.7", "10.0.0.7:6379", "café", "ok", 0, "ipv4", None, None, None],
         ["2001:db8::1", "[2001:db8::1]:443", "\ufffd", "aborted", 111, "ipv6", None, None, None],
-        [None] * 9]
+        [None] * 9,
+    ]
     rows = ask(tmp_path, "query", "limiter_decision", "--columns", "step_immune,cost")["rows"]
     assert [list(r.values()) for r in rows] == [[False, 0.0], [True, 2.5], [None, None]]
 
@@ -119,14 +153,28 @@ def test_stored_values_become_readable_ones_and_unknown_becomes_null(tmp_path: P
 def test_wall_time_follows_the_history_of_each_boot(tmp_path: Path) -> None:
     second = 10**9
     for sealed, boot, base in ((True, "boot-one", 10**18), (False, "boot-two", 2 * 10**18)):
-        clock = make("clock_offset", 2, t_ns=[10 * second, 50 * second], real_mono_ns=[base, base - 5 * second], boot_mono_ns=0, err_ns=11, cut=[0, 1])
-        write(tmp_path, clock, make("tcp_reset", 3, t_ns=[20 * second, 47 * second, 52 * second]), boot=boot, seal=sealed)
-    rows = ask(tmp_path, "query", "tcp_reset", "--columns", "boot_id,wall_ns,wall_err_ns,wall_state,wall_alt_ns")["rows"]
+        clock = make(
+            "clock_offset",
+            2,
+            t_ns=[10 * second, 50 * second],
+            real_mono_ns=[base, base - 5 * second],
+            boot_mono_ns=0,
+            err_ns=11,
+            cut=[0, 1],
+        )
+        write(
+            tmp_path, clock, make("tcp_reset", 3, t_ns=[20 * second, 47 * second, 52 * second]), boot=boot, seal=sealed
+        )
+    rows = ask(tmp_path, "query", "tcp_reset", "--columns", "boot_id,wall_ns,wall_err_ns,wall_state,wall_alt_ns")[
+        "rows"
+    ]
     expected = []
     for boot, base in (("boot-one", 10**18), ("boot-two", 2 * 10**18)):
-        expected += [[boot, base + 20 * second, 11, "exact", None],
-                     [boot, base + 47 * second, 11, "ambiguous", base + 42 * second],
-                     [boot, base + 47 * second, 11, "ambiguous", base + 52 * second]]
+        expected += [
+            [boot, base + 20 * second, 11, "exact", None],
+            [boot, base + 47 * second, 11, "ambiguous", base + 42 * second],
+            [boot, base + 47 * second, 11, "ambiguous", base + 52 * second],
+        ]
     assert [list(r.values()) for r in rows] == expected
 
 
@@ -165,17 +213,29 @@ def test_gaps_are_the_losses_that_overlap_the_window(tmp_path: Path) -> None:
     loss.rows["to_ns"] = [now - 200 * 10**9, now - 30 * 10**9, now, TABLES["loss"].by_name["to_ns"].null]
     write(tmp_path, loss, make("tcp_reset", 1, t_ns=now - 10**9))
     assert [g["source"] for g in ask(tmp_path, "query", "tcp_reset", "--since", "1m")["gaps"]] == ["recent", "open"]
-    assert [g["source"] for g in ask(tmp_path, "query", "tcp_reset", "--since", "1h", "--until", "150s")["gaps"]] == ["old"]
+    assert [g["source"] for g in ask(tmp_path, "query", "tcp_reset", "--since", "1h", "--until", "150s")["gaps"]] == [
+        "old"
+    ]
     assert "gap: 2 records lost" in verb(tmp_path, "query", "tcp_reset", "--since", "1m").stderr
 
 
 def test_groups_of_plain_rows_give_the_value_of_each_rank(tmp_path: Path) -> None:
-    write(tmp_path, make("tcp_connect", 100, t_ns=1, duration_ns=np.arange(1, 101), comm=b"a"), make("tcp_connect", 3, t_ns=1, duration_ns=7000, comm=b"b"))
+    write(
+        tmp_path,
+        make("tcp_connect", 100, t_ns=1, duration_ns=np.arange(1, 101), comm=b"a"),
+        make("tcp_connect", 3, t_ns=1, duration_ns=7000, comm=b"b"),
+    )
     rows = ask(tmp_path, "query", "tcp_connect", "--group-by", "comm,host")["rows"]
-    assert rows == [{"comm": "a", "host": "host-a", "count": 100, "p50": 50, "p90": 90, "p99": 99, "max": 100},
-                    {"comm": "b", "host": "host-a", "count": 3, "p50": 7000, "p90": 7000, "p99": 7000, "max": 7000}]
-    assert [r["comm"] for r in ask(tmp_path, "query", "tcp_connect", "--group-by", "comm", "--top", "1")["rows"]] == ["b"]
-    assert [r["comm"] for r in ask(tmp_path, "query", "tcp_connect", "--group-by", "comm", "--limit", "1")["rows"]] == ["a"]
+    assert rows == [
+        {"comm": "a", "host": "host-a", "count": 100, "p50": 50, "p90": 90, "p99": 99, "max": 100},
+        {"comm": "b", "host": "host-a", "count": 3, "p50": 7000, "p90": 7000, "p99": 7000, "max": 7000},
+    ]
+    assert [r["comm"] for r in ask(tmp_path, "query", "tcp_connect", "--group-by", "comm", "--top", "1")["rows"]] == [
+        "b"
+    ]
+    assert [r["comm"] for r in ask(tmp_path, "query", "tcp_connect", "--group-by", "comm", "--limit", "1")["rows"]] == [
+        "a"
+    ]
 
 
 def test_groups_of_histograms_merge_them(tmp_path: Path) -> None:
@@ -190,7 +250,10 @@ def test_groups_of_histograms_merge_them(tmp_path: Path) -> None:
         assert exact * 0.75 < row[name] < exact * 1.33  # Inside a bucket, [2^i, 2^(i+1)), and interpolated.
 
 
-@pytest.mark.parametrize(("bucket", "largest", "expected"), [(0, 1, [1, 1, 1]), (10, None, [1448, 1911, 2034]), (10, 1500, [1448, 1500, 1500]), (63, None, None)])
+@pytest.mark.parametrize(
+    ("bucket", "largest", "expected"),
+    [(0, 1, [1, 1, 1]), (10, None, [1448, 1911, 2034]), (10, 1500, [1448, 1500, 1500]), (63, None, None)],
+)
 def test_percentiles_lie_inside_their_bucket(bucket: int, largest: int | None, expected: list[int] | None) -> None:
     buckets = np.zeros(64)
     buckets[bucket] = 9
@@ -201,38 +264,59 @@ def test_percentiles_lie_inside_their_bucket(bucket: int, largest: int | None, e
 
 
 def test_top_limit_where_and_columns(tmp_path: Path) -> None:
-    write(tmp_path, make("tcp_connect", 50, t_ns=np.arange(50), duration_ns=(np.arange(50) * 17) % 50, comm=b"x"), seal=True)
+    write(
+        tmp_path,
+        make("tcp_connect", 50, t_ns=np.arange(50), duration_ns=(np.arange(50) * 17) % 50, comm=b"x"),
+        seal=True,
+    )
     write(tmp_path, make("tcp_connect", 1, t_ns=99))
     rows = ask(tmp_path, "query", "tcp_connect", "--top", "3", "--columns", "duration_ns")["rows"]
     assert rows == [{"duration_ns": 49}, {"duration_ns": 48}, {"duration_ns": 47}]
     rows = ask(tmp_path, "query", "tcp_connect", "--limit", "2", "--columns", "t_ns,comm")["rows"]
     assert rows == [{"t_ns": 49, "comm": "x"}, {"t_ns": 99, "comm": None}]
-    assert len(ask(tmp_path, "query", "tcp_connect", "--where", "duration_ns > 40 OR duration_ns IS NULL -- note")["rows"]) == 10
+    assert (
+        len(ask(tmp_path, "query", "tcp_connect", "--where", "duration_ns > 40 OR duration_ns IS NULL -- note")["rows"])
+        == 10
+    )
     rows = ask(tmp_path, "query", "clock_change")["rows"]
     assert rows == []
 
 
-@pytest.mark.parametrize(("argv", "status", "said"), [
-    (["query", "tcp_rt"], 2, "did you mean tcp_rtt"),
-    (["query", "tcp_rtt", "--columns", "pear"], 2, "did you mean peer"),
-    (["query", "tcp_rtt", "--group-by", "pear"], 2, "did you mean peer"),
-    (["query", "tcp_rtt", "--where", "pear = 'x'"], 2, "did you mean peer"),
-    (["query", "tcp_rtt", "--where", "samples >"], 2, "bad SQL"),
-    (["query", "tcp_reset", "--top", "3"], 2, "no measure"),
-    (["query", "tcp_rtt", "--top", "0"], 2, "top"),
-    (["sql", "SELECT * FROM tcp_rt"], 2, "did you mean tcp_rtt"),
-    (["sql", "SELECT * FROM read_text('/etc/passwd')"], 2, "disabled"),
-    *((["sql", text], 2, f"{text.split()[0].upper()} is refused: SQL is read-only") for text in (
-        "SET enable_external_access = true", "drop view tcp_rtt", "create table x as select 1", "insert into tcp_rtt values (1)", "attach 'x'",
-        "copy tcp_rtt to '/tmp/x'", "begin", "load httpfs")),
-    (["sql", "SELECT 1; /* -- */ drop view tcp_rtt"], 2, "DROP is refused: SQL is read-only"),
-    (["sql", "explain analyze drop view tcp_rtt"], 2, "DROP is refused: SQL is read-only"),
-    (["query", "tcp_rtt", "--where", "true) ; drop view tcp_rtt --"], 2, "bad SQL"),
-    (["query", "tcp_rtt"], 3, "no rows"),
-    (["sql", "SELECT 1 WHERE false"], 3, "no rows"),
-    (["tables", "tcp_rt"], 2, "did you mean tcp_rtt"),
-    (["tail", "tcp_rt"], 2, "did you mean tcp_rtt"),
-])
+@pytest.mark.parametrize(
+    ("argv", "status", "said"),
+    [
+        (["query", "tcp_rt"], 2, "did you mean tcp_rtt"),
+        (["query", "tcp_rtt", "--columns", "pear"], 2, "did you mean peer"),
+        (["query", "tcp_rtt", "--group-by", "pear"], 2, "did you mean peer"),
+        (["query", "tcp_rtt", "--where", "pear = 'x'"], 2, "did you mean peer"),
+        (["query", "tcp_rtt", "--where", "samples >"], 2, "bad SQL"),
+        (["sql", "SELECT 1760000000*1000000000"], 2, "write 1000000000::BIGINT"),
+        (["query", "tcp_reset", "--top", "3"], 2, "no measure"),
+        (["query", "tcp_rtt", "--top", "0"], 2, "top"),
+        (["sql", "SELECT * FROM tcp_rt"], 2, "did you mean tcp_rtt"),
+        (["sql", "SELECT * FROM read_text('/etc/passwd')"], 2, "disabled"),
+        *(
+            (["sql", text], 2, f"{text.split()[0].upper()} is refused: SQL is read-only")
+            for text in (
+                "SET enable_external_access = true",
+                "drop view tcp_rtt",
+                "create table x as select 1",
+                "insert into tcp_rtt values (1)",
+                "attach 'x'",
+                "copy tcp_rtt to '/tmp/x'",
+                "begin",
+                "load httpfs",
+            )
+        ),
+        (["sql", "SELECT 1; /* -- */ drop view tcp_rtt"], 2, "DROP is refused: SQL is read-only"),
+        (["sql", "explain analyze drop view tcp_rtt"], 2, "DROP is refused: SQL is read-only"),
+        (["query", "tcp_rtt", "--where", "true) ; drop view tcp_rtt --"], 2, "bad SQL"),
+        (["query", "tcp_rtt"], 3, "no rows"),
+        (["sql", "SELECT 1 WHERE false"], 3, "no rows"),
+        (["tables", "tcp_rt"], 2, "did you mean tcp_rtt"),
+        (["tail", "tcp_rt"], 2, "did you mean tcp_rtt"),
+    ],
+)
 def test_what_cannot_be_answered_says_why(tmp_path: Path, argv: list[str], status: int, said: str) -> None:
     write(tmp_path, make("tcp_reset", 1, t_ns=1))
     done = verb(tmp_path, *argv)
@@ -241,7 +325,9 @@ def test_what_cannot_be_answered_says_why(tmp_path: Path, argv: list[str], statu
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("argv", [["query", "tcp_rtt"], ["sql", "SELECT 1"], ["tail", "tcp_rtt"], ["record", "-o", "x"]])
+@pytest.mark.parametrize(
+    "argv", [["query", "tcp_rtt"], ["sql", "SELECT 1"], ["tail", "tcp_rtt"], ["record", "-o", "x"]]
+)
 def test_a_store_that_is_not_there_is_status_4_with_a_remedy(tmp_path: Path, argv: list[str]) -> None:
     done = verb(tmp_path / "absent", *argv)
     assert done.returncode == 4
@@ -249,13 +335,27 @@ def test_a_store_that_is_not_there_is_status_4_with_a_remedy(tmp_path: Path, arg
 
 
 def test_formats_agree(tmp_path: Path) -> None:
-    write(tmp_path, make("finding", 2, finding_id=[b"a", b"b"], t_ns=[1, 2], causes=[b'[{"cause":"tls"}]', b'[{"cut off'], sentence=b'a "quoted", one', confidence=0.5))
+    write(
+        tmp_path,
+        make(
+            "finding",
+            2,
+            finding_id=[b"a", b"b"],
+            t_ns=[1, 2],
+            causes=[b'[{"cause":"tls"}]', b'[{"cut off'],
+            sentence=b'a "quoted", one',
+            confidence=0.5,
+        ),
+    )
     argv = ["query", "finding", "--columns", "t_ns,sentence,causes,confidence"]
     rows = ask(tmp_path, *argv)["rows"]
     assert [r["causes"] for r in rows] == [[{"cause": "tls"}], '[{"cut off']
     assert [json.loads(line) for line in verb(tmp_path, *argv, "-o", "ndjson").stdout.splitlines()] == rows
     lines = list(csv.DictReader(io.StringIO(verb(tmp_path, *argv, "-o", "csv").stdout)))
-    assert [(line["t_ns"], line["sentence"], line["confidence"]) for line in lines] == [("1", 'a "quoted", one', "0.5"), ("2", 'a "quoted", one', "0.5")]
+    assert [(line["t_ns"], line["sentence"], line["confidence"]) for line in lines] == [
+        ("1", 'a "quoted", one', "0.5"),
+        ("2", 'a "quoted", one', "0.5"),
+    ]
     table = verb(tmp_path, *argv).stdout.splitlines()
     assert table[0].split() == ["t_ns", "sentence", "causes", "confidence"]
     assert "\x1b" not in table[0]
@@ -302,13 +402,23 @@ def test_sql_joins_tables_of_hot_and_sealed_rows(tmp_path: Path) -> None:
 
 def test_sql_gives_times_with_zones_and_refuses_what_is_no_statement(tmp_path: Path) -> None:
     write(tmp_path, make("tcp_reset", 1, t_ns=1))
-    assert ask(tmp_path, "sql", "SELECT epoch(to_timestamp(7)) e, to_timestamp(7)::VARCHAR IS NOT NULL n, to_timestamp(7) t")["rows"][0]["e"] == 7
+    assert (
+        ask(
+            tmp_path,
+            "sql",
+            "SELECT epoch(to_timestamp(7)) e, to_timestamp(7)::VARCHAR IS NOT NULL n, to_timestamp(7) t",
+        )["rows"][0]["e"]
+        == 7
+    )
     for text in ("", " ;"):
         done = verb(tmp_path, "sql", text)
         assert (done.returncode, done.stderr.splitlines()[0]) == (2, "tickscope: bad SQL: there is no statement in it")
 
 
-@pytest.mark.parametrize("explain", ["EXPLAIN(analyze) ", "EXPLAIN/*x*/ ", "-- x\nexplain (format json, analyze)", "explain ", "explain analyze/**/"])
+@pytest.mark.parametrize(
+    "explain",
+    ["EXPLAIN(analyze) ", "EXPLAIN/*x*/ ", "-- x\nexplain (format json, analyze)", "explain ", "explain analyze/**/"],
+)
 def test_a_query_is_explained_however_that_is_asked(tmp_path: Path, explain: str) -> None:
     write(tmp_path, make("tcp_reset", 1, t_ns=1))
     with Session(tmp_path, ["tcp_reset"]) as session:
@@ -319,7 +429,9 @@ def test_a_query_is_explained_however_that_is_asked(tmp_path: Path, explain: str
 
 def test_a_condition_may_ask_another_table(tmp_path: Path) -> None:
     write(tmp_path, make("tcp_reset", 5, t_ns=1, pid=[1, 2, 3, 4, 5]), make("tcp_close", 3, t_ns=1, pid=[2, 3, 9]))
-    rows = ask(tmp_path, "query", "tcp_reset", "--where", "pid IN (SELECT pid FROM tcp_close)", "--columns", "pid")["rows"]
+    rows = ask(tmp_path, "query", "tcp_reset", "--where", "pid IN (SELECT pid FROM tcp_close)", "--columns", "pid")[
+        "rows"
+    ]
     assert sorted(r["pid"] for r in rows) == [2, 3]
 
 
@@ -327,7 +439,12 @@ def test_a_reader_that_stops_early_is_no_error(tmp_path: Path) -> None:
     write(tmp_path, make("tcp_reset", 20_000, t_ns=1))
     code = "from agent.cli.main import main; main()"
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TICKSCOPE_STORE": str(tmp_path)}
-    with subprocess.Popen([sys.executable, "-c", code, "query", "tcp_reset", "-o", "ndjson"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as done:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "query", "tcp_reset", "-o", "ndjson"],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as done:
         assert done.stdout is not None
         assert done.stderr is not None
         done.stdout.readline()
@@ -338,12 +455,19 @@ def test_a_reader_that_stops_early_is_no_error(tmp_path: Path) -> None:
 def started(path: Path, *argv: str) -> subprocess.Popen[str]:
     code = "from agent.cli.main import main; main()"
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TICKSCOPE_STORE": str(path)}
-    return subprocess.Popen([sys.executable, "-c", code, *argv], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *argv], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def test_tail_follows_across_rotation_and_a_new_agent(tmp_path: Path) -> None:
     store = HotStore(tmp_path, this_boot(), "host-a")
-    store.append([make("tcp_reset", 1, t_ns=1, pid=1), make("clock_offset", 1, t_ns=1, real_mono_ns=10**18, boot_mono_ns=0, err_ns=3)])
+    store.append(
+        [
+            make("tcp_reset", 1, t_ns=1, pid=1),
+            make("clock_offset", 1, t_ns=1, real_mono_ns=10**18, boot_mono_ns=0, err_ns=3),
+        ]
+    )
     with started(tmp_path, "tail", "tcp_reset") as tail:
         assert tail.stdout is not None
         seen: list[int] = []
@@ -367,6 +491,16 @@ def test_tail_follows_across_rotation_and_a_new_agent(tmp_path: Path) -> None:
         assert seen == list(range(first, pid + 3))
         assert (row["wall_ns"], row["wall_state"]) == (10**18 + 6, "exact")
         assert list(row) == columns("tcp_reset")
+        tail.send_signal(signal.SIGINT)
+        assert tail.wait() == 130
+    store.close()
+
+
+def test_tail_as_csv_has_a_heading(tmp_path: Path) -> None:
+    store = HotStore(tmp_path, this_boot(), "host-a")
+    with started(tmp_path, "tail", "tcp_reset", "-o", "csv") as tail:
+        assert tail.stdout is not None
+        assert tail.stdout.readline().strip().split(",") == columns("tcp_reset")
         tail.send_signal(signal.SIGINT)
         assert tail.wait() == 130
     store.close()
@@ -421,7 +555,14 @@ def test_a_terminal_gets_the_columns_that_fit_and_a_note(tmp_path: Path) -> None
     termios.tcsetwinsize(side, (24, 60))
     code = "from agent.cli.main import main; main()"
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TICKSCOPE_STORE": str(tmp_path), "NO_COLOR": "1"}
-    done = subprocess.run([sys.executable, "-c", code, "query", "tcp_connect"], env=env, stdout=side, stderr=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, "query", "tcp_connect"],
+        env=env,
+        stdout=side,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     os.close(side)
     lines = os.read(main, 65536).decode().splitlines()
     os.close(main)

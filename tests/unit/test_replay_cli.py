@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.batch import Batch
+from agent.batch import Batch, make
 from agent.store.frames import Encoder, Head
 from tests.unit.correlate_scenarios import MS, T0, Host, S, broker_slow, clock_step
 
@@ -35,7 +36,12 @@ def record(path: Path, host: Host, until: int = 60, end: bool = True) -> Path:
 
 
 def tickscope(*args: object) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([sys.executable, "-c", "from agent.cli.main import main; main()", *map(str, args)], cwd=ROOT, capture_output=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", "from agent.cli.main import main; main()", *map(str, args)],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize("fmt", ["table", "json", "ndjson", "csv"])
@@ -54,11 +60,28 @@ def test_json_is_one_document_with_the_evidence_as_values(tmp_path: Path) -> Non
     assert row["causes"][0]["cause"] == "broker_slow" and row["evidence"] and row["ruled_out"]
 
 
+def test_sentences_have_the_recordings_own_wall_time(tmp_path: Path) -> None:
+    host = broker_slow()
+    host.made.append(
+        make("clock_offset", 1, t_ns=T0 + S, real_mono_ns=1_700_000_000 * S - T0, boot_mono_ns=0, err_ns=50)
+    )
+    file = record(tmp_path / "a.rec", host)
+    for fmt in ("table", "json"):
+        out = tickscope("replay", file, "-o", fmt).stdout.decode()
+        assert (
+            re.search(r"from 2023-11-14T22:13:\d\d\.\d{3}Z to 2023-11-14T22:13:\d\d\.\d{3}Z because", out)
+            and "from boot+" not in out
+        )
+    assert "from boot+" in tickscope("replay", file, "--without", "clock_offset").stdout.decode()
+
+
 def test_without_its_clock_changes_there_is_no_clock_finding(tmp_path: Path) -> None:
     whole = record(tmp_path / "whole.rec", clock_step())
     cut = record(tmp_path / "cut.rec", clock_step().without("clock_change"))
-    causes = {f: [r["cause"] for r in json.loads(tickscope("replay", *f, "-o", "json").stdout)["rows"]]
-              for f in ((whole,), (cut,), (whole, "--without", "clock_change"))}
+    causes = {
+        f: [r["cause"] for r in json.loads(tickscope("replay", *f, "-o", "json").stdout)["rows"]]
+        for f in ((whole,), (cut,), (whole, "--without", "clock_change"))
+    }
     assert causes[whole,] == ["clock_step"]
     assert causes[cut,] == causes[whole, "--without", "clock_change"] == ["unknown"]
 
@@ -75,17 +98,29 @@ def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, spoil: str) -> N
     if spoil == "missing":
         file.unlink()
     else:
-        file.write_bytes({"damaged": whole[:-300] + bytes(9) + whole[-291:], "foreign": b"PK\x03\x04" + bytes(1000), "head only": whole[:30],
-                          "empty": b""}[spoil])
+        file.write_bytes(
+            {
+                "damaged": whole[:-300] + bytes(255 - byte for byte in whole[-300:-291]) + whole[-291:],
+                "foreign": b"PK\x03\x04" + bytes(1000),
+                "head only": whole[:30],
+                "empty": b"",
+            }[spoil]
+        )
     done = tickscope("replay", file)
     assert done.returncode == 1 and b"a.rec" in done.stderr and b"Traceback" not in done.stderr and not done.stdout
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "packed"])
-def test_a_recording_that_is_cut_off_gives_the_findings_up_to_there(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+def test_a_recording_that_is_cut_off_gives_the_findings_up_to_there(
+    tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
     file = record(tmp_path / "a.rec", broker_slow())
     data = pack(file.read_bytes())
-    for size, causes in ((len(data) - 1, ["broker_slow"]), (int(len(data) * 0.9), ["broker_slow"]), (int(len(data) * 0.3), [])):
+    for size, causes in (
+        (len(data) - 1, ["broker_slow"]),
+        (int(len(data) * 0.9), ["broker_slow"]),
+        (int(len(data) * 0.3), []),
+    ):
         file.write_bytes(data[:size])
         first, second = (tickscope("replay", file, "-o", "json") for _ in range(2))
         assert first.returncode == (0 if causes else 3), first.stderr

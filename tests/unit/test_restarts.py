@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.clock.restarts import IN_A_ROW, STEADY_S, Restarts
+from agent.posix.restarts import IN_A_ROW, STEADY_S, Restarts
 
 
 def waits(restarts: Restarts, now_s: float) -> float:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.kernel.files import Ask, FileId
 from agent.kernel.limits import FILES_A_PROCESS, ROOTS
-from agent.kernel.roots import FOLDERS, Roots, libraries
 from agent.kernel.steps import at_once, run
+from agent.targets.asked import Ask, FileId
+from agent.targets.roots import FOLDERS, Roots, libraries
 
 _PROC = np.dtype([("pid", "<u4")])
 _EVENT = np.dtype([("proc", _PROC), ("root_inode", "<u8"), ("root_device", "<u4"), ("mount_namespace", "<u4")])
@@ -78,6 +78,8 @@ def listed(cache: bytes | None, tmp_path: Path) -> list[bytes]:
 
 
 def test_libraries_by_the_linkers_cache_or_by_where_they_usually_lie(tmp_path: Path) -> None:
-    assert listed(b"glibc-ld.so.cache1.1\0libc.so.6\0/lib/libc.so.6\0libssl.so.3\0/opt/libssl.so.3\0/opt/libssl.so.3\0", tmp_path) == [b"/opt/libssl.so.3"]
+    assert listed(
+        b"glibc-ld.so.cache1.1\0libc.so.6\0/lib/libc.so.6\0libssl.so.3\0/opt/libssl.so.3\0/opt/libssl.so.3\0", tmp_path
+    ) == [b"/opt/libssl.so.3"]
     assert listed(None, tmp_path) == [folder + b"/libssl.so.3" for folder in FOLDERS]
     assert len(listed(b"\0".join(b"/%d/libssl.so" % i for i in range(999)), tmp_path)) == FILES_A_PROCESS

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from agent import directories
 from agent.errors import AgentError
-from agent.rundir import RunDirectory
+from agent.posix import directories
+from agent.posix.rundir import RunDirectory
 
 NOBODY = 65534
 NAMES = ("control.sock", "intake.seq.sock", "intake.sock", "notices.sock")
@@ -51,7 +51,10 @@ def untouched(secret: Path) -> bool:
 
 def test_sockets_have_owner_and_mode_from_the_first(place: Path) -> None:
     directory = RunDirectory(str(place), NOBODY, NOBODY)
-    kept = [directory.listen("control.sock", 0o660, socket.SOCK_STREAM, 4), directory.bind("intake.sock", 0o666, stream)]
+    kept = [
+        directory.listen("control.sock", 0o660, socket.SOCK_STREAM, 4),
+        directory.bind("intake.sock", 0o666, stream),
+    ]
     assert os.geteuid() == os.getegid() == 0
     found = {p.name: (p.stat().st_uid, stat.S_IMODE(p.stat().st_mode)) for p in place.iterdir()}
     assert found == {"control.sock": (NOBODY, 0o660), "intake.sock": (NOBODY, 0o666)}
@@ -92,7 +95,9 @@ while True:
 def test_swapping_names_at_any_time_gains_nothing(place: Path, secret: Path) -> None:
     """A process of that user puts links in the place of every name, over and over, while root starts again and again."""
     RunDirectory(str(place), NOBODY, NOBODY)
-    swapper = subprocess.Popen([sys.executable, "-c", SWAPPER, str(place), str(secret), *NAMES, "hot-1.tsl"], stdout=subprocess.PIPE, text=True)
+    swapper = subprocess.Popen(
+        [sys.executable, "-c", SWAPPER, str(place), str(secret), *NAMES, "hot-1.tsl"], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert swapper.stdout is not None
         assert swapper.stdout.readline() == "ready\n"
@@ -222,7 +227,7 @@ def test_a_directory_that_only_root_can_make_is_asked_for(place: Path) -> None:
     """As the agent is once it has given up root: another process, since that is for good."""
     code = """
 import os, shutil, socket, sys
-from agent.rundir import RunDirectory
+from agent.posix.rundir import RunDirectory
 directory = RunDirectory(sys.argv[1], 65534, 65534)
 kept = [directory.listen("control.sock", 0o660, socket.SOCK_STREAM, 4)]
 directory.moved("control.sock", kept.append)
@@ -234,7 +239,9 @@ sys.stdin.readline()
 directory.mend()
 print(len(kept), *directory.failures.values(), flush=True)
 """
-    with subprocess.Popen([sys.executable, "-c", code, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as agent:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as agent:
         assert agent.stdin is not None
         assert agent.stdout is not None
         told = agent.stdout.readline()
@@ -250,8 +257,8 @@ print(len(kept), *directory.failures.values(), flush=True)
 
 KEPT = """
 import os, shutil, signal, socket, sys, time
-from agent import child, keeper
-from agent.rundir import MODE, RunDirectory
+from agent.posix import child, keeper
+from agent.posix.rundir import MODE, RunDirectory
 directory = RunDirectory(sys.argv[1], 65534, 65534)
 directory.keeper = keeper.start(child.fork("kept", keeper.serve), sys.argv[1], MODE, 65534, 65534)
 kept = [directory.listen("control.sock", 0o660, socket.SOCK_STREAM, 4)]
@@ -272,14 +279,18 @@ for _ in sys.stdin:
 
 
 def test_the_keeper_makes_it_again_where_only_root_can_and_a_dead_one_is_told(place: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", KEPT, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as agent:
+    with subprocess.Popen(
+        [sys.executable, "-c", KEPT, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as agent:
         assert agent.stdin is not None
         assert agent.stdout is not None
         keeper, sockets = agent.stdout.readline().split()
         assert sockets == "2"
         assert {p.name: p.stat().st_uid for p in (place, *place.iterdir())} == {"run": NOBODY, "control.sock": NOBODY}
         assert place.parent.stat().st_uid == 0
-        status = dict(line.split(":\t", 1) for line in Path(f"/proc/{keeper}/status").read_text().splitlines() if ":\t" in line)
+        status = dict(
+            line.split(":\t", 1) for line in Path(f"/proc/{keeper}/status").read_text().splitlines() if ":\t" in line
+        )
         assert (int(status["CapEff"], 16), status["Seccomp"], status["NoNewPrivs"]) == (1 << 1, "2", "1")
         shutil.rmtree(place)
         place.mkdir()  # by root: it is not taken for ours, nor given to anybody
@@ -297,7 +308,7 @@ def test_the_keeper_makes_it_again_where_only_root_can_and_a_dead_one_is_told(pl
 def test_the_keeper_s_filter_opens_no_file() -> None:
     code = """
 import ctypes, os, sys
-from agent import keeper, privilege
+from agent.posix import keeper, privilege
 privilege.drop(65534, 65534, (privilege.CAP_DAC_OVERRIDE,))
 privilege.allow_only((*keeper._X86_CALLS, 1), {keeper._X86_OPENAT: (2, keeper._OPEN)})
 def attempt(what):

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from agent.clock.daemons.config import NtpConfig
-from agent.clock.hook_config import parse as parse_notices
+from agent.clock.daemons.ntp_settings import NtpConfig
+from agent.clock.hook_settings import parse as parse_notices
 from agent.common.settings import Section
 from agent.config import Config
 from agent.errors import USAGE, AgentError
-from exporters.config import resolve
-from exporters.page_config import PageConfig
+from exporters.otlp_settings import resolve
+from exporters.page_settings import PageConfig
 
 TOP, PART = Section(), Section("part")
 
@@ -38,13 +38,28 @@ def test_a_mistake_names_the_setting_and_what_it_can_be(check: Callable[[], obje
 
 
 def test_values_come_as_what_they_are() -> None:
-    assert (PART.number("size", "2.5", 1), PART.whole("size", 7, 1, 9), PART.flag("on", False), PART.text("url", "x", "")) == (2.5, 7, False, "x")
-    assert (PART.texts("hosts", "a", ""), PART.texts("hosts", ["a", "b"], ""), PART.seconds("pace", 64, 0, 99), PART.seconds("pace", "1m", 0, 99)) == (("a",), ("a", "b"), 64.0, 60.0)
+    assert (
+        PART.number("size", "2.5", 1),
+        PART.whole("size", 7, 1, 9),
+        PART.flag("on", False),
+        PART.text("url", "x", ""),
+    ) == (2.5, 7, False, "x")
+    assert (
+        PART.texts("hosts", "a", ""),
+        PART.texts("hosts", ["a", "b"], ""),
+        PART.seconds("pace", 64, 0, 99),
+        PART.seconds("pace", "1m", 0, 99),
+    ) == (("a",), ("a", "b"), 64.0, 60.0)
 
 
 @pytest.mark.parametrize(
     ("section", "read"),
-    [("otlp", lambda values: resolve(values, {}, {})), ("metrics", PageConfig.parse), ("ntp", NtpConfig.parse), ("notices", parse_notices)],
+    [
+        ("otlp", lambda values: resolve(values, {}, {})),
+        ("metrics", PageConfig.parse),
+        ("ntp", NtpConfig.parse),
+        ("notices", parse_notices),
+    ],
 )
 def test_every_section_knows_its_settings(section: str, read: Callable[[dict[str, Any]], object]) -> None:
     with pytest.raises(AgentError, match=f"there is no setting {section}.sampel"):

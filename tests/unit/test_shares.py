@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.kernel.shares import OverShareError, Owner, Shares
+from agent.targets.shares import OverShareError, Owner, Shares
 
 COST = 4
 

@@ -12,23 +12,39 @@ from pathlib import Path
 
 import pytest
 
-from agent import keeper
-from agent.begun import begun
-from agent.child import Child, fork
 from agent.clock import first
 from agent.clock.process import start as start_watch
 from agent.errors import AgentError
 from agent.kernel import helper, helper_client
+from agent.posix import keeper
+from agent.posix.begun import begun
+from agent.posix.child import Child, fork
 from tests.lab import sockets
 
 ROOT = Path(__file__).parents[2]
 #: Each is 0.4 to 2 MB, which every child would keep for itself.
-LARGE = ("agent.config", "agent.errors", "agent.main", "dataclasses", "inspect", "json", "numpy", "pathlib", "re", "subprocess", "threading", "typing")
+LARGE = (
+    "agent.config",
+    "agent.errors",
+    "agent.main",
+    "dataclasses",
+    "inspect",
+    "json",
+    "numpy",
+    "pathlib",
+    "re",
+    "subprocess",
+    "threading",
+    "typing",
+)
 
 
 def test_little_is_imported_before_the_first_children() -> None:
     code = f"import sys, agent.start; print(*(name for name in {LARGE} if name in sys.modules))"
-    assert subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout == "\n"
+    assert (
+        subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+        == "\n"
+    )
 
 
 @pytest.mark.parametrize("serve", [keeper.serve, helper.serve, first.serve])
@@ -60,6 +76,7 @@ def test_a_child_that_fails_says_why_and_exits_with_1(capfd: pytest.CaptureFixtu
 
 def test_a_child_whose_parent_is_gone_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     """What it has sent and nobody read makes its next look at the socket a reset."""
+
     def answering(sock: socket.socket, parent: int) -> None:
         sock.send(b"x")
         sock.recv(1)
@@ -77,11 +94,19 @@ def test_a_child_whose_parent_is_gone_says_nothing(capfd: pytest.CaptureFixture[
     lambda child, _: helper_client.start(child, 65534, 65534),
     lambda child, path: start_watch(child, sockets.notices(path), 65534, 65534),
 ])  # fmt: skip
-def test_a_child_that_ended_before_it_was_told_to_begin_is_named(start: Callable[[Child, Path], object], tmp_path: Path) -> None:
+def test_a_child_that_ended_before_it_was_told_to_begin_is_named(
+    start: Callable[[Child, Path], object], tmp_path: Path
+) -> None:
     sock, pid = fork("early", keeper.serve)
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    with sock, pytest.raises(AgentError, match=rf"tickscope-keep \(pid {pid}\) ended before it could begin\n  why: killed by SIGKILL\n  try: "):
+    with (
+        sock,
+        pytest.raises(
+            AgentError,
+            match=rf"tickscope-keep \(pid {pid}\) ended before it could begin\n  why: killed by SIGKILL\n  try: ",
+        ),
+    ):
         begun("tickscope-keep", start, (sock, pid), tmp_path / "x")
 
 
@@ -99,5 +124,8 @@ agent.start.main()
 def test_where_no_process_can_be_made_that_is_said() -> None:
     done = subprocess.run([sys.executable, "-c", NO_MORE], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[:2] == ["tickscope: the agent's first processes cannot be started", "  why: fork: Resource temporarily unavailable"]
+    assert done.stderr.splitlines()[:2] == [
+        "tickscope: the agent's first processes cannot be started",
+        "  why: fork: Resource temporarily unavailable",
+    ]
     assert "TasksMax=" in done.stderr and "Traceback" not in done.stderr

@@ -10,14 +10,14 @@ import pytest
 
 from agent.batch import Batch
 from agent.columns import NULL_I64
+from agent.common.faults import IN_A_ROW, Faults
 from agent.contracts import Failing
-from agent.faults import IN_A_ROW, Faults
 from agent.kernel import bpf
 from agent.kernel.load import Family, Loaded
 from agent.kernel.source import KernelSource
 from agent.kernel.wire import Wire
 from agent.probes.limiter import PROBE
-from agent.status import Status
+from agent.service.status import Status
 from agent.tables import TABLES
 
 
@@ -28,7 +28,10 @@ def test_a_loss_of_unknown_size_is_told_as_such() -> None:
     status = Status(anything, loop, anything, anything, anything, anything)
     assert [(x["stage"], x["source"], x["count"]) for x in status.losses()] == [
         ("intake", "clock", None), ("intake", "intake", None), ("kernel", "tcp", 5), ("store", "tcp_rtt", 7)]  # fmt: skip
-    assert status.lost() == "an unknown number of clock (intake), an unknown number of intake (intake), 5 of tcp (kernel), 7 of tcp_rtt (store)"
+    assert (
+        status.lost()
+        == "an unknown number of clock (intake), an unknown number of intake (intake), 5 of tcp (kernel), 7 of tcp_rtt (store)"
+    )
 
 
 def test_a_ring_that_is_left_out_is_told_as_such() -> None:
@@ -41,8 +44,12 @@ def test_a_ring_that_is_left_out_is_told_as_such() -> None:
         kernel._failed("limiter_decisions", IndexError("odd"))
     kernel._failed("other", OSError(5, "no"))
     family.well("sys_exit")
-    assert (family.state, family.reason) == ("degraded", "limiter_decisions: IndexError: odd: left out until the next start")
+    assert (family.state, family.reason) == (
+        "degraded",
+        "limiter_decisions: IndexError: odd: left out until the next start",
+    )
     assert "report" in family.remedy
+
     class Queue(Failing):
         def failures(self) -> dict[str, str]:
             return {"redis": "refused"}
@@ -62,7 +69,15 @@ def test_runs_that_the_kernel_left_out_are_losses(monkeypatch: pytest.MonkeyPatc
     missed = {3: 0, 4: 0}
     monkeypatch.setattr(bpf, "program_stats", lambda fd: (0, 0, missed[fd]))
     family = SimpleNamespace(programs={"a": 3, "b": 4}, state="attached", reason="", remedy="", plan={"a": 1, "b": 2})
-    anything: Any = SimpleNamespace(alive=True, silent=False, failure=str, take=told.append, syscalls="sampled", families={"tcp": family}, trouble=str)
+    anything: Any = SimpleNamespace(
+        alive=True,
+        silent=False,
+        failure=str,
+        take=told.append,
+        syscalls="sampled",
+        families={"tcp": family},
+        trouble=str,
+    )
     anything.store = anything
     status = Status(anything, anything, anything, anything, anything, anything)
     for second, (a, b) in enumerate([(0, 0), (2, 0), (2, 0), (2, 5)]):

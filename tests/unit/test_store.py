@@ -15,16 +15,17 @@ from typing import Any
 
 import pytest
 
+from agent.ask.window import this_boot
 from agent.batch import Batch, make
 from agent.columns import i64
+from agent.common.table import T_NS, Table
 from agent.errors import AgentError
 from agent.store import UNREADABLE, frames, segments
 from agent.store.frames import Decoder, Kind
 from agent.store.hot import HotStore
 from agent.store.query import Session
 from agent.store.spawn import Limits
-from agent.store.window import this_boot
-from agent.tables import T_NS, TABLES, Table
+from agent.tables import TABLES
 
 ROOT = Path(__file__).resolve().parents[2]
 BOOT = "0f0f0f0f-0000-4000-8000-000000000001"
@@ -98,13 +99,17 @@ while True:
 
 def test_a_killed_writer_loses_at_most_what_it_had_not_appended(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", WRITER, str(tmp_path), BOOT]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}) as writer:
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    ) as writer:
         assert writer.stdout is not None
         for _ in range(307):
             writer.stdout.readline()
         os.kill(writer.pid, signal.SIGKILL)
         acknowledged = 307 + len(writer.stdout.read().splitlines())
-    ((rows, whole, last),) = ask(tmp_path, "SELECT count(*), count(DISTINCT pid), max(t_ns) FROM tcp_reset", "tcp_reset")
+    ((rows, whole, last),) = ask(
+        tmp_path, "SELECT count(*), count(DISTINCT pid), max(t_ns) FROM tcp_reset", "tcp_reset"
+    )
     assert rows == 13 * whole
     assert whole in (acknowledged, acknowledged + 1)
     before = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
@@ -117,7 +122,9 @@ def test_a_killed_writer_loses_at_most_what_it_had_not_appended(tmp_path: Path) 
 
 def test_who_got_the_number_of_a_killed_writer_is_not_taken_for_it(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", WRITER, str(tmp_path), BOOT]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}) as killed:
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    ) as killed:
         assert killed.stdout is not None
         killed.stdout.readline()
         killed.kill()
@@ -232,9 +239,24 @@ def test_it_works_through_a_descriptor_where_the_path_cannot_be_walked(tmp_path:
     assert ask(place, "SELECT count(*) FROM tcp_reset", "tcp_reset") == [(15,)]
 
 
-def seal_now(path: Path, below: int = 10**7, max_bytes: int = 1 << 30, max_age_s: float = 1e9, *more: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "agent.store.seal", "--below", str(below), "--max-bytes", str(max_bytes), "--max-age-s", str(max_age_s), *more]
-    return subprocess.run(argv, cwd=path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, capture_output=True, text=True)
+def seal_now(
+    path: Path, below: int = 10**7, max_bytes: int = 1 << 30, max_age_s: float = 1e9, *more: str
+) -> subprocess.CompletedProcess[str]:
+    argv = [
+        sys.executable,
+        "-m",
+        "agent.store.seal",
+        "--below",
+        str(below),
+        "--max-bytes",
+        str(max_bytes),
+        "--max-age-s",
+        str(max_age_s),
+        *more,
+    ]
+    return subprocess.run(
+        argv, cwd=path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, capture_output=True, text=True
+    )
 
 
 def test_segments_of_a_crashed_agent_are_sealed_by_the_next(tmp_path: Path) -> None:
@@ -248,7 +270,14 @@ def test_segments_of_a_crashed_agent_are_sealed_by_the_next(tmp_path: Path) -> N
     store._sealer.wait(60)
     assert store.state()["state"] == "ok"
     store.close()
-    assert {p.name for p in tmp_path.iterdir()} == {"sealed-00000001", "hot-00000002.tsl", "lock", "seal.lock", "age.json", "outage.json"}
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "sealed-00000001",
+        "hot-00000002.tsl",
+        "lock",
+        "seal.lock",
+        "age.json",
+        "outage.json",
+    }
     assert ask(tmp_path, "SELECT count(*) FROM tcp_reset", "tcp_reset") == [(17,)]
 
 
@@ -317,8 +346,8 @@ def test_a_segment_with_rows_of_an_unknown_table_is_kept_and_the_others_are_seal
 
 FAMILY = """
 from agent.columns import i64
-from agent.probes import Probe
-from agent.tables import T_NS, Table
+from agent.kernel.probe import Probe
+from agent.common.table import T_NS, Table
 PROBE = Probe("widgets", (), tables=(Table("widgets", "what a probe of somebody's counts", (T_NS, i64("made", "widgets"))),))
 """
 
@@ -352,7 +381,9 @@ def test_retention_removes_the_oldest_by_size_and_by_age(tmp_path: Path) -> None
     assert ask(tmp_path, "SELECT t_ns FROM tcp_reset GROUP BY 1 ORDER BY 1", "tcp_reset") == [(3,), (4,)]
 
 
-@pytest.mark.parametrize("content", [None, b"", b"{", b"\xff", b"[]", b"{}", b'{"tables": 3}', b'{"tables": {}, "lived_ns": "x"}'])
+@pytest.mark.parametrize(
+    "content", [None, b"", b"{", b"\xff", b"[]", b"{}", b'{"tables": 3}', b'{"tables": {}, "lived_ns": "x"}']
+)
 def test_a_damaged_head_does_not_stop_sealing_and_retention(tmp_path: Path, content: bytes | None) -> None:
     for n in range(4):
         store = open_store(tmp_path)
@@ -372,7 +403,12 @@ def with_findings(path: Path, n: int) -> None:
     for i in range(n):
         store = open_store(path)
         offset = make("clock_offset", 1, t_ns=i, real_mono_ns=1000, boot_mono_ns=0, err_ns=1)
-        store.append([make("tcp_reset", 3, t_ns=i), *([make("finding", 1, t_ns=i, finding_id=b"f%d" % i), offset] if i % 2 else [])])
+        store.append(
+            [
+                make("tcp_reset", 3, t_ns=i),
+                *([make("finding", 1, t_ns=i, finding_id=b"f%d" % i), offset] if i % 2 else []),
+            ]
+        )
         store.close()
     assert seal_now(path).returncode == 0
 
@@ -384,14 +420,20 @@ def test_findings_and_their_wall_times_outlive_the_bulk(tmp_path: Path) -> None:
         assert ask(tmp_path, "SELECT count(*) FROM tcp_reset", "tcp_reset") == [(0,)]
         found = ask(tmp_path, "SELECT t_ns, finding_id, wall_ns, wall_state FROM finding ORDER BY 1", "finding")
         assert found == [(1, "f1", 1001, "exact"), (3, "f3", 1003, "exact")]
-    assert [sorted(p.name for p in d.iterdir()) for d in sorted(tmp_path.glob("sealed-*"))] == [["clock_offset.parquet", "finding.parquet", "head.json"]] * 2
+    assert [sorted(p.name for p in d.iterdir()) for d in sorted(tmp_path.glob("sealed-*"))] == [
+        ["clock_offset.parquet", "finding.parquet", "head.json"]
+    ] * 2
 
 
 def test_findings_have_limits_of_their_own(tmp_path: Path) -> None:
     with_findings(tmp_path, 8)
     seal_now(tmp_path, max_bytes=0)
     one = sum(file.stat().st_size for file in (tmp_path / segments.sealed_name(8)).iterdir())
-    for more, left in ((("--findings-max-bytes", str(3 * one + one // 2)), [3, 5, 7]), (("--findings-max-bytes", str(one + one // 2)), [7]), (("--findings-max-age-s", "0"), [])):
+    for more, left in (
+        (("--findings-max-bytes", str(3 * one + one // 2)), [3, 5, 7]),
+        (("--findings-max-bytes", str(one + one // 2)), [7]),
+        (("--findings-max-age-s", "0"), []),
+    ):
         assert seal_now(tmp_path, 10**7, 0, 1e9, *more).returncode == 0
         assert ask(tmp_path, "SELECT t_ns FROM finding ORDER BY 1", "finding") == [(n,) for n in left]
 
@@ -410,7 +452,9 @@ def test_a_sealer_killed_while_it_thins_a_segment_leaves_nothing_behind(tmp_path
 
 def test_a_sealer_that_cannot_run_degrades_the_state_and_readers_see_everything(tmp_path: Path) -> None:
     limits = Limits(rotate_bytes=1)
-    store = HotStore(tmp_path, BOOT, "host-a", limits=limits, seal_command=(sys.executable, "-c", "raise SystemExit('no pyarrow')"))
+    store = HotStore(
+        tmp_path, BOOT, "host-a", limits=limits, seal_command=(sys.executable, "-c", "raise SystemExit('no pyarrow')")
+    )
     assert store._sealer is not None
     for n in range(3):
         store.append([make("tcp_reset", 3, t_ns=n)])

@@ -36,7 +36,9 @@ class Host:
         self.seq += 1
         encoder = Encoder()
         pieces, _ = encoder.batches([make("tcp_reset", 1, t_ns=self.now_ns if row_ns is None else row_ns)])
-        data = b"".join([encoder.head(Head(self.boot, "host-a", "", created, 0)), *pieces, encoder.tick(self.now_ns), encoder.end()])
+        data = b"".join(
+            [encoder.head(Head(self.boot, "host-a", "", created, 0)), *pieces, encoder.tick(self.now_ns), encoder.end()]
+        )
         Path(segments.hot_name(self.seq)).write_bytes(data)
 
     def seal(self, limits: Retention = WEEK) -> list[int]:
@@ -106,8 +108,18 @@ def test_a_boot_clock_that_goes_back_removes_nothing(host: Host) -> None:
     assert host.seal() == [1, 2, 3]
 
 
-@pytest.mark.parametrize("content", [None, b"", b"[]", b'{"boot_id": "boot-0"', b'{"boot_id": 1, "t_ns": null, "lived_ns": 2}',
-                                     b'{"boot_id": "", "t_ns": 1, "lived_ns": Infinity}', b"\xff"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        b"",
+        b"[]",
+        b'{"boot_id": "boot-0"',
+        b'{"boot_id": 1, "t_ns": null, "lived_ns": 2}',
+        b'{"boot_id": "", "t_ns": 1, "lived_ns": Infinity}',
+        b"\xff",
+    ],
+)
 def test_a_lost_count_goes_on_from_the_newest_segment(host: Host, content: bytes | None) -> None:
     for _ in range(3):
         host.segment(2 * DAY)

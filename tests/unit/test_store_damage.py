@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent.ask.window import this_boot
 from agent.batch import make
 from agent.store import segments
 from agent.store.hot import HotStore
 from agent.store.query import Session
 from agent.store.spawn import Limits
-from agent.store.window import this_boot
 from agent.tables import TABLES
 from tests.unit.test_query import ask, verb, write
 
@@ -115,7 +115,13 @@ def test_a_damaged_head_costs_no_rows(tmp_path: Path, content: bytes | None) -> 
 
 def test_a_boot_of_which_only_a_damaged_head_tells_answers(tmp_path: Path) -> None:
     """Its rows know their boot, the store does not."""
-    write(tmp_path, make("tcp_close", 3, t_ns=[5, 6, 7]), make("loss", 1, t_ns=6, stage=0, source=b"x", count=1, to_ns=6), boot="boot-a", seal=True)
+    write(
+        tmp_path,
+        make("tcp_close", 3, t_ns=[5, 6, 7]),
+        make("loss", 1, t_ns=6, stage=0, source=b"x", count=1, to_ns=6),
+        boot="boot-a",
+        seal=True,
+    )
     (tmp_path / segments.sealed_name(1) / segments.HEAD).write_bytes(b"")
     document = ask(tmp_path, "query", "tcp_close", "--limit", "2")
     assert [r["t_ns"] for r in document["rows"]] == [6, 7]
@@ -140,7 +146,9 @@ def test_sealed_by_another_version(tmp_path: Path) -> None:
 
     made(tmp_path)
     table = pq.read_table(of(tmp_path, "tcp_close"))
-    pq.write_table(table.drop_columns(["retransmits"]).append_column("colour", [["red"] * ROWS]), of(tmp_path, "tcp_close"))
+    pq.write_table(
+        table.drop_columns(["retransmits"]).append_column("colour", [["red"] * ROWS]), of(tmp_path, "tcp_close")
+    )
     shutil.copy(of(tmp_path, "tcp_close"), of(tmp_path, "tcp_weather"))
     head = tmp_path / segments.sealed_name(2) / segments.HEAD
     document = json.loads(head.read_text())
@@ -210,7 +218,9 @@ def test_a_sealer_killed_at_any_moment_loses_and_doubles_nothing(tmp_path: Path)
     argv = [sys.executable, "-m", "agent.store.seal", "--below", "2", "--max-bytes", str(1 << 30), "--max-age-s", "1e9"]
     killed = 0
     for step in range(4, 40, 2):
-        with subprocess.Popen(argv, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}) as sealer:
+        with subprocess.Popen(
+            argv, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        ) as sealer:
             at_work = tmp_path / segments.sealing_name(1)
             while sealer.poll() is None and not at_work.exists():
                 time.sleep(0.001)
@@ -222,5 +232,8 @@ def test_a_sealer_killed_at_any_moment_loses_and_doubles_nothing(tmp_path: Path)
             break
     assert killed
     subprocess.run(argv, cwd=tmp_path, check=True)
-    assert sorted(name for name in os.listdir(tmp_path) if name[:4] in ("hot-", "seal")) == ["seal.lock", segments.sealed_name(1)]
+    assert sorted(name for name in os.listdir(tmp_path) if name[:4] in ("hot-", "seal")) == [
+        "seal.lock",
+        segments.sealed_name(1),
+    ]
     assert count(tmp_path) == (rows, rows)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from agent.ask.window import this_boot
 from agent.batch import Batch, make
 from agent.cli.findings import command as findings
 from agent.store import frames, reader, segments
@@ -18,7 +19,6 @@ from agent.store.backlog import size
 from agent.store.hot import HotStore
 from agent.store.query import Session
 from agent.store.spawn import Limits
-from agent.store.window import this_boot
 
 BOOT = "0f0f0f0f-0000-4000-8000-000000000001"
 SMALL = Limits(buffer_bytes=5 * size(make("tcp_reset", 1)))
@@ -138,7 +138,9 @@ def test_rows_are_stored_once_whatever_fits_while_a_disk_gets_room(tmp_path: Pat
     store = open_store(tmp_path)
     sent = 0
     disk.room = 0
-    for room in [0] * 7 + list(range(0, 6000, 100)):  # One of these has room for the rows, not for what tells of the dropped.
+    for room in [0] * 7 + list(
+        range(0, 6000, 100)
+    ):  # One of these has room for the rows, not for what tells of the dropped.
         disk.room = room
         store._retry_at = 0
         store.append([rows(sent)], tick_ns=sent)
@@ -159,7 +161,9 @@ def told(path: Path) -> tuple[list[tuple[Any, ...]], list[str]]:
         return session.run("SELECT source, count, from_ns, to_ns FROM loss").rows, session.notes
 
 
-def test_a_query_shows_what_a_full_disk_costs_while_it_is_full_and_once_when_it_has_room(tmp_path: Path, disk: Disk) -> None:
+def test_a_query_shows_what_a_full_disk_costs_while_it_is_full_and_once_when_it_has_room(
+    tmp_path: Path, disk: Disk
+) -> None:
     store = open_store(tmp_path)
     store.append([rows(7)], tick_ns=8)
     disk.room = 0
@@ -180,7 +184,9 @@ def test_a_query_shows_what_a_full_disk_costs_while_it_is_full_and_once_when_it_
 
 
 @pytest.mark.parametrize("boot", [BOOT, "next-boot"])
-def test_what_an_agent_that_was_killed_meanwhile_could_not_write_the_next_writes(tmp_path: Path, disk: Disk, boot: str) -> None:
+def test_what_an_agent_that_was_killed_meanwhile_could_not_write_the_next_writes(
+    tmp_path: Path, disk: Disk, boot: str
+) -> None:
     store = open_store(tmp_path)
     store.append([rows(7)], tick_ns=8)
     disk.room = 0
@@ -198,7 +204,9 @@ def test_what_an_agent_that_was_killed_meanwhile_could_not_write_the_next_writes
         assert len([row for row in losses(tmp_path) if row[1] == "tcp_reset"]) == 1
 
 
-@pytest.mark.parametrize("text", [b"{", b"[]", b'{"boot_id": 1}', b'{"dropped": {"a": 3}}', b"\xff\xfe", b"x" * 100_000])
+@pytest.mark.parametrize(
+    "text", [b"{", b"[]", b'{"boot_id": 1}', b'{"dropped": {"a": 3}}', b"\xff\xfe", b"x" * 100_000]
+)
 def test_a_damaged_file_of_an_outage_is_nothing(tmp_path: Path, text: bytes) -> None:
     open_store(tmp_path).close()
     (tmp_path / "outage.json").write_bytes(text)
@@ -207,7 +215,9 @@ def test_a_damaged_file_of_an_outage_is_nothing(tmp_path: Path, text: bytes) -> 
     assert losses(tmp_path) == []
 
 
-def test_an_agent_that_lives_and_writes_nothing_is_a_gap_until_it_writes(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_lives_and_writes_nothing_is_a_gap_until_it_writes(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The disk refuses even what would tell of it, as one that the kernel has made read-only."""
     monkeypatch.setattr(reader, "WRITES_NS", 200_000_000)
     store = open_store(tmp_path, this_boot())

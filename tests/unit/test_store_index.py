@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent.ask.window import this_boot
 from agent.batch import Batch, make
 from agent.store import frames, index, segments
 from agent.store.hot import HotStore
 from agent.store.query import Session
-from agent.store.window import this_boot
 from tests.unit.test_store import before_end
 
 S = 10**9
@@ -26,7 +26,11 @@ def write(path: Path, seconds: int = 60) -> None:
         if at:
             store._rotate()
         times = np.arange(at, at + 10) * S
-        batches = [make("tcp_reset", 10, t_ns=times), make("tcp_connect", 10, t_ns=times), make("clock_offset", 1, t_ns=at * S, real_mono_ns=0, err_ns=1)]
+        batches = [
+            make("tcp_reset", 10, t_ns=times),
+            make("tcp_connect", 10, t_ns=times),
+            make("clock_offset", 1, t_ns=at * S, real_mono_ns=0, err_ns=1),
+        ]
         if at == 0:
             batches.append(make("limiter_decision", 7, t_ns=5))
         for batch in batches:
@@ -38,7 +42,13 @@ def write(path: Path, seconds: int = 60) -> None:
 def answers(path: Path) -> list[object]:
     found: list[object] = []
     for table in TABLES:
-        for since, until in ((None, None), ("boot+15", None), ("boot+15", "boot+42"), (None, "boot+9"), ("boot+500", None)):
+        for since, until in (
+            (None, None),
+            ("boot+15", None),
+            ("boot+15", "boot+42"),
+            (None, "boot+9"),
+            ("boot+500", None),
+        ):
             with Session(path, [table, "loss"], since, until) as session:
                 where = " AND ".join(session.window.rows()) or "true"
                 found.append(session.run(f"SELECT t_ns FROM {table} WHERE {where} ORDER BY 1").rows)

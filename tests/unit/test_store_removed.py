@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent.ask.window import Bound, this_boot
 from agent.batch import make
 from agent.columns import NULL_I64
 from agent.store import removed, segments
 from agent.store.frames import Encoder, Head
 from agent.store.query import Session
 from agent.store.seal import Retention, seal_all
-from agent.store.window import Bound, this_boot
 
 SECOND = 10**9
 WALL = 1_700_000_000 * SECOND
@@ -26,8 +26,13 @@ def segment(path: Path, seq: int, *, finding: bool = False) -> None:
     """One hour of this boot, from hour ``seq`` on; its wall time is CLOCK_BOOTTIME + WALL."""
     created = seq * 3600 * SECOND
     encoder = Encoder()
-    batches = [make("tcp_reset", 1, t_ns=created + SECOND), make("clock_offset", 1, t_ns=created, real_mono_ns=WALL, boot_mono_ns=0, err_ns=1)]
-    pieces, _ = encoder.batches([*batches, *([make("finding", 1, t_ns=created + SECOND, finding_id=b"f")] if finding else [])])
+    batches = [
+        make("tcp_reset", 1, t_ns=created + SECOND),
+        make("clock_offset", 1, t_ns=created, real_mono_ns=WALL, boot_mono_ns=0, err_ns=1),
+    ]
+    pieces, _ = encoder.batches(
+        [*batches, *([make("finding", 1, t_ns=created + SECOND, finding_id=b"f")] if finding else [])]
+    )
     head = Encoder.head(Head(this_boot(), "host-a", "", created, WALL))
     (path / segments.hot_name(seq)).write_bytes(b"".join([head, *pieces, encoder.end()]))
 
@@ -70,7 +75,12 @@ def test_what_is_left_begins_where_the_note_says(store: Path, left: int, oldest:
 def test_only_a_window_that_reaches_back_is_told(store: Path) -> None:
     cut(store, 1)
     start = 3 * 3600
-    for since, expected in ((f"boot+{start}", 0), (f"boot+{start - 1}", 1), (f"@{WALL // SECOND + start}", 0), (f"@{WALL // SECOND + start - 1}", 1)):
+    for since, expected in (
+        (f"boot+{start}", 0),
+        (f"boot+{start - 1}", 1),
+        (f"@{WALL // SECOND + start}", 0),
+        (f"@{WALL // SECOND + start - 1}", 1),
+    ):
         assert len(told(store, since)) == expected, since
 
 

@@ -7,15 +7,20 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from agent.ask.window import this_boot
 from agent.batch import Batch, make
-from agent.directories import require_answer
+from agent.clock.history import History
+from agent.posix.directories import require_answer
 from agent.store import frames, segments, writer
 from agent.store.hot import HotStore
 from agent.store.query import Session
-from agent.store.window import this_boot
 from agent.store.writer import Writer
+
+S = 10**9
+EPOCH_NS = 1_700_000_000 * S
 
 
 def rows(t_ns: int, n: int = 1) -> Batch:
@@ -55,7 +60,48 @@ def test_rows_and_watermarks_keep_their_order(store: Writer, tmp_path: Path) -> 
     assert found == [one for n in range(500) for one in [(n, 1), (n,), *[(n, 2)] * (n % 3 == 0)]]
 
 
-def test_while_it_is_held_up_rows_wait_are_dropped_counted_and_told(store: Writer, held: threading.Event, tmp_path: Path) -> None:
+def test_files_have_what_a_finding_says_in_utc(tmp_path: Path) -> None:
+    """By what is known when it is written: nothing yet of the first one."""
+    history, path = History(), tmp_path / "store"
+    store = Writer(HotStore(path, this_boot(), "host", seal_command=()), history.wall)
+    first, second = (
+        make(
+            "finding",
+            1,
+            t_ns=8 * S,
+            finding_id=name,
+            said=b'["it was so at ",7250000000,", for ",[1420000000,"ns"],"."]',
+            sentence=b"-",
+        )
+        for name in (b"a", b"b")
+    )
+    store.append([first])
+    store.later((written := threading.Event()).set)
+    assert written.wait(5)
+    offsets = (
+        (6 * S, EPOCH_NS, 0),
+        (7 * S, EPOCH_NS - 30 * S, 1),
+        (9 * S, EPOCH_NS - 30 * S, 0),
+    )  # a step back before it
+    history.append(
+        np.concatenate(
+            [
+                make("clock_offset", 1, t_ns=t_ns, real_mono_ns=offset, boot_mono_ns=0, err_ns=50, cut=cut).rows
+                for t_ns, offset, cut in offsets
+            ]
+        )
+    )
+    store.append([second])
+    store.close()
+    assert bytes(second.rows["sentence"][0]) == b"-"  # others have it, too
+    with Session(path, ["finding"]) as session:
+        told = session.run("SELECT sentence FROM finding ORDER BY finding_id").rows
+    assert told == [("it was so at boot+7.250, for 1.42 s.",), ("it was so at 2023-11-14T22:12:57.250Z, for 1.42 s.",)]
+
+
+def test_while_it_is_held_up_rows_wait_are_dropped_counted_and_told(
+    store: Writer, held: threading.Event, tmp_path: Path
+) -> None:
     base, sent = rows(0, 4096), 0
     while store.losses().get("tcp_reset", 0) < 100_000:
         base.rows["t_ns"] = sent
@@ -77,17 +123,25 @@ def test_while_it_is_held_up_rows_wait_are_dropped_counted_and_told(store: Write
     assert store.losses() == {"tcp_reset": lost}
 
 
-def test_an_end_that_is_held_up_is_told_and_not_waited_for(store: Writer, held: threading.Event, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_end_that_is_held_up_is_told_and_not_waited_for(
+    store: Writer, held: threading.Event, capfd: pytest.CaptureFixture[str]
+) -> None:
     store.append([rows(5, 7)])
     begun = time.monotonic()
     store.close()
     assert store.stuck and time.monotonic() - begun < 2
     assert store.losses() == {"tcp_reset": 7}
     said = capfd.readouterr().err
-    assert "7 rows are not stored" in said and "this process ends when the file system answers" in said and "fsfreeze" in said
+    assert (
+        "7 rows are not stored" in said
+        and "this process ends when the file system answers" in said
+        and "fsfreeze" in said
+    )
 
 
-def test_what_was_given_up_is_told_where_the_file_system_answers_in_time(store: Writer, held: threading.Event, tmp_path: Path) -> None:
+def test_what_was_given_up_is_told_where_the_file_system_answers_in_time(
+    store: Writer, held: threading.Event, tmp_path: Path
+) -> None:
     store.append([rows(5, 7)])
     store.close()
     held.set()
@@ -95,7 +149,9 @@ def test_what_was_given_up_is_told_where_the_file_system_answers_in_time(store: 
     assert told(tmp_path) == (0, [("tcp_reset", 7, 5, 5)])
 
 
-def test_a_directory_that_cannot_be_looked_at_hides_no_other_trouble(store: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_cannot_be_looked_at_hides_no_other_trouble(
+    store: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = segments.listing
     monkeypatch.setattr(segments, "listing", lambda fd: (_ for _ in ()).throw(OSError(5, "Input/output error")))
     store.append([rows(5)])

@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 
 from agent.columns import Column, i64, text
-from agent.tables import T_NS, TABLES, Table, Tables
+from agent.common.table import T_NS, Table, Tables
+from agent.tables import TABLES
 
-WIDGETS = Table("widgets", "what a probe of somebody's counts", (T_NS, i64("made", "widgets"), text("colour", 8, "theirs")), measure="made")
+WIDGETS = Table(
+    "widgets",
+    "what a probe of somebody's counts",
+    (T_NS, i64("made", "widgets"), text("colour", 8, "theirs")),
+    measure="made",
+)
 
 
 def test_a_table_that_is_added_is_like_the_others() -> None:

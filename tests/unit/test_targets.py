@@ -19,16 +19,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.child import fork
 from agent.kernel import helper as server
-from agent.kernel.files import Ask, Target
 from agent.kernel.helper_client import start
 from agent.kernel.limits import LONGEST_S, MAPPINGS_A_FILE, REST
 from agent.kernel.load import Loaded
 from agent.kernel.source import KernelSource
 from agent.kernel.steps import Steps, at_once
-from agent.kernel.targets import Targets
 from agent.kernel.wire import Wire
+from agent.posix.child import fork
+from agent.targets.asked import Ask, Target
+from agent.targets.targets import Targets
 from tests.patience import PATIENCE
 
 NOBODY = 65534
@@ -118,7 +118,9 @@ def rig() -> Iterator[Rig]:
 
 @contextmanager
 def running(uid: int = 0) -> Iterator[Program]:
-    with subprocess.Popen([sys.executable, "-c", MAPPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, user=uid) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", MAPPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, user=uid
+    ) as child:
         yield Program(child)
         child.communicate()
 
@@ -157,7 +159,9 @@ def test_what_has_its_probes_keeps_them_when_the_helper_is_gone(rig: Rig, progra
     assert rig.live == [str(library)]
 
 
-def test_what_has_its_probes_keeps_them_while_looks_fail(rig: Rig, program: Program, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_its_probes_keeps_them_while_looks_fail(
+    rig: Rig, program: Program, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The helper is stopped again and again, just when the process has grown."""
     monkeypatch.setattr("agent.kernel.helper_client.DEADLINE_S", 0.05)
     program.maps(library)
@@ -175,7 +179,9 @@ def test_what_has_its_probes_keeps_them_while_looks_fail(rig: Rig, program: Prog
     assert rig.offered == [str(library)]
 
 
-def test_nothing_turns_or_grows_while_the_helper_is_silent(rig: Rig, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_turns_or_grows_while_the_helper_is_silent(
+    rig: Rig, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("agent.kernel.helper_client.DEADLINE_S", 0.05)
     os.kill(rig.helper.pid, signal.SIGSTOP)
     program.do()
@@ -206,7 +212,9 @@ def test_what_is_told_of_a_process_is_what_its_last_look_left_out(rig: Rig, prog
         assert str(told["reason"]).startswith(str(library))
 
 
-def test_who_stalls_the_helper_rests_for_all_of_that_time(rig: Rig, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_stalls_the_helper_rests_for_all_of_that_time(
+    rig: Rig, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("agent.kernel.helper_client.DEADLINE_S", 0.05)
     os.kill(rig.helper.pid, signal.SIGSTOP)
     program.do()
@@ -222,7 +230,9 @@ def test_who_stalls_the_helper_rests_for_all_of_that_time(rig: Rig, program: Pro
     assert rests <= LONGEST_S * 1e9 * REST
 
 
-def test_users_who_take_turns_leave_half_of_the_time_to_root(rig: Rig, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_who_take_turns_leave_half_of_the_time_to_root(
+    rig: Rig, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After a look of 0.5 s of one user another one waits for twice as long, and root does not."""
     monkeypatch.setattr("agent.kernel.limits.USERS_BURST_NS", 0)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -241,8 +251,14 @@ def test_users_who_take_turns_leave_half_of_the_time_to_root(rig: Rig, library: 
 
 
 def test_looks_for_which_there_is_no_place_are_counted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.kernel.targets.LOOKS_WAITING", 10)
-    columns = [("proc", np.dtype([("pid", "<u4")])), ("root_inode", "<u8"), ("root_device", "<u4"), ("mount_namespace", "<u4")]
+    monkeypatch.setattr("agent.targets.targets.LOOKS_WAITING", 10)
+    monkeypatch.setattr("agent.targets.held.LOOKS_WAITING", 10)
+    columns = [
+        ("proc", np.dtype([("pid", "<u4")])),
+        ("root_inode", "<u8"),
+        ("root_device", "<u4"),
+        ("mount_namespace", "<u4"),
+    ]
     records = np.zeros(5, columns)
     records["proc"]["pid"] = range(1 << 30, (1 << 30) + 5)
     rig.targets.on_exec(records)

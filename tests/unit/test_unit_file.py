@@ -14,7 +14,9 @@ AGENT_BYTES = 256 << 20  # and its helpers, with some room
 
 def test_a_file_that_is_hard_to_examine_does_not_end_the_service() -> None:
     assert int(SETTINGS["MemoryMax"].removesuffix("M")) << 20 >= AGENT_BYTES + EXAMINERS * EXAMINER_EXTRA_BYTES
-    assert SETTINGS["OOMPolicy"] == "continue"  # systemd's default is to stop the unit when the kernel kills one process of it
+    assert (
+        SETTINGS["OOMPolicy"] == "continue"
+    )  # systemd's default is to stop the unit when the kernel kills one process of it
 
 
 def test_a_watch_that_is_started_again_may_go_first() -> None:

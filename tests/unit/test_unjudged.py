@@ -10,10 +10,10 @@ import pytest
 
 from agent.batch import make
 from agent.cli import status
-from agent.correlate.config import CorrelatorConfig
 from agent.correlate.correlator import Correlator
+from agent.correlate.thresholds import CorrelatorConfig
+from agent.service.unjudged import REASONS, Unjudged
 from agent.tables import TABLES
-from agent.unjudged import REASONS, Unjudged
 from tests.unit.correlate_scenarios import T0, S
 
 
@@ -47,10 +47,12 @@ def test_all_reasons_at_once_fit_the_row() -> None:
 def test_subjects_beyond_the_limit_are_told() -> None:
     correlator = Correlator(CorrelatorConfig(subjects=8))
     source = Unjudged(lambda: {**correlator.losses(), "faults": 0})
-    correlator.feed(make("limiter_decision", 20, t_ns=T0 + np.arange(20), pid=np.arange(20), limiter_id=b"a", duration_ns=1))
+    correlator.feed(
+        make("limiter_decision", 20, t_ns=T0 + np.arange(20), pid=1 + np.arange(20), limiter_id=b"a", duration_ns=1)
+    )
     correlator.advance(T0 + 2 * S)
     (batch,) = source.drain(T0 + 3 * S)
-    assert told([batch]) == [f"12 {REASONS['subjects']}"]
+    assert told([batch]) == [f"24 {REASONS['subjects']}"]  # limiters, and their processes
     assert TABLES["probe_status"].by_name["state"].names[batch.rows["state"][0]] == "degraded"
 
 
@@ -69,4 +71,7 @@ def test_status_tells_people(capsys: pytest.CaptureFixture[str]) -> None:
     dropped.update(subjects=512, late=3)
     status._human(document)
     said = capsys.readouterr().out
-    assert "not looked at for findings  512 seconds of limiters, queues, brokers or listeners" in said and "; 3 rows that came too late\n" in said
+    assert (
+        "not looked at for findings  512 seconds of limiters, queues, brokers or listeners" in said
+        and "; 3 rows that came too late\n" in said
+    )

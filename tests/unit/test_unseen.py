@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent.kernel.limits import PROGRAMS_TOLD
-from agent.kernel.unseen import Unseen, UnseenPrograms
+from agent.targets.unseen import Unseen, UnseenPrograms
 
 MINUTE_NS = 60_000_000_000
 

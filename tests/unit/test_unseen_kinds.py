@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.kernel import gofacts, openssl
+from agent.binaries import openssl
+from tests.kernel import go_fixture as gofacts
 from tests.kernel.go_fixture import PROGRAM, go_binary
 
-STATIC = "#include <openssl/ssl.h>\n#include <openssl/crypto.h>\nint main(void) { SSL_CTX *c = SSL_CTX_new(TLS_method()); SSL *s = SSL_new(c); return SSL_do_handshake(s) + !OpenSSL_version(0)[0]; }"
+STATIC = "#include <unistd.h>\n#include <openssl/ssl.h>\n#include <openssl/crypto.h>\nint main(int n, char **a) { if (n > 1) { pause(); } SSL_CTX *c = SSL_CTX_new(TLS_method()); SSL *s = SSL_new(c); return SSL_do_handshake(s) + !OpenSSL_version(0)[0]; }"
 
 
 def facts_of(path: Path) -> dict[str, object] | None:
@@ -20,12 +21,40 @@ def facts_of(path: Path) -> dict[str, object] | None:
         return openssl.facts([file.fileno()], program=True)
 
 
-def test_openssl_in_a_stripped_program(tmp_path: Path) -> None:
+def static_openssl(out: Path) -> None:
+    """Builds a program that has OpenSSL in itself, and sleeps where it is given an argument."""
     if not list(Path("/usr/lib").glob("*-linux-gnu/libssl.a")):
         pytest.fail("needs libssl-dev")
+    others = [
+        f"-l:{name}" for name in ("libz.so.1", "libzstd.so.1") if list(Path("/usr/lib").glob(f"*-linux-gnu/{name}"))
+    ]  # Debian 13's libcrypto
+    subprocess.run(
+        ["gcc", "-x", "c", "-", "-o", out, "-l:libssl.a", "-l:libcrypto.a", *others, "-ldl", "-lpthread"],
+        input=STATIC,
+        text=True,
+        check=True,
+    )
+
+
+def go_of_32_bits(out: Path) -> None:
+    """Builds the program with limiters for a 32-bit processor."""
+    if not shutil.which("go"):
+        pytest.skip("needs Go: apt install golang")
+    env = os.environ | {"GOARCH": "386", "CGO_ENABLED": "0"}
+    mods = [[], ["-modfile=old.mod"]]
+    done = [
+        subprocess.run(
+            ["go", "build", *mod, "-o", out, "."], cwd=PROGRAM, env=env, capture_output=True, text=True, check=False
+        )
+        for mod in mods
+        if not out.exists()
+    ]
+    assert out.exists(), done[-1].stderr
+
+
+def test_openssl_in_a_stripped_program(tmp_path: Path) -> None:
     out = tmp_path / "static"
-    others = [f"-l:{name}" for name in ("libz.so.1", "libzstd.so.1") if list(Path("/usr/lib").glob(f"*-linux-gnu/{name}"))]  # Debian 13's libcrypto
-    subprocess.run(["gcc", "-x", "c", "-", "-o", out, "-l:libssl.a", "-l:libcrypto.a", *others, "-ldl", "-lpthread"], input=STATIC, text=True, check=True)
+    static_openssl(out)
     whole = facts_of(out)
     assert whole is not None and len(whole["sites"]) >= 2  # type: ignore[arg-type]
     subprocess.run(["strip", out], check=True)
@@ -35,17 +64,16 @@ def test_openssl_in_a_stripped_program(tmp_path: Path) -> None:
 
 
 def test_a_32_bit_go_program(tmp_path: Path) -> None:
-    if not shutil.which("go"):
-        pytest.skip("needs Go: apt install golang")
     out = tmp_path / "limits32"
-    env = os.environ | {"GOARCH": "386", "CGO_ENABLED": "0"}
-    mods = [[], ["-modfile=old.mod"]]
-    done = [subprocess.run(["go", "build", *mod, "-o", out, "."], cwd=PROGRAM, env=env, capture_output=True, text=True, check=False) for mod in mods if not out.exists()]
-    assert out.exists(), done[-1].stderr
+    go_of_32_bits(out)
     with out.open("rb") as file:
         found = gofacts.examine(file.fileno())
     assert found is not None
-    assert (found.state, "32-bit Go" in found.reason, found.remedy) == ("unavailable", True, "build it with GOARCH=amd64")
+    assert (found.state, "32-bit Go" in found.reason, found.remedy) == (
+        "unavailable",
+        True,
+        "build it with GOARCH=amd64",
+    )
 
 
 OTHER = 'package main\n\nimport "example.com/shop/ratelimit"\n\nfunc main() { println(ratelimit.Take()) }\n'
@@ -59,7 +87,12 @@ def test_other_limiters_of_a_go_program(tmp_path: Path) -> None:
     (tmp_path / "main.go").write_text(OTHER)
     (tmp_path / "ratelimit/take.go").write_text(PACKAGE)
     (tmp_path / "go.mod").write_text("module example.com/shop\n\ngo 1.18\n")
-    subprocess.run(["go", "build", "-ldflags=-s -w", "-o", "shop", "."], cwd=tmp_path, env=os.environ | {"CGO_ENABLED": "0"}, check=True)
+    subprocess.run(
+        ["go", "build", "-ldflags=-s -w", "-o", "shop", "."],
+        cwd=tmp_path,
+        env=os.environ | {"CGO_ENABLED": "0"},
+        check=True,
+    )
     with (tmp_path / "shop").open("rb") as file:
         found = gofacts.examine(file.fileno())
     assert found is not None

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from agent.batch import Batch, make
+from agent.correlate.reported import Watched
 from agent.kernel import syscall
 from agent.kernel.bpf import HashMap
 from agent.kernel.load import Family
-from agent.kernel.watched import WatchedProcesses
-from agent.limiters.waits import Watched
 from agent.probes import discover
+from agent.probes.beside.watched import WatchedProcesses
 from agent.tables import TABLES
 
 S = 10**9
@@ -25,7 +25,9 @@ SIZE = 8
 @pytest.fixture
 def watched_map() -> Iterator[int]:
     """A hash map as bpf/syscalls.bpf.c has it, but of a few elements."""
-    fd = syscall.bpf(0, syscall.attributes(struct.pack("<IIII", 1, 4, 8, SIZE)))  # BPF_MAP_CREATE of a BPF_MAP_TYPE_HASH
+    fd = syscall.bpf(
+        0, syscall.attributes(struct.pack("<IIII", 1, 4, 8, SIZE))
+    )  # BPF_MAP_CREATE of a BPF_MAP_TYPE_HASH
     assert fd >= 0, os.strerror(-fd)
     yield fd
     os.close(fd)
@@ -36,7 +38,13 @@ def processes(fd: int | None) -> WatchedProcesses:
 
 
 def reported(*pids: int) -> Batch:
-    return make("limiter_decision", len(pids), t_ns=1, pid=list(pids), source=TABLES["limiter_decision"].code("source", "socket"))
+    return make(
+        "limiter_decision",
+        len(pids),
+        t_ns=1,
+        pid=list(pids),
+        source=TABLES["limiter_decision"].code("source", "socket"),
+    )
 
 
 def pids_in(fd: int) -> set[int]:
@@ -67,3 +75,52 @@ def test_what_has_not_reported_for_long_is_forgotten_also_without_a_map() -> Non
     watched(reported(*range(1, 600)), S)
     watched(reported(1000), 700 * S)
     assert list(watched._known) == [1000]
+
+
+def wait_of(seconds: float, until_s: float) -> Batch:
+    return make(
+        "slow_syscall",
+        1,
+        t_ns=int(until_s * S),
+        pid=7,
+        tid=7,
+        proc_start_ns=S,
+        kind=TABLES["slow_syscall"].code("kind", "waiting"),
+        duration_ns=int(seconds * S),
+    )
+
+
+def decision_of(seconds: float, until_s: float) -> Batch:
+    return make(
+        "limiter_decision",
+        1,
+        t_ns=int(until_s * S),
+        pid=7,
+        tid=7,
+        proc_start_ns=S,
+        source=TABLES["limiter_decision"].code("source", "socket"),
+        duration_ns=int(seconds * S),
+    )
+
+
+def told(watched: Watched, batch: Batch, now_s: float) -> list[int]:
+    return [int(n) for b in watched(batch, int(now_s * S)) if b.table == "slow_syscall" for n in b.rows["duration_ns"]]
+
+
+def test_every_wait_of_a_call_that_was_tried_again_belongs_to_its_decision() -> None:
+    """A resolver that does not answer: waits of five seconds, one after the other, in a decision that is told when all is over."""
+    watched = Watched(processes(None))
+    for end_s in (105, 110, 115):
+        assert told(watched, wait_of(5, end_s), end_s) == []
+    assert told(watched, decision_of(15.1, 115.05), 115.1) == [5 * S] * 3
+
+
+def test_waits_that_no_decision_can_have_any_more_are_let_go_of() -> None:
+    watched = Watched(processes(None))
+    for end_s in range(100, 300, 1):
+        told(watched, wait_of(1, end_s), end_s)
+        told(watched, wait_of(0.002, end_s), end_s)
+    assert len(watched._waits) <= 12 + 3
+    told(watched, wait_of(1000, 2000), 2000)
+    told(watched, wait_of(0.002, 2061), 2061)
+    assert len(watched._waits) == 1

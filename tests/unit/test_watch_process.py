@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.child import fork
-from agent.clock import first, process, restarts
-from agent.clock.join import Change
+from agent.clock import first, process
+from agent.clock.change import Change
 from agent.clock.notices import NoticeSource
 from agent.clock.process import Outage, Told, WatchProcess
 from agent.clock.untold import SOURCE, Untold
 from agent.clock.watch import SLEEPERS
+from agent.posix import restarts
+from agent.posix.child import fork
 from tests.lab import sockets
 from tests.patience import PATIENCE
 
@@ -32,7 +33,9 @@ class Watched:
     def __init__(self, directory: Path) -> None:
         directory.chmod(0o755)
         self.path = str(directory / "notices.sock")
-        self.watch: WatchProcess = process.start(fork("watch", first.serve), sockets.notices(directory / "notices.sock"), NOBODY, NOBODY)
+        self.watch: WatchProcess = process.start(
+            fork("watch", first.serve), sockets.notices(directory / "notices.sock"), NOBODY, NOBODY
+        )
         self.notices = NoticeSource(self.watch)
         self.watch.begin(-1)
         self.alive_at_once = bool(os.listdir(f"/proc/{self.watch.pid}/task")[SLEEPERS:])
@@ -131,7 +134,9 @@ def test_killed_it_is_replaced_by_one_that_holds_as_little(watched: Watched) -> 
     assert "CapEff:\t0000000000000000" in status
     assert "NoNewPrivs:\t1" in status
     held = [os.readlink(f.path) for f in os.scandir(f"/proc/{pid}/fd") if int(f.name) > 2]
-    assert not [name for name in held if not name.startswith(("socket:", "anon_inode:", "/memfd:tickscope-pulse"))], held
+    assert not [name for name in held if not name.startswith(("socket:", "anon_inode:", "/memfd:tickscope-pulse"))], (
+        held
+    )
     assert "; restarted 1 times, last " in watched.words()
 
 

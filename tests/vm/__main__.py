@@ -51,7 +51,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.vm", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
 
-    def verb(name: str, function: Callable[[argparse.Namespace], int], help_: str, many: bool, limit_s: float = 900) -> argparse.ArgumentParser:
+    def verb(
+        name: str, function: Callable[[argparse.Namespace], int], help_: str, many: bool, limit_s: float = 900
+    ) -> argparse.ArgumentParser:
         one = verbs.add_parser(name, help=help_)
         one.set_defaults(function=function, command=command)
         one.add_argument("kernel", nargs="*" if many else None, choices=None if many else kernels.SUITES)
@@ -64,7 +66,9 @@ def main() -> int:
     run.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
     run.add_argument("--out", type=Path, help="the command's /run/out, a directory")
     verb("shell", _shell, "a shell on a kernel", many=False)
-    test = verb("test", _test, "the families' tests on kernels (all); arguments of pytest after --", many=True, limit_s=7200)
+    test = verb(
+        "test", _test, "the families' tests on kernels (all); arguments of pytest after --", many=True, limit_s=7200
+    )
     test.add_argument("--family", action="append", default=[], help="only these")
     test.add_argument("--out", type=Path, help="keep results and logs here")
     verb("table", _table, "boot kernels (all) and rewrite the table of what works where in docs/kernels.md", many=True)

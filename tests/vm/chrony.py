@@ -36,7 +36,9 @@ class Calls:
         self._define(f"-:{_PROBE.split(maxsplit=1)[0]}")
 
     def _define(self, line: str) -> None:
-        fd = os.open(_TRACING / "kprobe_events", os.O_WRONLY | os.O_APPEND)  # an open() to append also seeks, which it refuses
+        fd = os.open(
+            _TRACING / "kprobe_events", os.O_WRONLY | os.O_APPEND
+        )  # an open() to append also seeks, which it refuses
         try:
             os.write(fd, line.encode())
         finally:
@@ -48,7 +50,11 @@ class Calls:
     def of(self, pid: int) -> list[Call]:
         """A process' calls, oldest first."""
         lines = filter(None, map(_LINE.search, (self._instance / "trace").read_text().splitlines()))
-        return [{k: int(v, 0) for k, _, v in (word.partition("=") for word in line[2].split()[1:])} for line in lines if int(line[1]) == pid]
+        return [
+            {k: int(v, 0) for k, _, v in (word.partition("=") for word in line[2].split()[1:])}
+            for line in lines
+            if int(line[1]) == pid
+        ]
 
 
 class Server:
@@ -86,7 +92,9 @@ def start(program: str, home: Path, port: int, settings: str) -> tuple[subproces
     config.write_text(f"server 127.0.0.1 port {port} minpoll 0 maxpoll 0 iburst\nport 0\ncmdport 0\nbindcmdaddress /\npidfile {home}/chronyd.pid\nuser root\n"
                       f"rtcsync\n{settings}\n")  # fmt: skip
     with log.open("wb") as out:
-        return subprocess.Popen([program, "-d", "-f", str(config)], stdin=subprocess.DEVNULL, stdout=out, stderr=out), log
+        return subprocess.Popen(
+            [program, "-d", "-f", str(config)], stdin=subprocess.DEVNULL, stdout=out, stderr=out
+        ), log
 
 
 def changes(calls: list[Call], state: timex.Timex) -> list[tuple[str, int | None, tuple[int, int]]]:

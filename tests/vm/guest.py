@@ -72,7 +72,10 @@ def main() -> None:
     port = connect()
     step()
     status = agent.status()
-    capabilities = {p["role"]: int(Path(f"/proc/{p['pid']}/status").read_text().split("CapEff:")[1].split()[0], 16) for p in status["processes"]}
+    capabilities = {
+        p["role"]: int(Path(f"/proc/{p['pid']}/status").read_text().split("CapEff:")[1].split()[0], 16)
+        for p in status["processes"]
+    }
     try:
         held(agent)
         privilege = ""
@@ -80,7 +83,15 @@ def main() -> None:
         privilege = traceback.format_exc()
     stopped = agent.stop()
     seen = {table: agent.json("query", table)["rows"] for table in ("tcp_connect", "tcp_close", "clock_change", "loss")}
-    seen |= {"pid": os.getpid(), "port": port, "status": status, "capabilities": capabilities, "privilege": privilege, "stopped": stopped, "plans": plans()}
+    seen |= {
+        "pid": os.getpid(),
+        "port": port,
+        "status": status,
+        "capabilities": capabilities,
+        "privilege": privilege,
+        "stopped": stopped,
+        "plans": plans(),
+    }
     Path(sys.argv[1]).write_text(json.dumps(seen))
 
 

@@ -93,11 +93,22 @@ def rates() -> Iterator[Event]:
     """Frequency corrections and, above what those may be (500 ppm), slews by tick; each set and undone."""
     for ppm in (1, -1, 10, 100, -499):
         code = f"adjust(modes=FREQUENCY, freq={ppm << 16}); time.sleep(0.2); adjust(modes=FREQUENCY, freq=0)"
-        yield Event(f"frequency {ppm} ppm", code, [Row("frequency", "clock_adjtime", ppb=(0, ppm * 1000)), Row("frequency", "clock_adjtime", ppb=(ppm * 1000, 0))])
+        yield Event(
+            f"frequency {ppm} ppm",
+            code,
+            [
+                Row("frequency", "clock_adjtime", ppb=(0, ppm * 1000)),
+                Row("frequency", "clock_adjtime", ppb=(ppm * 1000, 0)),
+            ],
+        )
     for tick in (10_010, 9_900, 10_800, 9_200):
         ppb = (tick - 10_000) * 100_000
         code = f"adjust(modes=TICK | FREQUENCY, tick={tick}, freq=0); time.sleep(0.2); adjust(modes=TICK | FREQUENCY, tick=10_000, freq=0)"
-        yield Event(f"slew {ppb // 1000} ppm", code, [Row("slew", "clock_adjtime", ppb=(0, ppb)), Row("slew", "clock_adjtime", ppb=(ppb, 0))])
+        yield Event(
+            f"slew {ppb // 1000} ppm",
+            code,
+            [Row("slew", "clock_adjtime", ppb=(0, ppb)), Row("slew", "clock_adjtime", ppb=(ppb, 0))],
+        )
 
 
 def leap(name: str, flag: int, size: int) -> list[Event]:
@@ -136,7 +147,11 @@ ADJTIME = "assert libc.adjtime(struct.pack('<qq', 0, {}), None) == 0; time.sleep
 PHASE = "adjust(modes=OFFSET | NANO | STATUS, offset={}, status=0x41); adjust(modes=OFFSET | STATUS, offset=0, status=0x41); adjust(modes=STATUS, status=0x40)"
 CURRENT = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
 
-SMEARED = [p for a, b in zip([0, *range(2, 22, 2), *range(18, -2, -2)], [*range(2, 22, 2), *range(18, -2, -2)], strict=False) for p in [(a * 1000, b * 1000)]]
+SMEARED = [
+    p
+    for a, b in zip([0, *range(2, 22, 2), *range(18, -2, -2)], [*range(2, 22, 2), *range(18, -2, -2)], strict=False)
+    for p in [(a * 1000, b * 1000)]
+]
 
 EVENTS = [
     *steps(),
@@ -283,8 +298,14 @@ def follow(rig: Rig, home: Path, ahead_ns: int, settings: str, near_ns: int) -> 
         made = calls.of(daemon.pid)
     rows = rig.rows()[before:]
     rows = rows[rows["kind"] != KIND.names.index("pause")]
-    play(rig, Event("as it was", "adjust(modes=TICK | FREQUENCY, tick=10_000, freq=0); adjust(modes=STATUS, status=0x40)"))
-    wanted = [Row(kind, "clock_adjtime", size=asked or 0 if kind == "step" else 0, ppb=ppb, requested=asked) for kind, asked, ppb in chrony.changes(made, state)]
+    play(
+        rig,
+        Event("as it was", "adjust(modes=TICK | FREQUENCY, tick=10_000, freq=0); adjust(modes=STATUS, status=0x40)"),
+    )
+    wanted = [
+        Row(kind, "clock_adjtime", size=asked or 0 if kind == "step" else 0, ppb=ppb, requested=asked)
+        for kind, asked, ppb in chrony.changes(made, state)
+    ]
     compare(rig, daemon.pid, rows, [], wanted)
     assert set(rows["comm"]) == {b"chronyd"}
     return rows, log.read_text()
@@ -301,7 +322,10 @@ def test_chronyd_steps(make: Callable[[bool], Rig], tmp_path: Path) -> None:
     (notice,) = rig.notices()
     assert notice["actor"] == {"pid": steps["pid"][0], "comm": "chronyd"}
     assert abs(int(steps["size_ns"][0]) - float(said) * S) <= steps["err_ns"][0] + 500
-    assert abs(after.real_mono_ns - before.real_mono_ns - int(steps["size_ns"][0])) <= steps["err_ns"][0] + before.err_ns + after.err_ns
+    assert (
+        abs(after.real_mono_ns - before.real_mono_ns - int(steps["size_ns"][0]))
+        <= steps["err_ns"][0] + before.err_ns + after.err_ns
+    )
 
 
 def test_chronyd_slews(make: Callable[[bool], Rig], tmp_path: Path) -> None:
@@ -309,7 +333,9 @@ def test_chronyd_slews(make: Callable[[bool], Rig], tmp_path: Path) -> None:
     rig.notices()
     rows, _ = follow(rig, tmp_path, 80 * MS, "", 10 * MS)
     after = sample.read()
-    assert "slew" in {KIND.names[r["kind"]] for r in rows if r["requested_ns"] == NULL_I64}  # by tick and frequency, faster than 500 ppm
+    assert "slew" in {
+        KIND.names[r["kind"]] for r in rows if r["requested_ns"] == NULL_I64
+    }  # by tick and frequency, faster than 500 ppm
     assert not rows["size_ns"].any()
     assert rig.notices() == []
     assert abs(after.real_mono_ns - before.real_mono_ns) <= before.err_ns + after.err_ns

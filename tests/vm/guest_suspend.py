@@ -63,7 +63,10 @@ def main() -> None:
         alarm.write(f"+{SLEEP_S}\n")
         state.write("mem\n")
         rig.settle(5)
-        print(json.dumps({"before": before, "after": look(), "rows": told(rig, rows), "notices": rig.notices()}), flush=True)
+        print(
+            json.dumps({"before": before, "after": look(), "rows": told(rig, rows), "notices": rig.notices()}),
+            flush=True,
+        )
         end(*ends, sys.argv[1])
 
 

@@ -18,7 +18,22 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tick
 #: The harness's name of a kernel -> the suite whose linux-image-amd64 it is.
 SUITES = {"5.10": "bullseye", "6.1": "bookworm", "6.12": "trixie", "newest": "sid"}
 #: With what they depend on. Loaded in this order by tests/vm/init; those that a kernel has built in, or does not have, are left out.
-MODULES = ["virtio_pci", "virtio_rng", "9pnet_virtio", "9p", "overlay", "tun", "veth", "dummy", "sch_netem", "crc32c_generic", "nf_tables", "tcp_diag", "udp_diag", "unix_diag"]
+MODULES = [
+    "virtio_pci",
+    "virtio_rng",
+    "9pnet_virtio",
+    "9p",
+    "overlay",
+    "tun",
+    "veth",
+    "dummy",
+    "sch_netem",
+    "crc32c_generic",
+    "nf_tables",
+    "tcp_diag",
+    "udp_diag",
+    "unix_diag",
+]
 
 
 class Unavailable(Exception):
@@ -53,9 +68,15 @@ class Apt:
             (root / folder).mkdir(parents=True)
         entries = []
         format_ = "$(REPO_URI) $(RELEASE)"
-        for line in sorted(set(_run("apt-get", "indextargets", "--format", format_, "Created-By: Packages").splitlines())):
+        for line in sorted(
+            set(_run("apt-get", "indextargets", "--format", format_, "Created-By: Packages").splitlines())
+        ):
             uri, here = line.split()
-            if "debian" not in uri or here.endswith(("-updates", "-backports")) or (here.endswith("-security") and suite == "sid"):
+            if (
+                "debian" not in uri
+                or here.endswith(("-updates", "-backports"))
+                or (here.endswith("-security") and suite == "sid")
+            ):
                 continue
             entries.append(f"deb [arch=amd64 signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] {uri} {suite}"
                            f"{'-security' * here.endswith('-security')} main")  # fmt: skip
@@ -82,7 +103,9 @@ def _fetch(name: str, to: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="tickscope-apt-") as scratch:
         apt = Apt(SUITES[name], Path(scratch))
         image = next(p for p in apt.depends("linux-image-amd64") if p.startswith("linux-image-"))
-        parts = [p for p in apt.depends(image) if p.startswith(("linux-modules-", "linux-binary-"))]  # Debian 14 splits the package
+        parts = [
+            p for p in apt.depends(image) if p.startswith(("linux-modules-", "linux-binary-"))
+        ]  # Debian 14 splits the package
         apt.download([image, *parts, "busybox-static"], to)
 
 
@@ -100,7 +123,7 @@ def _modules(tree: Path, scratch: Path) -> Iterator[tuple[str, bytes]]:
             _run("xz", "-d", files[name].name, cwd=scratch)
         data = (scratch / files[name].name.removesuffix(".xz")).read_bytes()
         needs = re.search(rb"\0depends=([^\0]*)\0", data)
-        for other in (needs[1].decode().split(",") if needs else []):
+        for other in needs[1].decode().split(",") if needs else []:
             yield from take(other.replace("-", "_"))
         yield name, data
 
@@ -123,7 +146,10 @@ def cpio(files: dict[str, tuple[int, bytes]]) -> bytes:
 def _initramfs(tree: Path, scratch: Path) -> bytes:
     folder, program = 0o040755, 0o100755
     files = dict.fromkeys(("bin", "dev", "proc", "sys", "lower", "rw", "root", "modules"), (folder, b""))
-    files["bin/busybox"] = (program, next(p for p in (tree / "bin/busybox", tree / "usr/bin/busybox") if p.exists()).read_bytes())
+    files["bin/busybox"] = (
+        program,
+        next(p for p in (tree / "bin/busybox", tree / "usr/bin/busybox") if p.exists()).read_bytes(),
+    )
     files["init"] = (program, Path(__file__).with_name("init").read_bytes())
     modules = dict(_modules(tree, scratch))
     files.update({f"modules/{i:02d}-{name}.ko": (0o100644, data) for i, (name, data) in enumerate(modules.items())})

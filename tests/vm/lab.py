@@ -23,13 +23,26 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=len(KINDS), metavar="N", help="how many faults (%(default)s)")
     parser.add_argument("--seed-from", type=int, default=1, metavar="S", help="seed of the first sitting (%(default)s)")
     parser.add_argument("--each", type=int, default=8, metavar="N", help="faults a sitting (%(default)s)")
-    parser.add_argument("--kind", action="append", choices=sorted(kinds()), metavar="KIND", help="only these; may be given several times (those that need a VM)")
+    parser.add_argument(
+        "--kind",
+        action="append",
+        choices=sorted(kinds()),
+        metavar="KIND",
+        help="only these; may be given several times (those that need a VM)",
+    )
     parser.add_argument("--kernel", choices=kernels.SUITES, default="6.1", help="%(default)s")
     parser.add_argument("--limit", type=float, default=3600, metavar="SECONDS", help="of the machine (%(default)g)")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where recordings, truths and logs go")
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "tests.vm.guest_lab", *map(str, (asked.seed_from, asked.runs, asked.each)), "/run/out", *(asked.kind or KINDS)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.vm.guest_lab",
+        *map(str, (asked.seed_from, asked.runs, asked.each)),
+        "/run/out",
+        *(asked.kind or KINDS),
+    ]
     try:
         done = machine.run(asked.kernel, command, limit_s=asked.limit, cwd=CHECKOUT, out=asked.out.resolve(), echo=True)
     except (kernels.Unavailable, TimeoutError) as error:

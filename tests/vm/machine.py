@@ -77,6 +77,7 @@ def run(name: str, command: list[str], *, limit_s: float = 600, env: dict[str, s
     directory ``out``. echo: its output also goes to stdout as it comes.
     Raises Unavailable where qemu or the kernel cannot be had, and TimeoutError after limit_s, or where twice nothing was written for still_s.
     """
+
     def once() -> Outcome:
         return _run(name, command, (limit_s, still_s), env or {}, cwd or Path.cwd(), echo, interactive, out)
 
@@ -87,12 +88,24 @@ def run(name: str, command: list[str], *, limit_s: float = 600, env: dict[str, s
         return once()
     broken = STALE_CODE.search(done.console) if done.status is None else None
     if broken:
-        warnings.warn(f"tests.vm: {name} ended with {broken[0]!r}, as where the emulator runs code that the kernel has patched since; once more", stacklevel=2)
+        warnings.warn(
+            f"tests.vm: {name} ended with {broken[0]!r}, as where the emulator runs code that the kernel has patched since; once more",
+            stacklevel=2,
+        )
         return once()
     return done
 
 
-def _run(name: str, command: list[str], limits_s: tuple[float, float], env: dict[str, str], cwd: Path, echo: bool, interactive: bool, out: Path | None) -> Outcome:
+def _run(
+    name: str,
+    command: list[str],
+    limits_s: tuple[float, float],
+    env: dict[str, str],
+    cwd: Path,
+    echo: bool,
+    interactive: bool,
+    out: Path | None,
+) -> Outcome:
     if not shutil.which(QEMU):
         raise Unavailable(f"{QEMU} is not installed (Debian: qemu-system-x86)")
     kernel = get(name)
@@ -105,14 +118,29 @@ def _run(name: str, command: list[str], limits_s: tuple[float, float], env: dict
         arguments = _qemu(kernel, initramfs, scratch, out or scratch / "out")
         stdin = None if interactive else subprocess.DEVNULL
         with (scratch / "stderr").open("wb") as errors:
-            machine = subprocess.Popen(arguments, stdin=stdin, stdout=None if interactive else subprocess.PIPE, stderr=errors, start_new_session=not interactive)
-        output = b"" if interactive else _follow(machine, *limits_s, echo, Stopper(machine.pid, scratch / "console"), scratch)
+            machine = subprocess.Popen(
+                arguments,
+                stdin=stdin,
+                stdout=None if interactive else subprocess.PIPE,
+                stderr=errors,
+                start_new_session=not interactive,
+            )
+        output = (
+            b""
+            if interactive
+            else _follow(machine, *limits_s, echo, Stopper(machine.pid, scratch / "console"), scratch)
+        )
         machine.wait()
         if machine.returncode:
             raise Unavailable(f"{QEMU} ended with {machine.returncode}: {(scratch / 'stderr').read_text()[-400:]}")
         last = (scratch / "status").read_text().split()
         status = int(last[1]) if len(last) == 2 else None
-        return Outcome(kernel, status, output.decode(errors="replace").replace("\r\n", "\n"), (scratch / "console").read_text(errors="replace"))
+        return Outcome(
+            kernel,
+            status,
+            output.decode(errors="replace").replace("\r\n", "\n"),
+            (scratch / "console").read_text(errors="replace"),
+        )
 
 
 class Stopper:
@@ -143,7 +171,9 @@ def _last_words(machine: subprocess.Popen[bytes], scratch: Path) -> str:
     return (scratch / "console").read_text(errors="replace")
 
 
-def _follow(machine: subprocess.Popen[bytes], limit_s: float, still_s: float, echo: bool, stopper: Stopper, scratch: Path) -> bytes:
+def _follow(
+    machine: subprocess.Popen[bytes], limit_s: float, still_s: float, echo: bool, stopper: Stopper, scratch: Path
+) -> bytes:
     """Collects what the command writes until the machine ends; kills the machine, and raises TimeoutError, after limit_s."""
     assert machine.stdout is not None
     output, end, still = bytearray(), time.monotonic() + limit_s, time.monotonic() + still_s
@@ -152,9 +182,15 @@ def _follow(machine: subprocess.Popen[bytes], limit_s: float, still_s: float, ec
             ready, _, _ = select.select([machine.stdout], [], [], 0.2)
             stopper.look()
             if time.monotonic() > min(end, still):
-                kind, what = (TimeoutError, f"still running after {limit_s:g} s") if time.monotonic() > end else (StillError, f"no word for {still_s:g} s")
+                kind, what = (
+                    (TimeoutError, f"still running after {limit_s:g} s")
+                    if time.monotonic() > end
+                    else (StillError, f"no word for {still_s:g} s")
+                )
                 wrote, load = output[-4000:].decode(errors="replace"), os.getloadavg()[0]
-                raise kind(f"{what}, the host's load {load:.1f}; it wrote:\n{wrote}\nits kernel, on an NMI:\n{_last_words(machine, scratch)}")
+                raise kind(
+                    f"{what}, the host's load {load:.1f}; it wrote:\n{wrote}\nits kernel, on an NMI:\n{_last_words(machine, scratch)}"
+                )
             if not ready:
                 continue
             part = os.read(machine.stdout.fileno(), 1 << 16)

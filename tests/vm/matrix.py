@@ -21,7 +21,9 @@ def run(names: list[str], families: list[str], arguments: list[str], out: Path |
     def one(name: str) -> suite.Run:
         folder = top / name
         folder.mkdir(parents=True, exist_ok=True)
-        return suite.run(name, [*(f for family in families for f in suite.files(family)), *arguments], folder, limit_s=limit_s)
+        return suite.run(
+            name, [*(f for family in families for f in suite.files(family)), *arguments], folder, limit_s=limit_s
+        )
 
     with ThreadPoolExecutor(suite.jobs()) as pool:
         runs = dict(zip(names, pool.map(one, names), strict=True))
@@ -30,10 +32,14 @@ def run(names: list[str], families: list[str], arguments: list[str], out: Path |
         for family in families:
             counts = done.counts(family)
             seconds = sum(r.seconds for r in done.results if suite.family_of(r.test) == family)
-            print(f"  {family:<9} {counts['passed']:>3} passed {counts['failed']:>3} failed {counts['skipped']:>3} skipped  {seconds:6.0f} s")
+            print(
+                f"  {family:<9} {counts['passed']:>3} passed {counts['failed']:>3} failed {counts['skipped']:>3} skipped  {seconds:6.0f} s"
+            )
         for result in done.results:
             if result.outcome != "passed":
-                print(f"  {result.outcome}: {result.test}: {result.detail.strip().splitlines()[0] if result.detail.strip() else ''}")
+                print(
+                    f"  {result.outcome}: {result.test}: {result.detail.strip().splitlines()[0] if result.detail.strip() else ''}"
+                )
         if done.outcome.status not in (0, 1):
             print(f"  pytest ended with {done.outcome.status}: see the log")
     print(f"results and logs: {top}")

@@ -20,9 +20,18 @@ CHECKOUT = Path(__file__).parents[2]
 #: What shows that a family works, by family. ``system`` is the agent as a whole.
 FAMILIES = {
     "exec": ("test_ring.py", "test_pid_namespace.py", "test_loader.py"),
+    "process": ("test_process.py",),
     "tcp": ("test_tcp_connect.py", "test_tcp_close.py", "test_tcp_lab.py", "test_socket_queues.py"),
-    "tls": ("test_tls.py", "test_tls_places.py", "test_tls_targets.py", "test_tls_versions.py", "test_tls_memory.py", "test_tls_results.py", "test_new_roots.py"),
-    "syscalls": ("test_syscalls.py",),
+    "tls": (
+        "test_tls.py",
+        "test_tls_places.py",
+        "test_tls_targets.py",
+        "test_tls_versions.py",
+        "test_tls_memory.py",
+        "test_tls_results.py",
+        "test_new_roots.py",
+    ),
+    "syscalls": ("test_syscalls.py", "test_locks.py"),
     "clock": ("test_clock.py",),
     "limiter": ("test_limiter.py",),
     "system": ("test_privilege.py", "test_equality.py"),

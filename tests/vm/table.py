@@ -14,12 +14,16 @@ from tests.vm import kernels, machine, suite
 
 PAGE = suite.CHECKOUT / "docs/kernels.md"
 BEGIN, END = "<!-- made by python -m tests.vm table -->\n", "<!-- end -->\n"
-FAMILIES = ("exec", "tcp", "tls", "syscalls", "clock", "limiter")
+FAMILIES = ("exec", "process", "tcp", "tls", "syscalls", "clock", "limiter")
 #: Include/uapi/linux/capability.h
 CAPABILITIES = {2: "DAC_READ_SEARCH", 19: "SYS_PTRACE", 21: "SYS_ADMIN", 39: "BPF", 40: "CHECKPOINT_RESTORE"}
 #: Words of agent/kernel/btf.py that decide what a family can do: (family, least value, what follows below it).
 WORDS = {
-    "FUNC_ktime_get_tai_ns": ("clock", 1, "no `bpf_ktime_get_tai_ns`: sizes of steps come from the agent's readings around them, with wider error bounds"),
+    "FUNC_ktime_get_tai_ns": (
+        "clock",
+        1,
+        "no `bpf_ktime_get_tai_ns`: sizes of steps come from the agent's readings around them, with wider error bounds",
+    ),
     "TP_tcp_send_reset": ("tcp", 3, "resets that are sent without a socket are not traced (before 6.10)"),
 }
 
@@ -44,7 +48,11 @@ def notes(family: str, seen: dict[str, Any]) -> list[str]:
             out.append(f"no tracepoint `{one.target}`: at the return of the function `{program['target']}`")
         elif not program["attach"]:
             out.append(f"{program['reason']}; not seen: {one.loses}")
-    out += [text for word, (whose, least, text) in WORDS.items() if whose == family and seen["plans"]["words"].get(word, 0) < least]
+    out += [
+        text
+        for word, (whose, least, text) in WORDS.items()
+        if whose == family and seen["plans"]["words"].get(word, 0) < least
+    ]
     status = next(p for p in seen["status"]["probes"] if p["probe"] == family)
     return out + ([status["reason"]] if status["state"] != "attached" and status["reason"] else [])
 
@@ -52,7 +60,10 @@ def notes(family: str, seen: dict[str, Any]) -> list[str]:
 def render(looks: dict[str, dict[str, Any]]) -> str:
     """The table in Markdown, with its notes."""
     said: list[str] = []
-    lines = ["| kernel | " + " | ".join(FAMILIES) + " | the agent keeps | the helper keeps |", "|---" * (len(FAMILIES) + 3) + "|"]
+    lines = [
+        "| kernel | " + " | ".join(FAMILIES) + " | the agent keeps | the helper keeps |",
+        "|---" * (len(FAMILIES) + 3) + "|",
+    ]
     for name, seen in looks.items():
         cells = []
         for family in FAMILIES:
@@ -63,7 +74,10 @@ def render(looks: dict[str, dict[str, Any]]) -> str:
                 marks.append(str(said.index(note) + 1))
             state = next(p["state"] for p in seen["status"]["probes"] if p["probe"] == family)
             cells.append(("whole" if state == "attached" else state) + (f" ({', '.join(marks)})" if marks else ""))
-        kept = [", ".join(n for bit, n in CAPABILITIES.items() if seen["capabilities"][role] >> bit & 1) or "nothing" for role in ("agent", "helper")]
+        kept = [
+            ", ".join(n for bit, n in CAPABILITIES.items() if seen["capabilities"][role] >> bit & 1) or "nothing"
+            for role in ("agent", "helper")
+        ]
         lines.append(f"| {name}: {seen['release']} | " + " | ".join([*cells, *kept]) + " |")
     return "\n".join([*lines, "", *(f"{i}. {note}." for i, note in enumerate(said, 1))]) + "\n"
 

@@ -1,4 +1,4 @@
-"""The table of clock events (guest_clock.py) on the kernels of TICKSCOPE_TEST_KERNELS: real steps, slews and leap seconds, a real chronyd, a machine that is
+"""The table of clock events (guest_clock.py) on the kernels of TICKSCOPE_TEST_CLOCK_KERNELS, else TICKSCOPE_TEST_KERNELS: real steps, slews and leap seconds, a real chronyd, a machine that is
 stopped; last, one that is suspended to RAM (guest_suspend.py)."""
 
 from __future__ import annotations
@@ -9,25 +9,35 @@ import re
 import shlex
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from agent.columns import NULL_I64
 from tests.vm import suite
-from tests.vm.test_kernels import NAMES
 
+NAMES = os.environ.get("TICKSCOPE_TEST_CLOCK_KERNELS", os.environ.get("TICKSCOPE_TEST_KERNELS", "5.10 6.1")).split()
 #: Which of the table's events: pytest's -k. Empty for all of them.
 CHOSEN = os.environ.get("TICKSCOPE_TEST_CLOCK_EVENTS", "")
 LIMIT_S = 1800 + float(os.environ.get("TICKSCOPE_TEST_QUIET_S", "20"))
 
 
-@pytest.fixture(scope="module")
-def booted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[suite.Run]]:
-    """All at once, as many as there are processors."""
-    pool = ThreadPoolExecutor(suite.jobs())
+def begin(pool: ThreadPoolExecutor, folders: pytest.TempPathFactory) -> dict[str, Future[suite.Run]]:
     tests = ["tests/vm/guest_clock.py", *(["-k", CHOSEN] if CHOSEN else [])]
-    last, env = f'{shlex.join([sys.executable, "-m", "tests.vm.guest_suspend"])} "$status"', {"PATH": suite.with_chronyd()}
-    return {name: pool.submit(suite.run, name, tests, tmp_path_factory.mktemp(name), limit_s=LIMIT_S, last=last, env=env) for name in NAMES}
+    last, env = (
+        f'{shlex.join([sys.executable, "-m", "tests.vm.guest_suspend"])} "$status"',
+        {"PATH": suite.with_chronyd()},
+    )
+    return {
+        name: pool.submit(suite.run, name, tests, folders.mktemp(name), limit_s=LIMIT_S, last=last, env=env)
+        for name in NAMES
+    }
+
+
+@pytest.fixture
+def booted(machines: dict[str, Any]) -> dict[str, Future[suite.Run]]:
+    found: dict[str, Future[suite.Run]] = machines["test_clock"]
+    return found
 
 
 @pytest.mark.parametrize("kernel", NAMES)
@@ -48,7 +58,9 @@ def test_a_suspend_is_told_once_with_its_length(booted: dict[str, Future[suite.R
     before, after = seen["before"], seen["after"]
     slept_ns = after["boot_mono_ns"] - before["boot_mono_ns"]
     ran_ns = after["t_ns"] - before["t_ns"] - slept_ns
-    assert abs(slept_ns + ran_ns - (after["rtc_s"] - before["rtc_s"]) * 10**9) < 3 * 10**9  # the clock that went on, in whole seconds
+    assert (
+        abs(slept_ns + ran_ns - (after["rtc_s"] - before["rtc_s"]) * 10**9) < 3 * 10**9
+    )  # the clock that went on, in whole seconds
     assert slept_ns > 2 * 10**9
     assert [(r["kind"], r["pid"]) for r in seen["rows"]] == [("suspend", NULL_I64)]
     (row,) = seen["rows"]

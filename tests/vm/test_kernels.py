@@ -19,16 +19,22 @@ from tests.vm import guest, suite
 
 NAMES = os.environ.get("TICKSCOPE_TEST_KERNELS", "5.10 6.1").split()
 CAP_BPF, PTRACE_SEARCH_CHECKPOINT, SYS_ADMIN, DAC_OVERRIDE = 1 << 39, 1 << 19 | 1 << 2 | 1 << 40, 1 << 21, 1 << 1
-CAPABILITIES = {"5.10": (CAP_BPF, SYS_ADMIN), "6.1": (0, SYS_ADMIN)}  # of the agent, and of the helper besides; none on newer kernels
+CAPABILITIES = {
+    "5.10": (CAP_BPF, SYS_ADMIN),
+    "6.1": (0, SYS_ADMIN),
+}  # of the agent, and of the helper besides; none on newer kernels
 #: Of each family what old kernels make different, and a case that shows that nothing comes when detached.
 SLICE = {
     "exec": ["test_ring.py::test_every_record_once_while_the_ring_wraps"],
+    "process": ["test_process.py::test_each_stop_and_what_ends_it", "test_process.py::test_each_end_by_a_signal_and_who_sent_it",
+                "test_process.py::test_nothing_comes_of_what_is_detached[process_on_signal-kinds0]"],
     "tcp": ["test_tcp_connect.py::test_refused_connects[127.0.0.1-True]", "test_tcp_close.py::test_bytes_and_owners_of_both_ends",
             "test_tcp_close.py::test_accepted_and_never_used_belongs_to_the_listener", "test_tcp_lab.py::test_synack_retransmits"],
     "tls": ["test_tls.py::test_failed_handshakes", "test_tls.py::test_abandoned_handshakes", "test_tls.py::test_detached_probe_sees_nothing",
             "test_tls_places.py::test_the_socket_of_a_peer_that_says_nothing[rig0]"],
     "syscalls": ["test_syscalls.py::test_each_blocked_flock_is_one_row", "test_syscalls.py::test_a_write_that_blocks_many_times_is_one_call",
-                 "test_syscalls.py::test_full_counts_every_call"],
+                 "test_syscalls.py::test_full_counts_every_call", "test_locks.py::test_a_lock_wait_names_the_holder[here-flock]",
+                 "test_locks.py::test_a_lock_wait_names_the_holder[apart-fcntl]"],
     "clock": ["test_clock.py::test_every_step_once_with_actor_call_sign_and_size[raw_adjtimex-adjtimex]",
               "test_clock.py::test_a_frequency_change_and_its_undoing_and_no_reads[adjtimex]",
               "test_clock.py::test_refused_attempts_are_rows_and_change_nothing", "test_clock.py::test_any_one_view_may_be_missing[libc]",
@@ -44,19 +50,16 @@ def _boot(name: str, out: Path) -> suite.Run:
     return suite.run(name, tests, out, limit_s=2400, first=first)
 
 
-@pytest.fixture(scope="module")
-def booted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Future[suite.Run]]]:
-    """All at once, as many as there are processors."""
+def begin(pool: ThreadPoolExecutor, folders: pytest.TempPathFactory) -> dict[str, tuple[Path, Future[suite.Run]]]:
     suite.prepare(("plain",))
-    pool = ThreadPoolExecutor(suite.jobs())
-    folders = {name: tmp_path_factory.mktemp(name) for name in NAMES}
-    return {name: (out, pool.submit(_boot, name, out)) for name, out in folders.items()}
+    places = {name: folders.mktemp(name) for name in NAMES}
+    return {name: (out, pool.submit(_boot, name, out)) for name, out in places.items()}
 
 
 @pytest.fixture(params=NAMES)
-def kernel(request: pytest.FixtureRequest, booted: dict[str, tuple[Path, Future[suite.Run]]]) -> tuple[str, Path, suite.Run]:
+def kernel(request: pytest.FixtureRequest, machines: dict[str, Any]) -> tuple[str, Path, suite.Run]:
     """(name, what the machine left, its tests) of a kernel. One that cannot be fetched or does not boot fails."""
-    out, run = booted[request.param]
+    out, run = machines["test_kernels"][request.param]
     return request.param, out, run.result()
 
 
@@ -70,14 +73,21 @@ def seen(kernel: tuple[str, Path, suite.Run]) -> dict[str, Any]:
 
 def test_all_default_probes_attach(seen: dict[str, Any]) -> None:
     states = {p["probe"]: p["state"] for p in seen["status"]["probes"]}
-    assert states == dict.fromkeys(("clock", "exec", "limiter", "syscalls", "tcp", "tls"), "attached"), seen["status"]["probes"]
+    assert states == dict.fromkeys(
+        ("clock", "dns", "exec", "limiter", "process", "syscalls", "tcp", "tls"), "attached"
+    ), seen["status"]["probes"]
     assert seen["stopped"] == 130
 
 
 def test_processes_hold_what_this_kernel_needs(seen: dict[str, Any]) -> None:
     assert seen["privilege"] == ""
     agent, helper = CAPABILITIES.get(seen["kernel"], (0, 0))
-    assert seen["capabilities"] == {"agent": agent, "clock watch": 0, "helper": PTRACE_SEARCH_CHECKPOINT | helper, "keeper": DAC_OVERRIDE}
+    assert seen["capabilities"] == {
+        "agent": agent,
+        "clock watch": 0,
+        "helper": PTRACE_SEARCH_CHECKPOINT | helper,
+        "keeper": DAC_OVERRIDE,
+    }
 
 
 def test_connections_are_counted_exactly(seen: dict[str, Any]) -> None:
@@ -102,5 +112,7 @@ def test_real_clock_steps_have_size_and_actor(seen: dict[str, Any]) -> None:
 def test_a_part_of_a_familys_tests(kernel: tuple[str, Path, suite.Run], family: str) -> None:
     _, _, run = kernel
     mine = [r for r in run.results if suite.family_of(r.test) == family]
-    assert {r.test for r in mine if r.outcome != "passed"} == set(), "\n".join(r.detail for r in mine if r.outcome != "passed")
+    assert {r.test for r in mine if r.outcome != "passed"} == set(), "\n".join(
+        r.detail for r in mine if r.outcome != "passed"
+    )
     assert len(mine) == len(SLICE[family]), run.outcome.output[-4000:] + run.outcome.console

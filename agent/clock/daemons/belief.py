@@ -128,7 +128,13 @@ def to_rows(beliefs: Iterable[Belief], to_boot: Callable[[int], int]) -> np.ndar
             column = table.by_name.get(f.name)
             if column is None or value is None or value == "":
                 continue
-            row[f.name] = column.code(value) if column.kind == "enum" else value.encode()[: column.width] if isinstance(value, str) else value
+            row[f.name] = (
+                column.code(value)
+                if column.kind == "enum"
+                else value.encode()[: column.width]
+                if isinstance(value, str)
+                else value
+            )
         if b.last_update_wall_ns is not None:
             row["last_update_ns"] = to_boot(b.last_update_wall_ns)
         elif b.last_update_ago_ns is not None:

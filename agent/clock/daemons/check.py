@@ -49,9 +49,17 @@ class Consistency:
 
     def feed(self, belief: Belief) -> list[Belief]:
         """Comparisons that this belief allows."""
-        if belief.kind == "check" or belief.state != "synchronised" or belief.offset_ns is None or belief.distance_ns is None or belief.real_raw_ns is None:
+        if (
+            belief.kind == "check"
+            or belief.state != "synchronised"
+            or belief.offset_ns is None
+            or belief.distance_ns is None
+            or belief.real_raw_ns is None
+        ):
             return []
-        if self._slept_ns is not None and abs(belief.boot_mono_ns - self._slept_ns) > _SUSPENDED_NS:  # RAW stood still, for how long the RTC guesses
+        if (
+            self._slept_ns is not None and abs(belief.boot_mono_ns - self._slept_ns) > _SUSPENDED_NS
+        ):  # RAW stood still, for how long the RTC guesses
             self._own.clear()
             self._servers.clear()
         self._slept_ns = belief.boot_mono_ns

@@ -93,7 +93,9 @@ class Exchange:
 
     def _broken(self, error: OSError) -> None:
         refused = error.errno == errno.ECONNREFUSED
-        self.done = Failed("refused" if refused else "error", "nobody listens there" if refused else f"{error.strerror}")
+        self.done = Failed(
+            "refused" if refused else "error", "nobody listens there" if refused else f"{error.strerror}"
+        )
 
     def close(self) -> None:
         self._talk.close()

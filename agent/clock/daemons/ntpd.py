@@ -56,7 +56,9 @@ class _Answer:
         return whole if self._end == len(whole) else None
 
 
-def _question(opcode: int, association: int = 0, names: bytes = b"") -> Generator[bytes | Ignored, Reply, tuple[Reply, int, bytes]]:
+def _question(
+    opcode: int, association: int = 0, names: bytes = b""
+) -> Generator[bytes | Ignored, Reply, tuple[Reply, int, bytes]]:
     sequence = int.from_bytes(os.urandom(2), "big") or 1
     answer = _Answer(opcode, sequence, association)
     request = _HEADER.pack(_FIRST, opcode, sequence, 0, association, 0, len(names)) + names + bytes(-len(names) % 4)

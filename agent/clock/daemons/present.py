@@ -6,7 +6,14 @@ import contextlib
 import os
 
 #: comm (cut to 15 characters by the kernel) -> name in table clock_daemon
-COMMS = {b"chronyd": "chrony", b"ntpd": "ntpd", b"ntpd-rs": "ntpd-rs", b"ntp-daemon": "ntpd-rs", b"systemd-timesyn": "timesyncd", b"phc2sys": "phc2sys"}
+COMMS = {
+    b"chronyd": "chrony",
+    b"ntpd": "ntpd",
+    b"ntpd-rs": "ntpd-rs",
+    b"ntp-daemon": "ntpd-rs",
+    b"systemd-timesyn": "timesyncd",
+    b"phc2sys": "phc2sys",
+}
 
 
 def running() -> dict[str, int]:

@@ -45,7 +45,9 @@ def decode(reply: Reply, nonce: int, server: str) -> Belief:
     """Raises Ignored for what is not the answer to ``nonce``, Failed for a kiss of death and for an answer of no use."""
     if len(reply.data) < PACKET.size:
         raise Ignored(f"truncated answer ({len(reply.data)} bytes)")
-    first, stratum, poll, precision, delay, dispersion, ref, reference, origin, received, sent = PACKET.unpack_from(reply.data)
+    first, stratum, poll, precision, delay, dispersion, ref, reference, origin, received, sent = PACKET.unpack_from(
+        reply.data
+    )
     leap, version, mode = first >> 6, first >> 3 & 7, first & 7
     if mode != _SERVER or not 1 <= version <= 4:
         raise Ignored(f"no answer of a server (mode {mode}, version {version})")
@@ -55,7 +57,10 @@ def decode(reply: Reply, nonce: int, server: str) -> Belief:
         raise Failed("refused", f"kiss of death: {ref_id(ref, 0) or 'no code'}", _KISSES.get(ref, "rate"))
     root_delay, root_dispersion = short_ns(delay), short_ns(dispersion)
     if not received or not sent or root_delay // 2 + root_dispersion >= _MAX_DISTANCE_NS:
-        raise Failed("error", f"the server's answer has no time in it (root distance {(root_delay / 2 + root_dispersion) / 1e9:.3g} s)")
+        raise Failed(
+            "error",
+            f"the server's answer has no time in it (root distance {(root_delay / 2 + root_dispersion) / 1e9:.3g} s)",
+        )
     t1, t4 = reply.sent_ns, reply.received_ns
     t2, t3 = timestamp_ns(received, t1), timestamp_ns(sent, t1)
     if abs(reply.after.real_mono_ns - reply.before.real_mono_ns) > reply.after.err_ns + reply.before.err_ns + NOISE_NS:

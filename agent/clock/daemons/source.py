@@ -19,8 +19,8 @@ from agent.batch import Batch
 from agent.clock.daemons import chrony, ntpd, present, sntp, timesyncd
 from agent.clock.daemons.belief import Belief, Failed, Talk, to_rows
 from agent.clock.daemons.check import Consistency
-from agent.clock.daemons.config import MOST_S, NtpConfig, split
 from agent.clock.daemons.exchange import Exchange
+from agent.clock.daemons.ntp_settings import MOST_S, NtpConfig, split
 from agent.contracts import Failing, Stating
 
 TIMEOUT_NS = 1_000_000_000
@@ -33,7 +33,7 @@ _SILENT = {
 
 
 @dataclass
-class Target:
+class Asked:
     """Somebody who is asked. where: (family, (address, port)), None while a name is being looked up. said: its last system or server row."""
 
     daemon: str
@@ -61,20 +61,22 @@ class TimeDaemons(Stating, Failing):
 
     name = "time daemons"
 
-    def __init__(self, config: NtpConfig, to_boot: Callable[[int], int], running: Callable[[], dict[str, int]] = present.running) -> None:
+    def __init__(
+        self, config: NtpConfig, to_boot: Callable[[int], int], running: Callable[[], dict[str, int]] = present.running
+    ) -> None:
         self._to_boot, self._running = to_boot, running
         self._daemon_ns = round(config.daemon_interval_s * _SECOND_NS)
         self._pids: dict[str, int] = {}
         self._consistency = Consistency()
         self._heard: deque[Callable[[], object]] = deque()  # results of the threads below, taken in by drain
         self._epoll = select.epoll()
-        self._by_fd: dict[int, Target] = {}
+        self._by_fd: dict[int, Asked] = {}
         self._look_ns = self._stamp_ns = self._next_ns = 0
         self._timesyncd: Belief | None = None
         self._trouble: dict[str, str] = {}
-        self._targets = [Target(daemon, f"{daemon} {where}", talk, self._daemon_ns, split(where, port))
+        self._targets = [Asked(daemon, f"{daemon} {where}", talk, self._daemon_ns, split(where, port))
                          for daemon, where, port, talk in (("chrony", config.chrony, 323, chrony.talk), ("ntpd", config.ntpd, 123, ntpd.talk)) if where]  # fmt: skip
-        self._targets += [Target("sntp", f"sntp {server}", partial(sntp.talk, server), round(config.interval_s * _SECOND_NS), split(server, 123))
+        self._targets += [Asked("sntp", f"sntp {server}", partial(sntp.talk, server), round(config.interval_s * _SECOND_NS), split(server, 123))
                           for server in config.servers]  # fmt: skip
 
     def fds(self) -> list[int]:
@@ -107,7 +109,7 @@ class TimeDaemons(Stating, Failing):
         beliefs += [check for belief in beliefs for check in self._consistency.feed(belief)]
         return [Batch("clock_daemon", to_rows(beliefs, self._to_boot))] if beliefs else ()
 
-    def _begin(self, target: Target, now_ns: int) -> list[Belief]:
+    def _begin(self, target: Asked, now_ns: int) -> list[Belief]:
         """Asks; what it came to already, or why there is nobody to ask."""
         target.due_ns = now_ns + target.interval_ns
         if target.where is None or (target.resolved_ns and now_ns - target.resolved_ns >= _RESOLVE_NS):
@@ -122,7 +124,7 @@ class TimeDaemons(Stating, Failing):
         self._epoll.register(fd, select.EPOLLIN)
         return self._finish(target, now_ns)
 
-    def _resolve(self, target: Target, now_ns: int) -> None:
+    def _resolve(self, target: Asked, now_ns: int) -> None:
         """Numbers at once; names on a thread, since asking for them may block for many seconds."""
         host, port = target.host
         try:
@@ -154,7 +156,7 @@ class TimeDaemons(Stating, Failing):
     def _found(self, pids: dict[str, int]) -> None:
         self._pids = pids
 
-    def _finish(self, target: Target, now_ns: int) -> list[Belief]:
+    def _finish(self, target: Asked, now_ns: int) -> list[Belief]:
         """What a talk came to, once it did."""
         exchange = target.exchange
         assert exchange is not None
@@ -173,7 +175,7 @@ class TimeDaemons(Stating, Failing):
         target.said = exchange.done[0]
         return exchange.done
 
-    def _failure(self, target: Target, failed: Failed, now_ns: int) -> list[Belief]:
+    def _failure(self, target: Asked, failed: Failed, now_ns: int) -> list[Belief]:
         pid = self._pids.get(target.daemon)
         if target.daemon != "sntp" and pid is None and not target.answers:
             return []  # there is no such daemon here
@@ -194,7 +196,11 @@ class TimeDaemons(Stating, Failing):
 
     def failures(self) -> dict[str, str]:
         """Who did not answer as it should when last asked, and why."""
-        bad = {t.name: t.said.reason for t in self._targets if t.said is not None and t.said.state in ("silent", "refused", "error")}
+        bad = {
+            t.name: t.said.reason
+            for t in self._targets
+            if t.said is not None and t.said.state in ("silent", "refused", "error")
+        }
         return {**{name: f"cannot be found: {why}" for name, why in self._trouble.items()}, **bad}
 
     def state(self) -> list[dict[str, object]]:

@@ -26,7 +26,11 @@ def look(stamp: str = STAMP) -> Belief:
     leap = "insert" if state.status & timex.STA_INS else "delete" if state.status & timex.STA_DEL else "none"
     why = "timesyncd's server, stratum and root distance are only on D-Bus; offset and bound are the kernel's"
     if not synchronised:
-        why = "the kernel calls its clock unsynchronised" if updated else "timesyncd has reached no server since it started"
+        why = (
+            "the kernel calls its clock unsynchronised"
+            if updated
+            else "timesyncd has reached no server since it started"
+        )
     return Belief(
         "timesyncd", state="synchronised" if synchronised else "unsynchronised", t_ns=reading.t_ns, offset_ns=state.offset_ns if synchronised else None,
         distance_ns=state.maxerror_us * 1000 if synchronised else None, leap=leap if synchronised else "unsynchronised",

@@ -7,15 +7,41 @@ from collections.abc import Iterator
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Episode, Verdict, item
 from agent.correlate.view import View
-from agent.correlate.words import plural, process
+from agent.correlate.words import process, tell, value
 
 
 def accepting(episode: Episode, _view: View) -> Iterator[Verdict]:
     lost = int(episode.facts.get("drops", 0))
-    yield Verdict(CAUSE.name, 0.5, episode.scope, f"{process(episode.comm, episode.pid)} accepted connections more slowly than they came"
-                  + (f", and {plural(lost, 'connection')} did not fit" if lost else ""),
-                  (item("socket_queue", "accept queue", episode.value, "connections", column="queue", limit=episode.facts.get("limit"), drops=lost, pid=episode.pid),))
+    also = tell(", and {lost} did not fit", lost=value(lost, "connection")) if lost else ""
+    words = tell(
+        "{who} accepted connections more slowly than they came{also}", who=process(episode.comm, episode.pid), also=also
+    )
+    yield Verdict(
+        CAUSE.name,
+        0.5,
+        episode.scope,
+        words,
+        (
+            item(
+                "socket_queue",
+                "accept queue",
+                episode.value,
+                "connections",
+                column="queue",
+                limit=episode.facts.get("limit"),
+                drops=lost,
+                pid=episode.pid,
+            ),
+        ),
+    )
 
 
-CAUSE = Cause("accept_overflow", 130, "a program accepts connections more slowly than they come, and nothing that held it up was seen", {},
-              "raise its backlog (and net.core.somaxconn), or let more threads accept", {"accept_overflow": accepting}, facts=("limit", "drops"))
+CAUSE = Cause(
+    "accept_overflow",
+    130,
+    "a program accepts connections more slowly than they come, and nothing that held it up was seen",
+    {},
+    "raise its backlog (and net.core.somaxconn), or let more threads accept",
+    {"accept_overflow": accepting},
+    facts=("limit", "drops"),
+)

@@ -2,31 +2,105 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
+from typing import cast
 
 from agent.correlate.catalogue import Cause
-from agent.correlate.episode import Episode, Verdict, item
-from agent.correlate.polled import READS, polled
-from agent.correlate.view import View
+from agent.correlate.episode import Culprit, Episode, Verdict, item
+from agent.correlate.local import in_netns
+from agent.correlate.polled import READS, away, polled
+from agent.correlate.refusing import READS as POLLS
+from agent.correlate.refusing import refusing
+from agent.correlate.view import View, place, to_peer
 from agent.correlate.waits import PEERS, on_peers
-from agent.correlate.words import plural
+from agent.correlate.words import peer, span, tell, value
+from agent.tables import TABLES
+
+_FAILED = TABLES["tcp_connect"].code("result", "failed")
 
 
 def unreachable(episode: Episode, view: View) -> Iterator[Verdict]:
     """As the poller saw it."""
     p = polled(episode, view)
-    why = f" ({episode.words})" if episode.words else ""
-    yield Verdict(CAUSE.name, 0.95, p.scope, f"{episode.subject} could not be reached{why}", (p.seen,))
+    why = f" ({episode.words.removeprefix(f'{episode.key[0]} {p.where}: ')})" if episode.words else ""
+    yield Verdict(
+        CAUSE.name,
+        0.95,
+        p.scope,
+        f"{episode.subject} could not be reached{why}",
+        (p.seen,),
+        culprit=_server(p.server, p.where),
+    )
+
+
+def _server(server: tuple[str, int] | None, where: str) -> Culprit:
+    return Culprit(server[1], server[0], where) if server else Culprit(object=where)
 
 
 def refused(episode: Episode, view: View) -> Iterator[Verdict]:
     for p in on_peers(episode, view):
-        if len(p.failed):
-            yield Verdict(CAUSE.name, 0.95 * p.sure, p.where, f"{p.who} refused or failed {plural(len(p.failed), 'connection')}",
-                          (item("tcp_connect", "failed connects", len(p.failed), "", peer=p.name, errno=int(p.failed["errno"][0])), p.wait))
+        if len(p.failed) and not p.resolver:
+            yield Verdict(
+                CAUSE.name,
+                0.95 * p.sure,
+                p.where,
+                tell("{who} refused or failed {n}", who=p.who, n=value(len(p.failed), "connection")),
+                (
+                    item(
+                        "tcp_connect",
+                        "failed connects",
+                        len(p.failed),
+                        "",
+                        peer=p.name,
+                        errno=int(p.failed["errno"][0]),
+                    ),
+                    p.wait,
+                ),
+                culprit=_server(p.server, p.name),
+            )
+
+
+def turned_away(episode: Episode, view: View) -> Iterator[Verdict]:
+    """A peer, as its clients saw it."""
+    netns, raw = cast("tuple[int, bytes]", episode.key)
+    rows = in_netns(to_peer(view.during("tcp_connect", episode), raw), netns)
+    refused_ = rows[(rows["result"] == _FAILED) & (rows["errno"] == errno.ECONNREFUSED)]
+    if len(refused_) and len(refused_) >= 0.5 * episode.facts.get("failed", 0.0) >= 0.5 * episode.facts.get(
+        "broken", 0.0
+    ):
+        server, name = view.server(raw, netns, episode), peer(raw)
+        who = f"{server[0]} (pid {server[1]})" if server else "it"
+        words = tell("{who} refused {n}", who=who, n=value(len(refused_), "connection"))
+        entry = item("tcp_connect", "failed connects", len(refused_), "", peer=name, errno=errno.ECONNREFUSED)
+        yield Verdict(CAUSE.name, 0.8, place(name, raw, netns), words, (entry,), "", Culprit(object=name))
+
+
+def behind(episode: Episode, view: View) -> Iterator[Verdict]:
+    """A queue whose server was away just before, or meanwhile: what piled up then is being taken."""
+    a = away(episode, view)
+    if a is not None and a.down:
+        words = tell("its server was away for {gone} ({why})", gone=span(a.gone_ns), why=a.why)
+        yield Verdict(CAUSE.name, 0.93, a.scope, words, (a.seen,), culprit=a.culprit)
+
+
+def failing(episode: Episode, view: View) -> Iterator[Verdict]:
+    """Connections that failed; polls that did; a server that says itself that it is not ready."""
+    if episode.pid is not None:
+        yield from refused(episode, view)
+    for b in refusing(episode, view):
+        kinds = [kind for kind in ("LOADING", "CLUSTERDOWN") if b.errors[kind]]
+        if kinds:
+            n = value(sum(b.errors[kind] for kind in kinds))
+            words = tell("{who} refused {n} commands: it said {kinds}", who=b.who, n=n, kinds=" and ".join(kinds))
+            yield Verdict(CAUSE.name, 0.9, b.scope, words, (b.replies(*kinds),), culprit=b.culprit)
+        elif b.down and not b.own:
+            why = item("queue_lag", "failed polls", ", ".join(b.down), column="reason", peer=b.where)
+            words = f"{b.who} could not be reached by tickscope either ({b.down[0]})"
+            yield Verdict(CAUSE.name, 0.85, b.scope, words, (why,), culprit=b.culprit)
 
 
 CAUSE = Cause(
-    "broker_down", 20, "a broker, or another server, refused connections or was not there", {**READS, **PEERS},
-    "see whether it runs, and why it ended: its log, and its unit's state", {"broker_down": unreachable, "decision_latency": refused, "refusals": refused},
+    "broker_down", 20, "a broker, or another server, refused connections or was not there", {**POLLS, **READS, **PEERS},
+    "see whether it runs, and why it ended: its log, and its unit's state", {"broker_down": unreachable, "decision_latency": refused, "refusals": refused, "service_errors": failing, "connect_failures": turned_away, "queue_lag": behind},
     kin="broker")  # fmt: skip

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Episode, Verdict
-from agent.correlate.polled import polled
+from agent.correlate.polled import POLLS, away, polled
+from agent.correlate.starved import READS, cpu_share
 from agent.correlate.view import View
 from agent.correlate.waits import PEERS, SHARE, on_peers
-from agent.correlate.words import span
+from agent.correlate.words import Words, span, tell
 
 
 def in_decisions(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -20,10 +21,21 @@ def in_decisions(episode: Episode, view: View) -> Iterator[Verdict]:
 
 def silent(episode: Episode, view: View) -> Iterator[Verdict]:
     for p in on_peers(episode, view):
-        if p.own >= SHARE and not p.slower and not p.starving:
-            certain = (0.97 if p.worst is not None else 0.75) * (0.7 if p.again else 1.0) * (0.8 if p.resets or len(p.failed) else 1.0)
-            meanwhile = _meanwhile(p.usual, p.worst, p.quickest)
-            yield Verdict(CAUSE.name, certain * p.own * p.sure, p.where, f"{p.who} did not answer for {span(p.longest)}{meanwhile}", (p.wait, p.rtt))
+        if p.own >= SHARE and not p.slower and not p.starving and not p.resolver:
+            certain = (
+                (0.97 if p.worst is not None else 0.75)
+                * (0.7 if p.again else 1.0)
+                * (0.8 if p.resets or len(p.failed) else 1.0)
+            )
+            words = tell(
+                "{who} did not answer for {longest}{meanwhile}",
+                who=p.who,
+                longest=span(p.longest),
+                meanwhile=_meanwhile(p.usual, p.worst, p.quickest),
+            )
+            yield Verdict(
+                CAUSE.name, certain * p.own * p.sure * (1 - cpu_share(episode, view)), p.where, words, (p.wait, p.rtt)
+            )
 
 
 def holding_back(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -31,23 +43,53 @@ def holding_back(episode: Episode, view: View) -> Iterator[Verdict]:
     if p.starving or p.slower:
         return
     if p.worst is None:
-        yield Verdict(CAUSE.name, 0.8, p.scope, f"{p.who} held its answer back, as far as was seen: the network RTT to it is not known", (p.seen,))
+        yield Verdict(
+            CAUSE.name,
+            0.8,
+            p.scope,
+            f"{p.who} held its answer back, as far as was seen: the network RTT to it is not known",
+            (p.seen,),
+        )
     else:
-        yield Verdict(CAUSE.name, 0.9, p.scope, f"{p.who} held its answer back{_meanwhile(p.usual, p.worst)}", (p.seen, p.rtt))
+        words = tell("{who} held its answer back{meanwhile}", who=p.who, meanwhile=_meanwhile(p.usual, p.worst))
+        yield Verdict(CAUSE.name, 0.63 if p.again else 0.9, p.scope, words, (p.seen, p.rtt))
 
 
-def _meanwhile(usual: float | None, worst: float | None, quickest: float | None = None) -> str:
+def behind(episode: Episode, view: View) -> Iterator[Verdict]:
+    """A queue whose server stood still just before, or meanwhile."""
+    a = away(episode, view)
+    if a is not None and not a.down:
+        words = tell("its server did not answer for {gone}", gone=span(a.gone_ns))
+        yield Verdict(CAUSE.name, 0.93, a.scope, words, (a.seen,), culprit=a.culprit)
+
+
+def _meanwhile(usual: float | None, worst: float | None, quickest: float | None = None) -> Words:
     """What the network did, which is not to blame, to end a sentence with; us."""
     if quickest is not None:
-        return f" while {span(quickest * 1e3)} were enough for a round trip to that address"
+        return tell(" while {quickest} were enough for a round trip to that address", quickest=span(quickest * 1e3))
     if worst is None:
         return "; the network RTT then is not known"
     if usual is not None and worst > 2 * usual:
-        return f"; the network RTT rose from {span(usual * 1e3)} to {span(worst * 1e3)}, too little to explain it"
-    return f" while the network RTT stayed at {span(worst * 1e3)}"
+        return tell(
+            "; the network RTT rose from {usual} to {worst}, too little to explain it",
+            usual=span(usual * 1e3),
+            worst=span(worst * 1e3),
+        )
+    return tell(" while the network RTT stayed at {worst}", worst=span(worst * 1e3))
 
 
 CAUSE = Cause(
-    "broker_slow", 50, "a broker, or another server, did not answer for a while, though the network to it was well", PEERS,
+    "broker_slow",
+    50,
+    "a broker, or another server, did not answer for a while, though the network to it was well",
+    {**POLLS, **PEERS, **READS},
     "see what held it up: its slow log (SLOWLOG GET in Redis), its disk, its CPU; tickscope query slow_syscall",
-    {"decision_latency": in_decisions, "refusals": silent, "broker_stall": holding_back}, kin="broker")
+    {
+        "decision_latency": in_decisions,
+        "refusals": silent,
+        "service_errors": silent,
+        "broker_stall": holding_back,
+        "queue_lag": behind,
+    },
+    kin="broker",
+)

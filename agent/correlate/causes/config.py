@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Episode, Verdict, item
 from agent.correlate.view import View
-from agent.correlate.words import number
+from agent.correlate.words import tell, value
 
 
 def lowered(episode: Episode, _view: View) -> Iterator[Verdict]:
@@ -16,12 +16,42 @@ def lowered(episode: Episode, _view: View) -> Iterator[Verdict]:
         now, was = episode.facts.get(metric), episode.facts.get(f"{metric}_base")
         if now is None or was is None or now >= was * 0.99:
             continue
-        before = number(was) if math.isfinite(was) else "unlimited"
-        yield Verdict(CAUSE.name, 0.92, episode.scope, f"its {metric} was lowered from {before} to {number(now)}{' per second' if unit else ''}",
-                      (item("limiter_decision", metric, now, unit, column="limit_per_s" if unit else metric, baseline=was, pid=episode.pid),))
+        before = value(was) if math.isfinite(was) else "unlimited"
+        words = tell(
+            "its {metric} was lowered from {before} to {now}", metric=metric, before=before, now=value(now, unit)
+        )
+        yield Verdict(
+            CAUSE.name,
+            0.92,
+            episode.scope,
+            words,
+            (
+                item(
+                    "limiter_decision",
+                    metric,
+                    now,
+                    unit,
+                    column="limit_per_s" if unit else metric,
+                    baseline=was,
+                    pid=episode.pid,
+                ),
+            ),
+        )
         return
-    yield Verdict(CAUSE.name, 0.0, "", "its limit and burst did not change" if "limit" in episode.facts else "its limit is not known")
+    yield Verdict(
+        CAUSE.name,
+        0.0,
+        "",
+        "its limit and burst did not change" if "limit" in episode.facts else "its limit is not known",
+    )
 
 
-CAUSE = Cause("config", 90, "a limiter's limit or burst was lowered", {}, "see who changed it, and whether that was meant: tickscope limiters",
-              {"refusals": lowered}, facts=("limit", "burst"))
+CAUSE = Cause(
+    "config",
+    90,
+    "a limiter's limit or burst was lowered",
+    {},
+    "see who changed it, and whether that was meant: tickscope limiters",
+    {"refusals": lowered},
+    facts=("limit", "burst"),
+)

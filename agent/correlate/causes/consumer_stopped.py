@@ -5,23 +5,61 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause
-from agent.correlate.consumption import FACTS, consumption
-from agent.correlate.episode import Episode, Verdict
+from agent.correlate.consumption import FACTS, READS, consumption
+from agent.correlate.episode import NOBODY, Episode, Verdict
 from agent.correlate.view import View
-from agent.correlate.words import number
+from agent.correlate.words import tell, value
 
 
-def stopped(episode: Episode, _view: View) -> Iterator[Verdict]:
-    c = consumption(episode)
+def stopped(episode: Episode, view: View) -> Iterator[Verdict]:
+    c = consumption(episode, view)
+    others = value(c.out or 0, "message/s")
     if c.gone:
         yield Verdict(CAUSE.name, 0.95, episode.scope, "the group has no consumers", (c.members, *c.rates))
+    elif c.grown:
+        return
+    elif c.held and c.who:
+        words = tell(
+            "{who} stopped, or holds on to what it took, while the others acknowledged {others}",
+            who=c.who,
+            others=others,
+        )
+        sure = c.sure * (0.9 if c.lone is not None else 0.75)
+        yield Verdict(CAUSE.name, sure, episode.scope, words, (*c.rates, c.members), culprit=c.culprit)
     elif c.held:
-        words = f"one that was delivered stays unacknowledged while {number(c.out or 0)} others per second are: whoever took it stopped, or holds it"
-        yield Verdict(CAUSE.name, 0.65, episode.scope, words, (*c.rates, c.members))
+        words = tell(
+            "one message that was delivered stays unacknowledged while {out} per second are acknowledged: whoever took it has stopped, or holds on to it",
+            out=value(c.out or 0, "other"),
+        )
+        yield Verdict(CAUSE.name, 0.65 * c.sure, episode.scope, words, (*c.rates, c.members))
     elif c.idle:
-        more = f" any more{c.usual} per second" if c.out_was else f" while {number(c.arriving or 0)} messages per second arrived"
-        yield Verdict(CAUSE.name, 0.9, episode.scope, f"nothing was acknowledged{more}", c.rates)
+        more = (
+            tell(" any more, usually {usual}", usual=value(c.out_was, "message/s"))
+            if c.out_was
+            else tell(" while {arriving} arrived", arriving=value(c.arriving or 0, "message/s"))
+        )
+        whom = tell("; {n} stopped talking to the server", n=value(len(c.silent), "client")) if c.silent else ""
+        yield Verdict(
+            CAUSE.name,
+            c.sure * (0.9 if episode.facts.get("since_s", _SURE_S) >= _SURE_S else 0.8),
+            episode.scope,
+            tell("nothing was acknowledged{more}{whom}", more=more, whom=whom),
+            c.rates,
+            culprit=c.culprit if len(c.silent) <= 1 else NOBODY,
+        )
+    elif c.lone is not None and c.out is not None and c.out < 0.9 * (c.out_was or 0):
+        words = tell("{who} stopped, and the others acknowledged only {others}{usual}", who=c.who, others=others, usual=c.usual)  # fmt: skip
+        yield Verdict(CAUSE.name, 0.88 * c.sure, episode.scope, words, (*c.rates, c.members), culprit=c.culprit)
 
 
-CAUSE = Cause("consumer_stopped", 100, "a group has no consumers, or they acknowledge nothing", {},
-              "see whether the consumers run, and what they wait for: tickscope queues; tickscope query slow_syscall", {"queue_lag": stopped}, facts=FACTS)
+#: From then on nothing acknowledged is more than each consumer busy with one message.
+_SURE_S = 3.0
+CAUSE = Cause(
+    "consumer_stopped",
+    100,
+    "a group has no consumers, or they acknowledge nothing",
+    READS,
+    "see whether the consumers run, and what they wait for: tickscope queues; tickscope query slow_syscall",
+    {"queue_lag": stopped},
+    facts=FACTS,
+)

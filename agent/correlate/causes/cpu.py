@@ -1,44 +1,68 @@
-"""Ready to run, but not running."""
+"""Ready to run, but not running: others ran, or a quota withheld the processor."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause
+from agent.correlate.consumption import consumption
 from agent.correlate.episode import Episode, Verdict, item
 from agent.correlate.polled import polled
+from agent.correlate.starved import READS, Starved, inside_ns, starved
 from agent.correlate.view import View
 from agent.correlate.waits import CPUS, PEERS, SHARE, on_peers, spent
-from agent.correlate.words import process, span
+from agent.correlate.words import process, span, tell
 
 
-def _hungry(who: str, queued: float, pid: int | None, score: float) -> Verdict:
-    """All that starve at one time starve of one cause: it has no scope."""
-    return Verdict(CAUSE.name, score, "", f"{who} was ready to run but waited {span(queued)} for a CPU",
-                   (item("syscall_latency", "time waiting for a CPU", queued, "ns", column="run_queue_ns", pid=pid),))
+def _hungry(who: str, queued: float, pid: int | None, score: float, of: Starved) -> Verdict:
+    """All that starve at one time starve of one cause, but for what a quota withholds: that is a cgroup's own."""
+    entries = [item("syscall_latency", "time waiting for a CPU", queued, "ns", column="run_queue_ns", pid=pid)]
+    if of.waited_ns:
+        entries[0] = item("cpu_wait", "time waiting for a CPU", queued, "ns", column="wait_ns", pid=pid)
+    if of.by:
+        entries.append(item("cpu_wait", "of it, while another ran", of.by_ns, "ns", column="wait_ns", pid=of.by[1], comm=of.by[0]))  # fmt: skip
+    if of.group:
+        entries.append(item("resource", "withheld by a quota", of.throttled_ns, "ns", column="waited_ns", pid=pid, subject=of.group))  # fmt: skip
+    return Verdict(
+        CAUSE.name,
+        score,
+        of.group if of.detail == "throttled" else of.detail,
+        tell("{who} was ready to run but waited {queued} for a CPU{why}", who=who, queued=span(queued), why=of.why),
+        tuple(entries),
+        of.detail,
+        of.culprit,
+    )
 
 
 def peers(episode: Episode, view: View) -> Iterator[Verdict]:
     """The peer that it waited for."""
     for p in on_peers(episode, view):
-        if p.own >= SHARE and not p.slower and p.starving and p.server:
-            yield _hungry(process(*p.server), p.starved_ns, p.server[1], 0.88 * p.own * p.sure)
+        if p.share >= SHARE and not p.slower and p.starving and p.server:
+            of = starved(p.server[1], episode, view)
+            yield _hungry(process(*p.server), p.starved_ns, p.server[1], 0.9 * p.share * p.sure, of)
 
 
 def own(episode: Episode, view: View) -> Iterator[Verdict]:
     """The process itself."""
     calls, lost, _ = spent(episode, view, "slow_syscall")
-    inside_ns = float(calls["run_queue_ns"].clip(0).sum())
-    whole = view.own(view.sums(episode), episode)
-    share = min(1.0, max(inside_ns / lost if lost else 0.0, 0.7 * float(whole["run_queue_ns"].sum()) / lost if lost else 0.0))
-    queued = max(inside_ns, float(whole["run_queue_ns"].sum()))
+    of = Starved(0.0) if episode.pid is None else starved(episode.pid, episode, view)
+    inside = max(float(calls["run_queue_ns"].clip(0).sum()), inside_ns(episode, view))
+    whole = max(float(view.own(view.sums(episode), episode)["run_queue_ns"].clip(0).sum()), of.waited_ns)
+    share = min(1.0, max(inside / lost, 0.7 * whole / lost)) if lost else 0.0
+    queued = max(inside, whole)
     if share < SHARE:
         entry = item("syscall_latency", "time waiting for a CPU", queued, "ns", column="run_queue_ns", pid=episode.pid)
-        yield Verdict(CAUSE.name, 0.0, "", f"it waited {span(queued)} for a CPU", (entry,))
+        yield Verdict(
+            CAUSE.name,
+            0.0,
+            "",
+            tell("it waited {queued} for a CPU", queued=span(queued)) if queued else "it did not wait for a CPU",
+            (entry,),
+        )
         return
     if episode.declared.inside:
         queued = min(queued, lost)  # the sums per second also hold what was waited before and after
-    yield _hungry(process(episode.comm, episode.pid), queued, episode.pid, 0.9 * share)
+    yield _hungry(process(episode.comm, episode.pid), queued, episode.pid, 0.97 * share, of)
 
 
 def either(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -46,18 +70,54 @@ def either(episode: Episode, view: View) -> Iterator[Verdict]:
     yield from own(episode, view)
 
 
+def withheld(episode: Episode, view: View) -> Iterator[Verdict]:
+    """What was seen is that it waits for a processor: who ran instead, or which quota it was."""
+    if episode.metric not in ("throttled_ns", "delay_ns") or episode.pid is None:
+        return
+    of = starved(episode.pid, episode, view)
+    queued = max(of.waited_ns, episode.value)
+    yield _hungry(process(episode.comm, episode.pid), queued, episode.pid, 0.97 if of.detail else 0.7, of)
+
+
 def asking(episode: Episode, view: View) -> Iterator[Verdict]:
     """The server, or tickscope itself, which asked it."""
     p = polled(episode, view)
     if p.blind:
-        yield Verdict(CAUSE.name, 0.8, "", f"tickscope itself, which asked, got no CPU for {span(p.blind_ns)}",
-                      (item("syscall_latency", "time that tickscope did not run", p.blind_ns, "ns", column="interval_ns"), p.seen))
+        yield Verdict(
+            CAUSE.name,
+            0.8,
+            "",
+            tell("tickscope itself, which asked, got no CPU for {blind}", blind=span(p.blind_ns)),
+            (
+                item("syscall_latency", "time that tickscope did not run", p.blind_ns, "ns", column="interval_ns"),
+                p.seen,
+            ),
+        )
     elif p.starving and p.server:
-        yield _hungry(process(*p.server), p.starved_ns, p.server[1], 0.88)
+        yield _hungry(process(*p.server), p.starved_ns, p.server[1], 0.88, starved(p.server[1], episode, view))
+
+
+def consumers(episode: Episode, view: View) -> Iterator[Verdict]:
+    """Of a queue: those that talk to its server."""
+    hungry = consumption(episode, view).starved
+    if hungry is not None:
+        client, waited_ns = hungry
+        yield _hungry(client.who, waited_ns, client.pid, 0.88, starved(client.pid, episode, view))
 
 
 CAUSE = Cause(
-    "cpu", 80, "a process was ready to run, but got no CPU", {**PEERS, **CPUS},
-    "see what else runs there: top; cgroup limits (cpu.stat: nr_throttled); tickscope query syscall_latency --columns comm,run_queue_ns",
-    {"decision_latency": either, "refusals": peers, "accept_overflow": own, "broker_stall": asking},
-    lasts=lambda view, from_ns, to_ns, now_ns: view.crowded(from_ns, to_ns, now_ns))
+    "cpu",
+    80,
+    "a process was ready to run, but got no CPU: others ran, or a quota withheld it",
+    {**PEERS, **CPUS, **READS},
+    "see what else runs there: top; who ran instead: tickscope query cpu_wait; cgroup limits (cpu.stat: nr_throttled)",
+    {
+        "decision_latency": either,
+        "refusals": peers,
+        "accept_overflow": own,
+        "broker_stall": asking,
+        "queue_lag": consumers,
+        "resource_low": withheld,
+    },
+    lasts=lambda view, from_ns, to_ns, now_ns: view.crowded(from_ns, to_ns, now_ns),
+)

@@ -7,5 +7,11 @@ from agent.correlate.catalogue import Cause, Jumping
 
 NAME = "leap"
 CAUSE = Cause(
-    NAME, 12, "the kernel inserted or deleted a leap second", jumps.READS, "let time servers smear leap seconds, all of them alike",
-    jumps.rules(NAME), jumps=Jumping("leap", "made a leap second", "was moved by leap seconds", by_somebody=False))
+    NAME,
+    12,
+    "the kernel inserted or deleted a leap second",
+    jumps.READS,
+    "let time servers smear leap seconds, all of them alike",
+    jumps.rules(NAME),
+    jumps=Jumping("leap", "made a leap second,", "was moved by leap seconds", by_somebody=False),
+)

@@ -2,26 +2,161 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
+from typing import cast
+
+import numpy as np
 
 from agent.correlate.catalogue import Cause
-from agent.correlate.episode import Episode, Verdict, item
-from agent.correlate.view import View
+from agent.correlate.episode import Culprit, Episode, Verdict, item
+from agent.correlate.local import in_netns
+from agent.correlate.onway import on_way
+from agent.correlate.pairs import pair
+from agent.correlate.polled import READS, polled
+from agent.correlate.rows import groups
+from agent.correlate.thresholds import SECOND
+from agent.correlate.view import View, place, to_peer
 from agent.correlate.waits import PEERS, SHARE, on_peers
-from agent.correlate.words import plural
+from agent.correlate.words import peer, tell, value
+from agent.tables import TABLES
+
+_RECEIVED, _SERVER = TABLES["tcp_reset"].code("direction", "received"), TABLES["tcp_reset"].code("role", "server")
+_FAILED = TABLES["tcp_connect"].code("result", "failed")
+_RESETS = 2
+_UNANSWERED = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 def lost(episode: Episode, view: View) -> Iterator[Verdict]:
     for p in on_peers(episode, view):
         if p.again and p.share >= SHARE:
-            yield Verdict(CAUSE.name, 0.9 * p.share * p.sure, p.host, f"{plural(p.again, 'segment')} had to be sent again between it and {p.who}",
-                          (item("tcp_retransmit", "segments sent again", p.again, "", column="count", peer=p.name), p.wait, p.rtt))
+            lost = value(p.again, "TCP segment")
+            words = tell("{lost} between it and {who} had to be sent again", lost=lost, who=p.who)
+            if p.slower:  # who waits longer than usual for an acknowledgement sends again what was not lost
+                words = tell("{words}, which slow round trips alone can cause", words=words)
+            yield Verdict(
+                CAUSE.name,
+                (0.45 if p.slower else 0.9) * p.share * p.sure,
+                p.host,
+                words,
+                (
+                    item("tcp_retransmit", "segments sent again", p.again, "", column="count", peer=p.name),
+                    p.wait,
+                    p.rtt,
+                ),
+            )
         elif not p.again:
-            yield Verdict(CAUSE.name, 0.0, p.name, f"no segment to {p.name} was sent again",
-                          (item("tcp_retransmit", "segments sent again", 0, "", column="count", peer=p.name),))
+            yield Verdict(
+                CAUSE.name,
+                0.0,
+                p.name,
+                f"no segment to {p.name} was sent again",
+                (item("tcp_retransmit", "segments sent again", 0, "", column="count", peer=p.name),),
+            )
+
+
+def failed(episode: Episode, view: View) -> Iterator[Verdict]:
+    yield from reset(episode, view)
+    yield from lost(episode, view)
+
+
+def between(episode: Episode, view: View) -> Iterator[Verdict]:
+    """Both ends of a connection: what was written was on its way."""
+    p = pair(episode, view)
+    if p.again:
+        entry = item("tcp_retransmit", "segments sent again", p.again, "", column="count", peer=p.name)
+        words = tell("{lost} of it had to be sent again", lost=value(p.again, "TCP segment"))
+        yield Verdict(CAUSE.name, 0.45 if p.way.slower else 0.85, p.name.rpartition(":")[0], words, (entry,))
+
+
+def of_peer(episode: Episode, view: View) -> Iterator[Verdict]:
+    p = on_way(episode, view)
+    if p.crowded:
+        yield Verdict(CAUSE.name, 0.0, "", "this host's processors were so busy that all of it is slow")
+    elif episode.symptom == "network_loss" or p.again:
+        entry = item("tcp_retransmit", "segments sent again", p.again, "", column="count", peer=p.name)
+        words = tell("{lost} to {name} had to be sent again", lost=value(max(p.again, 1), "TCP segment"), name=p.name)
+        yield Verdict(CAUSE.name, 0.45 if p.way.slower else 0.8, p.host, words, (entry,), "", Culprit(object=p.name))
+
+
+def to_broker(episode: Episode, view: View) -> Iterator[Verdict]:
+    p = polled(episode, view)
+    if p.again and not p.slower and not p.starving:
+        entry = item("tcp_retransmit", "segments sent again", p.again, "", column="count", peer=p.where)
+        words = tell("{lost} between here and it had to be sent again", lost=value(p.again, "TCP segment"))
+        yield Verdict(CAUSE.name, 0.92, p.scope, words, (entry, p.seen))
+
+
+def unreached(episode: Episode, view: View) -> Iterator[Verdict]:
+    """Connections to a peer that somebody reset, or connects that nobody answered."""
+    netns, raw = cast("tuple[int, bytes]", episode.key)
+    name = peer(raw)
+    host, told = place(name.rpartition(":")[0], raw, netns), Culprit(object=name)
+    connects = in_netns(to_peer(view.during("tcp_connect", episode), raw), netns)
+    silent = int(np.isin(connects["errno"], _UNANSWERED)[connects["result"] == _FAILED].sum())
+    broken, failed_ = episode.facts.get("broken", 0.0), episode.facts.get("failed", 0.0)
+    if broken >= _RESETS and broken > failed_:
+        words = tell("{n} to it were reset", n=value(broken, "connection"))
+        entry = item("tcp_reset", "connections reset", broken, "", peer=name)
+        yield Verdict(CAUSE.name, 0.8, f"resets by {host}", words, (entry,), "reset", told)
+    elif silent > 0.5 * failed_:
+        words = tell("{n} to it were not answered at all", n=value(silent, "connect"))
+        entry = item("tcp_connect", "connects not answered", silent, "", column="errno", peer=name)
+        yield Verdict(CAUSE.name, 0.8, host, words, (entry,), "", told)
+
+
+def reset(episode: Episode, view: View) -> Iterator[Verdict]:
+    """Connections of its own that somebody reset, far more of them than before."""
+    rows = _resets(view.during("tcp_reset", episode), episode, view)
+    before = _resets(
+        view.rings["tcp_reset"].between(episode.start_ns - 60 * SECOND, episode.start_ns - SECOND), episode, view
+    )
+    usual = len(before) / 59.0 * max(1.0, (episode.end_ns - episode.start_ns) / SECOND)
+    entry = item("tcp_reset", "connections reset", len(rows), "", baseline=usual, pid=episode.pid)
+    if len(rows) < _RESETS or len(rows) < 3 * usual:
+        yield Verdict(CAUSE.name, 0.0, "", "hardly any connection of its was reset", (entry,))
+        return
+    first, group = groups([rows["peer"]])
+    many = np.bincount(group)
+    raw = rows["peer"][first[int(np.argmax(many))]].tobytes()
+    name, netns = peer(raw), view.netns(episode, raw)
+    # Who refuses a connect does so by a reset as well.
+    refused = int((to_peer(view.own(view.during("tcp_connect", episode), episode), raw)["result"] == _FAILED).sum())
+    broken = int(np.max(many)) - refused
+    if broken < max(_RESETS, refused):
+        yield Verdict(CAUSE.name, 0.0, "", "connections were refused rather than reset", (entry,))
+        return
+    yield Verdict(
+        CAUSE.name,
+        0.6 + 0.25 * min(1.0, broken / max(episode.facts.get("errors", 0.0), 1.0)),
+        f"resets by {place(name.rpartition(':')[0], raw, netns)}",
+        tell("{n} of it to {name} were reset", n=value(broken, "connection"), name=name),
+        (entry,),
+        "reset",
+        Culprit(object=name),
+    )
+
+
+def _resets(rows: np.ndarray, episode: Episode, view: View) -> np.ndarray:
+    """Those that reached connections which the episode's process had opened."""
+    rows = view.own(rows, episode)
+    return np.asarray(rows[(rows["direction"] == _RECEIVED) & (rows["role"] != _SERVER)])
 
 
 CAUSE = Cause(
-    "network_loss", 30, "packets to or from a peer were lost, and had to be sent again", PEERS,
+    "network_loss",
+    30,
+    "packets to or from a peer were lost, and had to be sent again",
+    {**READS, **PEERS},
     "look for drops on the way: ip -s link, tc -s qdisc, the switch's counters; tickscope query tcp_retransmit --group-by peer",
-    {"decision_latency": lost, "refusals": lost})
+    {
+        "decision_latency": lost,
+        "refusals": lost,
+        "service_errors": failed,
+        "connect_failures": unreached,
+        "broker_stall": to_broker,
+        "sender_stalled": between,
+        "network_loss": of_peer,
+        "network_rtt": of_peer,
+    },
+)

@@ -5,47 +5,116 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause
-from agent.correlate.episode import Episode, Verdict
+from agent.correlate.episode import Culprit, Episode, Verdict
+from agent.correlate.onway import on_way
+from agent.correlate.pairs import pair
 from agent.correlate.polled import polled
 from agent.correlate.view import View
 from agent.correlate.waits import PEERS, SHARE, PeerWait, on_peers
-from agent.correlate.words import percent, span
+from agent.correlate.way import Way, crowded
+from agent.correlate.words import Words, span, tell, value
 
 
 def slower(episode: Episode, view: View) -> Iterator[Verdict]:
     for p in on_peers(episode, view):
         if p.slower and p.share >= SHARE:
-            yield Verdict(CAUSE.name, (0.65 if p.held else 0.88) * p.share * p.sure, p.host, f"the network RTT to {p.who} {_rose(p.usual, p.worst)}"
-                          + (", unless it acknowledged only with its answers" if p.held else ""), (p.rtt, p.wait))
+            unless = ", unless it acknowledged only with its answers" if p.way.held else ""
+            words = tell("the network RTT to {who} {rose}{unless}", who=p.who, rose=_rose(p.way), unless=unless)
+            score = (0.65 if p.way.held else 0.6 if crowded(view, episode) else 0.92) * p.share * p.sure
+            yield Verdict(CAUSE.name, score, p.host, words, (*p.way.entries, p.wait))
         elif p.worst is not None:
-            yield Verdict(CAUSE.name, 0.0, p.name, f"the network RTT to {p.name} {_no_reason(p)}", (p.rtt,))
+            yield Verdict(
+                CAUSE.name,
+                0.0,
+                p.name,
+                tell("the network RTT to {peer} {did}", peer=p.name, did=_no_reason(p)),
+                p.way.entries,
+            )
+
+
+def between(episode: Episode, view: View) -> Iterator[Verdict]:
+    """Both ends of a connection: what was written was on its way."""
+    p = pair(episode, view)
+    if p.way.slower:
+        words = tell("the network RTT to {name} {rose}", name=p.name, rose=_rose(p.way))
+        yield Verdict(CAUSE.name, 0.85, p.name.rpartition(":")[0], words, p.way.entries)
+
+
+def of_peer(episode: Episode, view: View) -> Iterator[Verdict]:
+    p = on_way(episode, view)
+    if p.crowded:
+        yield Verdict(CAUSE.name, 0.0, "", "this host's processors were so busy that all of it is slow")
+    elif p.way.slower:
+        words = tell("the network RTT to {name} {rose}", name=p.name, rose=_rose(p.way))
+        yield Verdict(CAUSE.name, 0.85, p.host, words, p.way.entries, "", Culprit(object=p.name))
 
 
 def to_broker(episode: Episode, view: View) -> Iterator[Verdict]:
     p = polled(episode, view)
     if p.slower and not p.starving:
-        yield Verdict(CAUSE.name, 0.85, p.scope, f"the network RTT to it {_rose(p.usual, p.worst)}", (p.rtt, p.seen))
+        yield Verdict(
+            CAUSE.name,
+            0.85,
+            p.scope,
+            tell("the network RTT to it {rose}", rose=_from_to(p.usual, p.worst)),
+            (p.rtt, p.seen),
+        )
 
 
-def _no_reason(p: PeerWait) -> str:
+def _no_reason(p: PeerWait) -> Words:
     """What it did, and why that explains nothing."""
-    worst = p.worst or 0
+    worst, rose = p.worst or 0, _from_to(p.usual, p.worst)
     if p.usual is None:
-        return f"was {span(worst * 1e3)}, and what it was before is not known"
+        return tell("was {worst}, and what it was before is not known", worst=span(worst * 1e3))
     if worst <= 2 * p.usual:
-        return f"{'fell to' if 2 * worst < p.usual else 'stayed at'} {span(worst * 1e3)}, usually {span(p.usual * 1e3)}"
+        return tell(
+            "{did} {worst}, usually {usual}",
+            did="fell to" if 2 * worst < p.usual else "stayed at",
+            worst=span(worst * 1e3),
+            usual=span(p.usual * 1e3),
+        )
     if p.quickest is not None:
-        return f"{_rose(p.usual, worst)}, but {span(p.quickest * 1e3)} were enough for a round trip to that address"
+        return tell(
+            "{rose}, but {quickest} were enough for a round trip to that address",
+            rose=rose,
+            quickest=span(p.quickest * 1e3),
+        )
     if p.slower:
-        return f"{_rose(p.usual, worst)}, but waits on it were only {percent(p.share)} of the time lost"
-    return f"{_rose(p.usual, worst)}, too little to explain waits of {span(p.longest)}"
+        return tell(
+            "{rose}, but waits on it were only {share} of the time lost", rose=rose, share=value(p.share, "ratio")
+        )
+    return tell("{rose}, too little to explain waits of {longest}", rose=rose, longest=span(p.longest))
 
 
-def _rose(usual: float | None, worst: float | None) -> str:
-    return f"rose from {span((usual or 0) * 1e3)} to {span((worst or 0) * 1e3)}"
+def _rose(its: Way) -> Words:
+    """Jitter is told as such."""
+    if its.low is None or its.high is None:
+        return _from_to(its.usual, its.now)
+    return tell(
+        "rose from {usual} to between {low} and {high}, another time for each packet",
+        usual=span((its.usual or 0) * 1e3),
+        low=span(its.low * 1e3),
+        high=span(its.high * 1e3),
+    )
+
+
+def _from_to(usual: float | None, now: float | None) -> Words:
+    return tell("rose from {usual} to {now}", usual=span((usual or 0) * 1e3), now=span((now or 0) * 1e3))
 
 
 CAUSE = Cause(
-    "network_rtt", 40, "round trips to a peer took far longer than usual", PEERS,
+    "network_rtt",
+    40,
+    "round trips to a peer took far longer than usual",
+    PEERS,
     "see whether a link is full or a path has changed: tickscope query tcp_rtt --group-by peer; tc -s qdisc",
-    {"decision_latency": slower, "refusals": slower, "broker_stall": to_broker})
+    {
+        "decision_latency": slower,
+        "refusals": slower,
+        "service_errors": slower,
+        "broker_stall": to_broker,
+        "sender_stalled": between,
+        "network_rtt": of_peer,
+        "network_loss": of_peer,
+    },
+)

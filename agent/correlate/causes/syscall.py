@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from agent.correlate.catalogue import Cause
-from agent.correlate.episode import Episode, Verdict, item
-from agent.correlate.rows import groups
+from agent.correlate.episode import NOBODY, Culprit, Episode, Verdict, item
+from agent.correlate.rows import groups, known
+from agent.correlate.starved import READS, cpu_share, crowded
 from agent.correlate.view import NO_PEER, View
-from agent.correlate.waits import SHARE, SYSCALLS, WAITING, spent
-from agent.correlate.words import process, span, text
+from agent.correlate.waits import PEERS, SHARE, SYSCALLS, WAITING, spent
+from agent.correlate.words import Words, process, span, tell, text, value
 
 
 def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -24,16 +25,89 @@ def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
     totals = np.bincount(group, rows["duration_ns"])
     at = int(np.argmax(totals))
     share = min(1.0, float(totals[at]) / lost) if lost else 0.0
+    mine = rows[group == at]
     call, fd = text(rows["syscall"][first[at]]), text(rows["fd_type"][first[at]])
-    longest = float(rows["duration_ns"][group == at].max())
-    words = f"the system call {call}{f' on a {fd}' if fd else ''} of {process(episode.comm, episode.pid)} was held up for {span(longest)}"
-    entry = item("slow_syscall", call, longest, "ns", column="duration_ns", fd_type=fd, calls=int((group == at).sum()), pid=episode.pid, share=round(share, 2))
-    queued = float(rows["run_queue_ns"][group == at].clip(0).sum())
-    yield Verdict(CAUSE.name, (0.96 if threaded else 0.8) * share * (0.5 if queued > 0.5 * totals[at] else 1.0) if share >= SHARE else 0.0,
-                  episode.scope, words, (entry,))
+    longest = float(mine["duration_ns"].max())
+    culprit, ended = _holder(mine)
+    words = tell(
+        "the system call {call}{on} of {who} was held up for {longest}{by}"
+        if len(mine) == 1
+        else "the system call {call}{on} of {who} was held up {times}, for up to {longest}{by}",
+        call=call,
+        on=_place(mine) or (f" on a {fd}" if fd else ""),
+        who=process(episode.comm, episode.pid),
+        times=value(len(mine), "time"),
+        longest=span(longest),
+        by=_blamed(culprit, ended, episode),
+    )
+    entry = item(
+        "slow_syscall",
+        call,
+        longest,
+        "ns",
+        column="duration_ns",
+        fd_type=fd,
+        file=culprit.object if culprit.pid else "",
+        device=culprit.object if not culprit.pid else "",
+        holder=process(culprit.comm, culprit.pid) if culprit.pid else "",
+        calls=len(mine),
+        pid=episode.pid,
+        share=round(share, 2),
+    )
+    queued = float(mine["run_queue_ns"].clip(0).sum())
+    yield Verdict(
+        CAUSE.name,
+        (0.96 if threaded else 0.8)
+        * (0.85 if crowded(episode, view) else 1.0)
+        * share
+        * (0.5 if queued > 0.5 * totals[at] else 1 - cpu_share(episode, view))
+        if share >= SHARE
+        else 0.0,
+        episode.scope,
+        words,
+        (entry,),
+        detail=call,
+        culprit=culprit,
+    )
+
+
+def _holder(calls: np.ndarray) -> tuple[Culprit, bool]:
+    """Who held the lock for most of the time that these calls waited for one, and whether that process had ended; else the disk that they worked on."""
+    calls = calls[np.argsort(-calls["duration_ns"], kind="stable")]
+    held = calls[calls["holder_pid"] > 0]
+    if not len(held):
+        disk = text(calls["device"][0])
+        return (Culprit(object=f"/dev/{disk}") if disk else NOBODY), False
+    first, group = groups([held["holder_pid"], held["holder_start_ns"]])
+    most = held[first[int(np.argmax(np.bincount(group, held["duration_ns"])))]]
+    culprit = Culprit(int(most["holder_pid"]), text(most["holder_comm"]), text(most["file"]))
+    return culprit, not known(most["holder_start_ns"])
+
+
+def _place(calls: np.ndarray) -> str:
+    longest = calls[int(np.argmax(calls["duration_ns"]))]
+    file, disk = text(longest["file"]), text(longest["device"])
+    return (f" on {file}" if file else "") + (f" (disk {disk})" if file and disk else "")
+
+
+def _blamed(culprit: Culprit, ended: bool, episode: Episode) -> Words:
+    if culprit.pid is None:
+        return ""
+    if culprit.pid == episode.pid:
+        return "; another thread of it held the lock"
+    if ended:
+        return tell(
+            "; {who} had taken the lock, and has ended: whoever has its descriptor holds it",
+            who=process("", culprit.pid),
+        )
+    return tell("; {who} held the lock", who=process(culprit.comm, culprit.pid))
 
 
 CAUSE = Cause(
-    "syscall", 70, "a system call was held up, on something other than a peer", SYSCALLS,
-    "see what it works on: tickscope query slow_syscall --columns comm,syscall,fd_type,duration_ns; a disk, a lock, or a pipe that nobody reads",
-    {"decision_latency": held_up, "accept_overflow": held_up})
+    "syscall",
+    70,
+    "a system call was held up, on something other than a peer",
+    {**PEERS, **READS, **SYSCALLS},
+    "see what it works on: tickscope query slow_syscall --columns comm,syscall,fd_type,file,device,holder_comm,holder_pid,duration_ns; a disk, a lock, or a pipe that nobody reads",
+    {"decision_latency": held_up, "accept_overflow": held_up},
+)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from agent.correlate.catalogue import Symptom
-from agent.correlate.config import SECOND
 from agent.correlate.episode import Episode
 from agent.correlate.listeners import READS, AcceptWatch
+from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
-from agent.correlate.words import number, when
+from agent.correlate.words import Words, tell, value, when
+
+_NEARLY = 0.75
 
 
 def judge(watch: AcceptWatch, second: Second) -> list[Episode]:
@@ -17,7 +19,7 @@ def judge(watch: AcceptWatch, second: Second) -> list[Episode]:
     series, at, slots = watch.series, second.at, second.slots
     fill, count = series.recent("fill", slots, at, 3), series.recent("drops", slots, at, 3)
     more = count[:, -1] - np.nanmin(count, axis=1)
-    full = np.all(fill >= 1, axis=1) | ((np.nanmax(fill, axis=1) >= 0.75) & (more > 0))
+    full = np.all(fill >= 1, axis=1) | ((np.nanmax(fill, axis=1) >= _NEARLY) & (more > 0))
     opened = []
     for i in np.flatnonzero(full):
         slot, dropped = int(slots[i]), float(more[i])
@@ -27,7 +29,7 @@ def judge(watch: AcceptWatch, second: Second) -> list[Episode]:
             watch.extend(episode, at, queue)
         else:
             episode = watch.describe(SYMPTOM.name, slot)
-            episode.metric, episode.unit, episode.start_ns = "queue", SYMPTOM.unit, (at - 2) * SECOND
+            episode.metric, episode.unit, episode.start_ns = "queue", SYMPTOM.unit, (at - _since(fill[i])) * SECOND
             episode.base = float(series.baseline("queue", slots[i : i + 1], at, 3).median[0])
             episode.facts["drops_first"] = float(count[i, -1]) - dropped
             watch.open(episode, at, queue, 3)
@@ -37,10 +39,32 @@ def judge(watch: AcceptWatch, second: Second) -> list[Episode]:
     return opened
 
 
-def clause(e: Episode) -> str:
-    return f"The {e.subject} held {number(e.value)} of {number(e.facts.get('limit', 0))} connections {when(e)}"
+def _since(fill: np.ndarray) -> int:
+    """How many seconds ago it began to be nearly full; fill: of the last seconds."""
+    return len(fill) - 1 - int(np.flatnonzero(fill >= _NEARLY)[0])
+
+
+def clause(e: Episode) -> Words:
+    return tell(
+        "The {queue} had {held} waiting, with room for {limit}, {when}",
+        queue=e.subject,
+        held=value(e.value, "connection"),
+        limit=value(e.facts.get("limit")),
+        when=when(e),
+    )
 
 
 SYMPTOM = Symptom(
-    "accept_overflow", 50, "connections wait to be accepted until their queue is full", "a listening socket", "connections", "socket_queue",
-    READS, clause, "see what the program that listens does instead of accepting: tickscope query slow_syscall", AcceptWatch, judge, measured={"queue": "queue"})
+    "accept_overflow",
+    50,
+    "connections wait to be accepted until their queue is full",
+    "a listening socket",
+    "connections",
+    "socket_queue",
+    READS,
+    clause,
+    "see what the program that listens does instead of accepting: tickscope query slow_syscall",
+    AcceptWatch,
+    judge,
+    measured={"queue": "queue"},
+)

@@ -6,7 +6,7 @@ from agent.correlate.brokers import READS, BrokerWatch
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.watch import Second
-from agent.correlate.words import capital, when
+from agent.correlate.words import Words, capital, tell, when
 
 
 def judge(watch: BrokerWatch, second: Second) -> list[Episode]:
@@ -20,10 +20,22 @@ def judge(watch: BrokerWatch, second: Second) -> list[Episode]:
     return opened
 
 
-def clause(e: Episode) -> str:
-    return f"{capital(e.subject)} was down {when(e)}"
+def clause(e: Episode) -> Words:
+    return tell("{broker} was down {when}", broker=capital(e.subject), when=when(e))
 
 
 SYMPTOM = Symptom(
-    "broker_down", 60, "a broker refuses connections, or fails its polls", "a broker", "ns", "queue_lag", READS, clause,
-    "see whether it runs, and what it says: tickscope queues", BrokerWatch, judge, asked_by_agent=True, measured={"poll_ns": "poll_ns"})
+    "broker_down",
+    60,
+    "a broker refuses connections, or fails its polls",
+    "a broker",
+    "ns",
+    "queue_lag",
+    READS,
+    clause,
+    "see whether it runs, and what it says: tickscope queues",
+    BrokerWatch,
+    judge,
+    asked_by_agent=True,
+    measured={"poll_ns": "poll_ns"},
+)

@@ -10,7 +10,7 @@ from agent.correlate.brokers import READS, BrokerWatch
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.watch import Second
-from agent.correlate.words import capital, measured, when
+from agent.correlate.words import Words, capital, measured, tell, when
 
 
 def judge(watch: BrokerWatch, second: Second) -> list[Episode]:
@@ -20,16 +20,36 @@ def judge(watch: BrokerWatch, second: Second) -> list[Episode]:
     bar = np.maximum(watch.config.poll_stall_ns, np.maximum(watch.config.stall_ratio * usual.median, 2 * usual.top))
     for i, slot in enumerate(second.slots.tolist()):
         poll = watch.polls[slot]
-        if (poll.unanswered and (usual.seen[i] or poll.before >= 2)) or (not poll.down and poll.took_ns > bar[i] and usual.seen[i] >= 3):
+        if (poll.unanswered and (usual.seen[i] or poll.before >= 2)) or (
+            not poll.down and poll.took_ns > bar[i] and usual.seen[i] >= 3
+        ):
             opened += watch.bad(SYMPTOM.name, slot, second.at, poll, float(usual.median[i]))
     return opened
 
 
-def clause(e: Episode) -> str:
-    usually = f" instead of {measured(e.base, e.unit)}" if not math.isnan(e.base) else ""
-    return f"{capital(e.subject)} did not answer for {measured(e.value, e.unit)}{usually} {when(e)}"
+def clause(e: Episode) -> Words:
+    usually = "" if math.isnan(e.base) else tell(" instead of {base}", base=measured(e.base, e.unit))
+    return tell(
+        "{broker} did not answer for {took}{usually} {when}",
+        broker=capital(e.subject),
+        took=measured(e.value, e.unit),
+        usually=usually,
+        when=when(e),
+    )
 
 
 SYMPTOM = Symptom(
-    "broker_stall", 70, "a broker takes far longer than usual to answer, or gives no answer", "a broker", "ns", "queue_lag", READS, clause,
-    "see what held it up, or the way to it: tickscope explain last", BrokerWatch, judge, asked_by_agent=True, measured={"poll_ns": "poll_ns"})
+    "broker_stall",
+    70,
+    "a broker takes far longer than usual to answer, or gives no answer",
+    "a broker",
+    "ns",
+    "queue_lag",
+    READS,
+    clause,
+    "see what held it up, or the way to it: tickscope explain last",
+    BrokerWatch,
+    judge,
+    asked_by_agent=True,
+    measured={"poll_ns": "poll_ns"},
+)

@@ -6,7 +6,7 @@ from agent.correlate.beliefs import READS, BeliefWatch
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.watch import Second
-from agent.correlate.words import capital, measured, span, text, when
+from agent.correlate.words import Words, capital, measured, span, tell, text, when
 
 
 def judge(watch: BeliefWatch, second: Second) -> list[Episode]:
@@ -29,11 +29,27 @@ def judge(watch: BeliefWatch, second: Second) -> list[Episode]:
     return opened
 
 
-def clause(e: Episode) -> str:
-    return f"{capital(e.subject)} was off by {measured(e.value, e.unit)}, more than both bounds together ({span(e.facts['bound_ns'])}), {when(e)}"
+def clause(e: Episode) -> Words:
+    return tell(
+        "{compared} was off by {apart}, more than both error bounds together ({bound}), {when}",
+        compared=capital(e.subject),
+        apart=measured(e.value, e.unit),
+        bound=span(e.facts["bound_ns"]),
+        when=when(e),
+    )
 
 
 SYMPTOM = Symptom(
-    "clock_disagreement", 80, "a time daemon believes something of the clock that the oscillator or a server contradicts", "a time daemon and what it is compared with",
-    "ns", "clock_daemon", READS, clause, "see which of them is right: tickscope clock", BeliefWatch, judge,
-    measured={"apart": "offset_ns"})
+    "clock_disagreement",
+    80,
+    "a time daemon believes something of the clock that the oscillator or a server contradicts",
+    "a time daemon and what it is compared with",
+    "ns",
+    "clock_daemon",
+    READS,
+    clause,
+    "see which of them is right: tickscope clock",
+    BeliefWatch,
+    judge,
+    measured={"apart": "offset_ns"},
+)

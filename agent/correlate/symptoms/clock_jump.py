@@ -5,13 +5,23 @@ from __future__ import annotations
 from agent.correlate.catalogue import Symptom
 from agent.correlate.clock import READS
 from agent.correlate.episode import Episode
-from agent.correlate.words import capital, measured, when
+from agent.correlate.words import Words, capital, measured, tell, when
 
 
-def clause(e: Episode) -> str:
-    return f"{capital(e.subject)} was moved by {measured(e.value, e.unit)} {when(e)}"
+def clause(e: Episode) -> Words:
+    return tell(
+        "{clock} was moved by {size} {when}", clock=capital(e.subject), size=measured(e.value, e.unit), when=when(e)
+    )
 
 
 SYMPTOM = Symptom(
-    "clock_jump", 10, "the wall clock was stepped or slewed", "wall clock", "ns", "clock_change", READS, clause,
-    "see who moved it, and which decisions fell into that time: tickscope explain last, tickscope clock history")
+    "clock_jump",
+    10,
+    "the wall clock was stepped or slewed",
+    "wall clock",
+    "ns",
+    "clock_change",
+    READS,
+    clause,
+    "see who moved it, and which decisions fell into that time: tickscope explain last, tickscope clock history",
+)

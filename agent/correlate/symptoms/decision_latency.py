@@ -6,50 +6,118 @@ import numpy as np
 
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
-from agent.correlate.limiters import READS, LimiterWatch, seen, took
+from agent.correlate.limiters import READS, Hung, LimiterWatch, at_work, seen, took
+from agent.correlate.outliers import bars
 from agent.correlate.watch import Rise, Second
-from agent.correlate.words import measured, when
+from agent.correlate.words import Words, measured, tell, when
 
 
 def judge(watch: LimiterWatch, second: Second) -> list[Episode]:
-    """Single decisions far outside their limiter's baseline at once; lasting rises of the median, and of what one in ten exceeds."""
-    opened = _stalls(watch, second)
-    for metric, least, ratio in (("med_ns", watch.config.latency_rise_ns, 3.0), ("high_ns", watch.config.tail_rise_ns, 5.0)):
+    """Decisions far outside their limiter's baseline: one for long, or several soon after each other; lasting rises of the median, and of what one
+    in ten exceeds."""
+    opened = _hung(watch, second)
+    for metric, least, ratio in (
+        ("med_ns", watch.config.latency_rise_ns, 3.0),
+        ("high_ns", watch.config.tail_rise_ns, 5.0),
+    ):
         opened += watch.rises(Rise(SYMPTOM.name, metric, SYMPTOM.unit, float(least), ratio), second, watch.warm(second))
     return opened
 
 
-def _stalls(watch: LimiterWatch, second: Second) -> list[Episode]:
-    slots, d = second.slots, second.rows["limiter_decision"]
-    worst = watch.series.recent("max_ns", slots, second.at, 1)[:, 0]
-    usual, tops = watch.series.baseline("med_ns", slots, second.at, 1), watch.series.baseline("max_ns", slots, second.at, 1)
-    bar = np.maximum(watch.config.stall_ns, np.maximum(watch.config.stall_ratio * usual.median, 2 * tops.top))
+def _hung(watch: LimiterWatch, second: Second) -> list[Episode]:
+    config, slots, series = watch.config, second.slots, watch.series
+    worst = series.recent("max_ns", slots, second.at, 1)[:, 0]
+    if not (worst > config.held_least_ns).any():
+        return []
+    usual, medians = (series.baseline(metric, slots, second.at, config.held_s) for metric in ("max_ns", "med_ns"))
+    bar = bars(series.history("max_ns", slots, second.at, config.held_s))
+    few = np.where(usual.seen < config.warm_s, config.stall_ratio * medians.median, 0.0)  # a program that starts
+    stall = np.fmax(np.fmax(config.stall_ns, bar.sure), few)
+    slow = np.minimum(stall, np.fmax(bar.slow, usual.median + config.held_least_ns))
+    suspects = np.flatnonzero((worst > slow) & (usual.seen >= 3))
+    for i in map(int, suspects):
+        stall[i] = max(float(stall[i]), watch.habit(int(slots[i]), second.at, float(worst[i])))
+    found = {i: lately for i in map(int, suspects) if (lately := _slow(watch, second, int(slots[i]), float(slow[i])))}
+    series.put(second.at, slots[list(found)], held_ns=np.array([lately[-1].held_ns for lately in found.values()]))
     opened = []
-    for i in np.flatnonzero((worst > bar) & (usual.seen >= 3)):
-        slot = int(slots[i])
-        slow = d[(watch.of == slot) & (took(d) > bar[i])]
-        start, end = int((slow["t_ns"] - slow["duration_ns"]).min()), int(slow["t_ns"].max())
+    for i, lately in found.items():
+        slot, known = int(slots[i]), bool(usual.seen[i] >= config.warm_s)
+        several = known and sum(s.count for s in lately) >= config.held_least
+        several = several and sum(s.held_ns for s in lately) > _enough(watch, second, slot)
+        if not several and not worst[i] > stall[i]:
+            continue
+        level, since = float(slow[i] if several else stall[i]), lately if several else lately[-1:]
         episode = watch.active.get((SYMPTOM.name, slot))
         if episode is not None:
-            watch.extend(episode, second.at, float(worst[i]), end)
-        else:
-            episode = watch.describe(SYMPTOM.name, slot)
-            episode.metric, episode.unit, episode.start_ns, episode.end_ns = "max_ns", SYMPTOM.unit, start, end
-            episode.base, episode.bar = float(usual.median[i]), float(bar[i])
-            watch.open(episode, second.at, float(worst[i]), 1)
-            opened.append(episode)
-        episode.count += len(slow)
+            watch.extend(episode, second.at, float(worst[i]), lately[-1].end_ns)
+            episode.bar, episode.count = min(episode.bar, level), episode.count + lately[-1].count
+            continue
+        episode = watch.describe(SYMPTOM.name, slot)
+        episode.metric, episode.unit, episode.count = "max_ns", SYMPTOM.unit, sum(s.count for s in since)
+        episode.start_ns, episode.end_ns = min(s.start_ns for s in since), lately[-1].end_ns
+        episode.base, episode.bar = float(medians.median[i]), level
+        watch.open(episode, second.at, max(s.worst_ns for s in since), second.at - since[0].second + 1)
+        opened.append(episode)
     return opened
 
 
-def clause(e: Episode) -> str:
-    value, base = measured(e.value, e.unit), measured(e.base, e.unit)
+def _slow(watch: LimiterWatch, second: Second, slot: int, bar: float) -> list[Hung]:
+    """The last seconds in which decisions of a limiter took longer than ``bar``, this one the last of them; empty where none did in it."""
+    d = second.rows["limiter_decision"][watch.of == slot]
+    ns = took(d)
+    d, ns = d[ns > bar], ns[ns > bar]
+    if not len(d):
+        return []  # the series has the worst one rounded
+    begun = at_work(d)[0]
+    lately = [s for s in watch.hung.get(slot, ()) if s.second > second.at - watch.config.held_s]
+    order = np.argsort(begun, kind="stable")
+    start, end = begun[order], (begun + ns.astype(np.int64))[order]
+    until = np.maximum.accumulate(np.append(max((s.end_ns for s in lately), default=0), end))
+    held = np.maximum(end - np.maximum(start, until[:-1]), 0).sum()  # two at once are one time
+    now = Hung(second.at, int(start[0]), int(until[-1]), float(held), float(ns.max()), len(d))
+    watch.hung[slot] = [*lately, now]
+    return watch.hung[slot]
+
+
+def _enough(watch: LimiterWatch, second: Second, slot: int) -> float:
+    """For how long decisions must hang in a few seconds: far longer than they usually do, whatever happened once or twice."""
+    n = watch.config.held_s
+    usual = watch.series.history("held_ns", np.array([slot]), second.at, n)[0]
+    sums = np.nansum(usual[len(usual) % n :].reshape(-1, n), axis=1)
+    return max(float(watch.config.held_ns), float(bars(sums[None, :]).often[0]))
+
+
+def clause(e: Episode) -> Words:
     if e.metric == "high_ns":
-        return f"One in ten decisions{seen(e)} of {e.subject} took {value} or more instead of {base} {when(e)}"
-    return f"Decisions of {e.subject} took {'up to ' if e.count > 1 else ''}{value} instead of {base} {when(e)}"
+        template = "One in ten decisions{seen} of {limiter} took {took} or more instead of {base} {when}"
+    else:
+        template = (
+            "Decisions of {limiter} took up to {took} instead of {base} {when}"
+            if e.count > 1
+            else "Decisions of {limiter} took {took} instead of {base} {when}"
+        )
+    return tell(
+        template,
+        seen=seen(e),
+        limiter=e.subject,
+        took=measured(e.value, e.unit),
+        base=measured(e.base, e.unit),
+        when=when(e),
+    )
 
 
 SYMPTOM = Symptom(
-    "decision_latency", 20, "decisions of a limiter take far longer than it usually does", "a limiter of a process", "ns", "limiter_decision",
-    READS, clause, "see where the time went: tickscope explain last, then the slow calls of that process: tickscope query slow_syscall",
-    LimiterWatch, judge, inside=True, measured=dict.fromkeys(("max_ns", "med_ns", "high_ns"), "duration_ns"))
+    "decision_latency",
+    20,
+    "decisions of a limiter take far longer than it usually does",
+    "a limiter of a process",
+    "ns",
+    "limiter_decision",
+    READS,
+    clause,
+    "see where the time went: tickscope explain last, then the slow calls of that process: tickscope query slow_syscall",
+    LimiterWatch,
+    judge,
+    inside=True,
+    measured=dict.fromkeys(("max_ns", "med_ns", "high_ns"), "duration_ns"),
+)

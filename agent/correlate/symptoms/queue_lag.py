@@ -6,34 +6,153 @@ import numpy as np
 
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
+from agent.correlate.late import bars
 from agent.correlate.queues import READS, QueueWatch
+from agent.correlate.series import quantile
+from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Rise, Second
-from agent.correlate.words import capital, measured, when
+from agent.correlate.words import Words, capital, measured, tell, value, when
 
-_LATE = {"age_s": "its oldest undelivered message was", "pending_s": "its oldest unacknowledged message was", "lag": "its lag was"}
+_LATE = {
+    "age_s": "its oldest undelivered message was {value} old",
+    "pending_s": "its oldest unacknowledged message was {value} old",
+    "idle_s": "one of its consumers had asked for nothing for {value}",
+    "lag": "its lag was {value}",
+}
+
+
+#: Ages, and how many messages they are about; the first one tells more: a group that reads nothing, a message that one consumer holds.
+_AGES = (("age_s", "lag"), ("pending_s", "pending"))
+#: A consumer that gets its turn by chance misses so many others' in a row once in 10^8 times.
+_TURNS, _IDLE = 20.0, 10.0
+_FLOOD = 3.0  # times the most that arrived in any second that is remembered
 
 
 def judge(watch: QueueWatch, second: Second) -> list[Episode]:
-    """Lasting rises of the ages of its oldest messages, of the lag where no age is known, and no progress at all."""
+    """Messages that wait far longer than any usually does, at once; lasting rises of the ages of its oldest messages, of the lag where no age is known,
+    and no progress at all."""
+    return [*_late(watch, second), *_idle(watch, second), *_lasting(watch, second)]
+
+
+def _late(watch: QueueWatch, second: Second) -> list[Episode]:
+    slots, config = watch.fresh, watch.config
+    newest = [watch.series.recent(metric, slots, second.at, 1) for metric, _ in _AGES]
+    if not any((ages > config.flooded_s).any() for ages in newest):
+        return []
+    opened = []
+    arrived = watch.series.history("in", slots, second.at, 5)
+    flooded = watch.series.recent("in", slots, second.at, 1)[:, 0] > _FLOOD * quantile(arrived, 1.0)
+    for metric, count in _AGES:
+        bar = bars(watch.series, metric, count, slots, second.at, config.warm_s)
+        before, now = watch.series.recent(metric, slots, second.at, 2).T
+        least = np.where(flooded & (metric == "age_s"), config.flooded_s, config.later_s)
+        late = (now > np.maximum(config.late_s, bar)) | (
+            (np.fmin(before, now) > np.maximum(least, bar)) & (now > before)
+        )
+        for i in np.flatnonzero(late):
+            opened += _open(watch, int(slots[i]), metric, second.at, float(now[i]), max(float(least[i]), float(bar[i])))
+    return opened
+
+
+def _idle(watch: QueueWatch, second: Second) -> list[Episode]:
+    """One consumer asks for nothing any more, while others are handed message after message, and nobody came in its place."""
+    slots, at, series = watch.fresh, second.at, watch.series
+    if not (series.recent("idle_s", slots, at, 1) > watch.config.idle_s).any():
+        return []
+    idle, out, count = (series.recent(metric, slots, at, 1)[:, 0] for metric in ("idle_s", "out", "consumers"))
+    usual, members = (series.baseline(metric, slots, at, 5) for metric in ("idle_s", "consumers"))
+    taken = series.baseline("out", slots, at, 5).median
+    turns = idle * np.minimum(out, taken) / count
+    bad = (idle > np.maximum(watch.config.idle_s, _IDLE * usual.high)) & (turns >= _TURNS)
+    bad &= (count > 1) & (count <= members.median) & (out > 0.5 * taken) & (usual.seen >= watch.config.warm_s)
+    opened = []
+    for i in np.flatnonzero(bad):
+        bar = float(max(watch.config.idle_s, _IDLE * usual.high[i]))
+        opened += _open(watch, int(slots[i]), "idle_s", at, float(idle[i]), bar)
+    return opened
+
+
+def _open(watch: QueueWatch, slot: int, metric: str, second: int, age_s: float, bar: float) -> list[Episode]:
+    """An episode from when the message began to wait; one that is there goes on."""
+    habit = watch.habits.has(slot, metric, second, age_s)
+    episode = watch.active.get((SYMPTOM.name, slot))
+    if episode is not None:
+        if metric == episode.metric:
+            watch.extend(episode, second, age_s)
+        elif (
+            episode.metric == "pending_s" and episode.last_bad < second
+        ):  # first one consumer was seen to hold a message, then all of them
+            watch.extend(episode, second, age_s)
+            episode.metric, episode.value, episode.bar = metric, age_s, bar
+        return []
+    if habit:
+        return []
+    at = np.array([slot])
+    episode = watch.describe(SYMPTOM.name, slot)
+    episode.metric, episode.unit, episode.bar = metric, SYMPTOM.unit, bar
+    episode.words = (watch.idle if metric == "idle_s" else watch.holders).get(slot, "")
+    usual = float(watch.series.baseline(metric, at, second, 2).median[0])
+    episode.base = 0.0 if np.isnan(usual) else usual
+    polled = second + float(watch.series.recent("at_s", at, second, 1)[0, 0])
+    episode.start_ns = int((polled - age_s) * SECOND)
+    watch.open(episode, second, age_s, 1)
+    return [episode]
+
+
+def _lasting(watch: QueueWatch, second: Second) -> list[Episode]:
     config = watch.config
     ages = watch.series.recent("age_s", second.slots, second.at, config.persist_s)
     aged = ~np.all(np.isnan(ages), axis=1)
     every = np.ones(len(second.slots), np.bool_)
     opened: list[Episode] = []
-    for metric, unit, least, ratio, allowed in (("age_s", "s", config.age_rise_s, 2.0, every), ("pending_s", "s", config.pending_rise_s, 2.0, every),
-                                                ("lag", "messages", config.lag_rise, 3.0, ~aged), ("stuck", "", 0.5, 1.0, every)):
+    for metric, unit, least, ratio, allowed in (
+        ("age_s", "s", config.age_rise_s, 2.0, every),
+        ("pending_s", "s", config.pending_rise_s, 2.0, every),
+        ("lag", "messages", config.lag_rise, 3.0, ~aged),
+        ("stuck", "", 0.5, 1.0, every),
+    ):
         opened += watch.rises(Rise(SYMPTOM.name, metric, unit, least, ratio), second, allowed)
     return opened
 
 
-def clause(e: Episode) -> str:
+def clause(e: Episode) -> Words:
     if e.metric == "stuck":
-        return f"{capital(e.subject)} stood still while messages arrived {when(e)}"
-    unit = " messages" if e.unit == "messages" else " old"
-    return f"{capital(e.subject)} fell behind: {_LATE[e.metric]} {measured(e.value, e.unit)}{unit} instead of {measured(e.base, e.unit)} {when(e)}"
+        return tell("{queue} stood still while messages arrived {when}", queue=capital(e.subject), when=when(e))
+    worst, base = (
+        (value(e.value, "message"), value(e.base))
+        if e.metric == "lag"
+        else (measured(e.value, e.unit), measured(e.base, e.unit))
+    )
+    if e.metric == "idle_s":
+        before = tell(" instead of {base}", base=base) if e.base else ""
+        return tell("Of {queue} one consumer asked for nothing for {worst}{before} {when}", queue=e.subject, worst=worst, before=before, when=when(e))  # fmt: skip
+    usually = tell("instead of {base}", base=base) if e.base else "(usually none waits)"
+    return tell(
+        "{queue} fell behind: {late} {usually} {when}",
+        queue=capital(e.subject),
+        late=tell(_LATE[e.metric], value=worst),
+        usually=usually,
+        when=when(e),
+    )
 
 
 SYMPTOM = Symptom(
-    "queue_lag", 40, "a consumer group falls behind its queue, or stands still", "a consumer group of a queue", "s", "queue_lag",
-    READS, clause, "see whether consumers are there and acknowledge: tickscope queues", QueueWatch, judge,
-    measured={"age_s": "oldest_undelivered_s", "pending_s": "oldest_pending_s", "lag": "lag_messages", "stuck": "status"})
+    "queue_lag",
+    40,
+    "a consumer group falls behind its queue, or stands still",
+    "a consumer group of a queue",
+    "s",
+    "queue_lag",
+    READS,
+    clause,
+    "see whether consumers are there and acknowledge: tickscope queues",
+    QueueWatch,
+    judge,
+    measured={
+        "age_s": "oldest_undelivered_s",
+        "pending_s": "oldest_pending_s",
+        "idle_s": "idle_s",
+        "lag": "lag_messages",
+        "stuck": "status",
+    },
+)

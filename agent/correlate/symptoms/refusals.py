@@ -8,22 +8,67 @@ from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.limiters import READS, LimiterWatch, seen
 from agent.correlate.watch import Rise, Second
-from agent.correlate.words import capital, percent, when
+from agent.correlate.words import Words, capital, tell, value, when
 
 
 def judge(watch: LimiterWatch, second: Second) -> list[Episode]:
-    """A lasting rise of the share, of at least some number."""
-    n = watch.config.persist_s
-    bad = sum(watch.series.recent(metric, second.slots, second.at, n) for metric in ("refused", "errors"))
-    many = np.nansum(bad, axis=1) >= watch.config.refusals_min
-    return watch.rises(Rise(SYMPTOM.name, "share", SYMPTOM.unit, watch.config.refusal_rise, 1.0), second, watch.warm(second) & many)
+    """A lasting rise of the share, of at least some number; sooner where it is seen why: far more is asked for, or the limit is lower."""
+    config = watch.config
+    lately = sum(
+        np.nansum(watch.series.recent(metric, second.slots, second.at, config.persist_s), axis=1)
+        for metric in ("refused", "errors")
+    )
+    if not np.any(lately >= config.refusals_min) and not watch.active:
+        return []
+    warm = watch.warm(second)
+    opened = []
+    for n, known in (
+        (config.persist_s, np.ones(len(second.slots), np.bool_)),
+        (config.explained_s, _explained(watch, second)),
+    ):
+        refused, failed = (
+            np.nansum(watch.series.recent(metric, second.slots, second.at, n), axis=1)
+            for metric in ("refused", "errors")
+        )
+        many = (refused + failed >= config.refusals_min) & (refused >= failed)  # else it is service_errors
+        rise = Rise(SYMPTOM.name, "share", SYMPTOM.unit, config.refusal_rise, 1.0, n)
+        opened += watch.rises(rise, second, warm & many & known)
+    return opened
 
 
-def clause(e: Episode) -> str:
-    failed = e.facts.get("errors", 0) > e.facts.get("refused", 0)
-    return f"{capital(e.subject)} {'failed' if failed else 'refused'} up to {percent(e.value)} of decisions{seen(e)} instead of {percent(e.base)} {when(e)}"
+def _explained(watch: LimiterWatch, second: Second) -> np.ndarray:
+    """Of which subjects in each of these seconds more was asked for than in any that is remembered, or the limit is lower than it was."""
+    n = watch.config.explained_s
+    asked, limit = (watch.series.recent(metric, second.slots, second.at, n) for metric in ("cost", "limit"))
+    usual, was = (watch.series.baseline(metric, second.slots, second.at, n) for metric in ("cost", "limit"))
+    more = (asked > 1.2 * usual.top[:, None]).all(axis=1)
+    return np.asarray(more | (limit < 0.9 * was.median[:, None]).all(axis=1))
+
+
+def clause(e: Episode) -> Words:
+    did = "failed" if e.facts.get("errors", 0) > e.facts.get("refused", 0) else "refused"
+    return tell(
+        "{limiter} {did} up to {share} of decisions{seen} instead of {base} {when}",
+        limiter=capital(e.subject),
+        did=did,
+        share=value(e.value, "ratio"),
+        seen=seen(e),
+        base=value(e.base, "ratio") if e.base else "none",
+        when=when(e),
+    )
 
 
 SYMPTOM = Symptom(
-    "refusals", 30, "a limiter refuses, or fails, a larger share of decisions than it usually does", "a limiter of a process", "", "limiter_decision",
-    READS, clause, "compare what was asked for with the limit: tickscope limiters", LimiterWatch, judge, measured={"share": "result"})
+    "refusals",
+    30,
+    "a limiter refuses, or fails, a larger share of decisions than it usually does",
+    "a limiter of a process",
+    "",
+    "limiter_decision",
+    READS,
+    clause,
+    "compare what was asked for with the limit: tickscope limiters",
+    LimiterWatch,
+    judge,
+    measured={"share": "result"},
+)

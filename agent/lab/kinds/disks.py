@@ -76,11 +76,54 @@ def contended(stage: Stage, fault: Fault) -> Iterator[Culprit]:
         stage.crew.tell(fault.target, bytes=1 << 16, sync=False)
 
 
-FROZEN = Kind("disk_frozen", "a file system is frozen, as for a snapshot", Size("duration_s", 0.15, 4.0), ("disk",),
-              (Right("syscall", "fsync"), Right("disk")), frozen)
-SLOW = Kind("disk_slow", "a disk writes slowly", Size("bytes_per_s", 4e4, 4e3), ("disk",), (Right("disk"), Right("syscall", "fsync")), slowed, (3.0, 6.0), ("blkio",), 2.0)
-SLOW_READS = Kind("disk_slow_reads", "a disk reads slowly", Size("bytes_per_s", 1e5, 1e4), ("disk",), (Right("disk"), Right("syscall", "readv")), read_slowly,
-                  (3.0, 6.0), ("blkio",), 2.0, touches={"disk": ("api-lookup",)})
-FULL = Kind("disk_full", "another program fills a disk", Size("duration_s", 1.0, 5.0), ("disk",), (Right("resource_limit", "disk_full"),), filled)
-BUSY = Kind("disk_contended", "another program writes much to the same disk, and syncs", Size("bytes", 8e6, 4e7), ("writer",),
-            (Right("disk", culprit=True), Right("syscall", "fsync")), contended, (3.0, 6.0), ("blkio",), settle_s=1.0, touches={"writer": ("api-journal", "api-tables")})
+FROZEN = Kind(
+    "disk_frozen",
+    "a file system is frozen, as for a snapshot",
+    Size("duration_s", 0.15, 4.0),
+    ("disk",),
+    (Right("syscall", "fsync"), Right("disk")),
+    frozen,
+)
+SLOW = Kind(
+    "disk_slow",
+    "a disk writes slowly",
+    Size("bytes_per_s", 4e4, 4e3),
+    ("disk",),
+    (Right("disk"), Right("syscall", "fsync")),
+    slowed,
+    (3.0, 6.0),
+    ("blkio",),
+    2.0,
+)
+SLOW_READS = Kind(
+    "disk_slow_reads",
+    "a disk reads slowly",
+    Size("bytes_per_s", 1e5, 1e4),
+    ("disk",),
+    (Right("disk"), Right("syscall", "readv")),
+    read_slowly,
+    (3.0, 6.0),
+    ("blkio",),
+    2.0,
+    touches={"disk": ("api-lookup",)},
+)
+FULL = Kind(
+    "disk_full",
+    "another program fills a disk",
+    Size("duration_s", 1.0, 5.0),
+    ("disk",),
+    (Right("resource_limit", "disk_full"),),
+    filled,
+)
+BUSY = Kind(
+    "disk_contended",
+    "another program writes much to the same disk, and syncs",
+    Size("bytes", 8e6, 4e7),
+    ("writer",),
+    (Right("disk", culprit=True), Right("syscall", "fsync")),
+    contended,
+    (3.0, 6.0),
+    ("blkio",),
+    settle_s=1.0,
+    touches={"writer": ("api-journal", "api-tables")},
+)

@@ -70,11 +70,35 @@ def without_descriptors(stage: Stage, fault: Fault) -> Iterator[Culprit]:
 
 
 KINDS = (
-    Kind("memory_pressure", "a cgroup's limit makes a program's pages go and come all the time", Size("share_kept", 0.5, 0.05), ("api-tables",),
-         (Right("memory", culprit=True), Right("memory")), pressed, (3.0, 6.0), ("memory",)),
-    Kind("oom_killed", "a program outgrows its cgroup's limit, and is killed", Size("duration_s", 3.0, 8.0), ("api-tables",),
-         (Right("resource_limit", "memory", culprit=True), Right("memory", "oom", culprit=True), Right("process_killed", culprit=True)),
-         out_of_memory, needs=("memory",)),
-    Kind("descriptors_exhausted", "a program may open no more files", Size("duration_s", 0.8, 6.0), ("api-http", "api-tls", "web"),
-         (Right("resource_limit", "fd", culprit=True), Right("resource_limit", "fd")), without_descriptors),
+    Kind(
+        "memory_pressure",
+        "a cgroup's limit makes a program's pages go and come all the time",
+        Size("share_kept", 0.5, 0.05),
+        ("api-tables",),
+        (Right("memory", culprit=True), Right("memory")),
+        pressed,
+        (3.0, 6.0),
+        ("memory",),
+    ),
+    Kind(
+        "oom_killed",
+        "a program outgrows its cgroup's limit, and is killed",
+        Size("duration_s", 3.0, 8.0),
+        ("api-tables",),
+        (
+            Right("resource_limit", "memory", culprit=True),
+            Right("memory", "oom", culprit=True),
+            Right("process_killed", culprit=True),
+        ),
+        out_of_memory,
+        needs=("memory",),
+    ),
+    Kind(
+        "descriptors_exhausted",
+        "a program may open no more files",
+        Size("duration_s", 0.8, 6.0),
+        ("api-http", "api-tls", "web"),
+        (Right("resource_limit", "fd", culprit=True), Right("resource_limit", "fd")),
+        without_descriptors,
+    ),
 )

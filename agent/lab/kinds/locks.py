@@ -30,9 +30,31 @@ def convoy(stage: Stage, fault: Fault) -> Iterator[Culprit]:
 
 
 _TOUCHES = {"hold-flock": ("state.flock",), "hold-posix": ("state.posix",)}
-CONVOY = Kind("lock_convoy", "another process takes a lock again and again", Size("hold_s", 0.02, 0.4), ("hold-flock", "hold-posix"),
-              (Right("syscall", culprit=True),), convoy, (3.0, 6.0), touches=_TOUCHES)
-FLOCK = Kind("flock_held", "another process holds a file lock (flock)", Size("duration_s", 0.35, 5.0), ("hold-flock",),
-             (Right("syscall", "flock", culprit=True),), held, touches=_TOUCHES)
-POSIX = Kind("posix_lock_held", "another process holds a record lock (fcntl)", Size("duration_s", 0.35, 5.0), ("hold-posix",),
-             (Right("syscall", "fcntl", culprit=True),), held, touches=_TOUCHES)
+CONVOY = Kind(
+    "lock_convoy",
+    "another process takes a lock again and again",
+    Size("hold_s", 0.02, 0.4),
+    ("hold-flock", "hold-posix"),
+    (Right("syscall", culprit=True),),
+    convoy,
+    (3.0, 6.0),
+    touches=_TOUCHES,
+)
+FLOCK = Kind(
+    "flock_held",
+    "another process holds a file lock (flock)",
+    Size("duration_s", 0.35, 5.0),
+    ("hold-flock",),
+    (Right("syscall", "flock", culprit=True),),
+    held,
+    touches=_TOUCHES,
+)
+POSIX = Kind(
+    "posix_lock_held",
+    "another process holds a record lock (fcntl)",
+    Size("duration_s", 0.35, 5.0),
+    ("hold-posix",),
+    (Right("syscall", "fcntl", culprit=True),),
+    held,
+    touches=_TOUCHES,
+)

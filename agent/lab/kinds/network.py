@@ -34,7 +34,11 @@ def treated(setting: str, value: bool | None = None) -> Callable[[Stage, Fault],
 @contextmanager
 def by_netem(stage: Stage, fault: Fault) -> Iterator[Culprit]:
     """The kernel's own: what the node sends to the far side is delayed, or lost, before it is on the link."""
-    what = ("delay", f"{fault.size * 1e3:.3f}ms") if fault.kind == "netem_delay" else ("loss", "random", f"{fault.size:.2%}")
+    what = (
+        ("delay", f"{fault.size * 1e3:.3f}ms")
+        if fault.kind == "netem_delay"
+        else ("loss", "random", f"{fault.size:.2%}")
+    )
     try:
         stage.node.run("tc", "qdisc", "replace", "dev", DEVICE, "root", "netem", *what)
     except subprocess.CalledProcessError as error:
@@ -49,13 +53,81 @@ _TOUCHES = {"all": ("link",), "redis": ("redis-far",), "tls": ("nginx",), "http"
 _ANY = ("all", "redis", "tls", "http")
 _LOST = (Right("network_loss"),)
 KINDS = (
-    Kind("network_delay", "packets take longer", Size("delay_s", 0.01, 0.4), _ANY, (Right("network_rtt"),), treated("delay_s"), (3.0, 8.0), touches=_TOUCHES),
-    Kind("network_jitter", "packets take longer, each another time", Size("jitter_s", 0.03, 0.5), _ANY, (Right("network_rtt"),), treated("jitter_s"), (3.0, 8.0), touches=_TOUCHES),
-    Kind("network_loss", "packets are lost", Size("loss", 0.05, 0.5), _ANY, _LOST, treated("loss"), (4.0, 8.0), touches=_TOUCHES),
-    Kind("network_cut", "no packet arrives", Size("duration_s", 0.3, 5.0), _ANY, _LOST, treated("cut", value=True), touches=_TOUCHES),
-    Kind("network_reset", "connections are reset", Size("duration_s", 0.2, 4.0), _ANY, (Right("network_loss", "reset"), Right("broker_down")), treated("reset", value=True),
-         touches=_TOUCHES),
-    Kind("netem_delay", "netem delays packets", Size("delay_s", 0.02, 0.4), ("link",), (Right("network_rtt"),), by_netem, (3.0, 8.0), ("throwaway_vm",)),
-    Kind("netem_loss", "netem loses packets", Size("loss", 0.1, 0.5), ("link",), _LOST, by_netem, (4.0, 8.0), ("throwaway_vm",)),
-    Kind("dns_lossy", "the DNS server's packets are lost", Size("loss", 0.2, 0.8), ("dns",), (Right("dns"), Right("network_loss")), treated("loss"), (5.0, 9.0)),
+    Kind(
+        "network_delay",
+        "packets take longer",
+        Size("delay_s", 0.01, 0.4),
+        _ANY,
+        (Right("network_rtt"),),
+        treated("delay_s"),
+        (3.0, 8.0),
+        touches=_TOUCHES,
+    ),
+    Kind(
+        "network_jitter",
+        "packets take longer, each another time",
+        Size("jitter_s", 0.03, 0.5),
+        _ANY,
+        (Right("network_rtt"),),
+        treated("jitter_s"),
+        (3.0, 8.0),
+        touches=_TOUCHES,
+    ),
+    Kind(
+        "network_loss",
+        "packets are lost",
+        Size("loss", 0.05, 0.5),
+        _ANY,
+        _LOST,
+        treated("loss"),
+        (4.0, 8.0),
+        touches=_TOUCHES,
+    ),
+    Kind(
+        "network_cut",
+        "no packet arrives",
+        Size("duration_s", 0.3, 5.0),
+        _ANY,
+        _LOST,
+        treated("cut", value=True),
+        touches=_TOUCHES,
+    ),
+    Kind(
+        "network_reset",
+        "connections are reset",
+        Size("duration_s", 0.2, 4.0),
+        _ANY,
+        (Right("network_loss", "reset"), Right("broker_down")),
+        treated("reset", value=True),
+        touches=_TOUCHES,
+    ),
+    Kind(
+        "netem_delay",
+        "netem delays packets",
+        Size("delay_s", 0.02, 0.4),
+        ("link",),
+        (Right("network_rtt"),),
+        by_netem,
+        (3.0, 8.0),
+        ("throwaway_vm",),
+    ),
+    Kind(
+        "netem_loss",
+        "netem loses packets",
+        Size("loss", 0.1, 0.5),
+        ("link",),
+        _LOST,
+        by_netem,
+        (4.0, 8.0),
+        ("throwaway_vm",),
+    ),
+    Kind(
+        "dns_lossy",
+        "the DNS server's packets are lost",
+        Size("loss", 0.2, 0.8),
+        ("dns",),
+        (Right("dns"), Right("network_loss")),
+        treated("loss"),
+        (5.0, 9.0),
+    ),
 )

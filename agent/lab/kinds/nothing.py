@@ -14,4 +14,6 @@ def nothing(_stage: Stage, _fault: Fault) -> Iterator[Culprit]:
     yield Culprit()
 
 
-NOTHING = Kind("nothing", "nothing is injected", Size("duration_s", 8.0, 40.0), ("all",), (), nothing, touches={"all": ()})
+NOTHING = Kind(
+    "nothing", "nothing is injected", Size("duration_s", 8.0, 40.0), ("all",), (), nothing, touches={"all": ()}
+)

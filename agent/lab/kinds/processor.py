@@ -76,9 +76,33 @@ def throttled(stage: Stage, fault: Fault) -> Iterator[Culprit]:
         (place / ("cpu.max" if modern else "cpu.cfs_quota_us")).write_text(f"max {PERIOD_US}" if modern else "-1")
 
 
-HOG = Kind("cpu_hog", "others take the processors, by priority", Size("times", 90.0, 340.0), ("api-tls", "api-tls12", "api-redis", "api-http", "goapi"),
-           (Right("cpu", "preempted", culprit=True), Right("cpu")), hogged, (2.0, 5.0))
-OUTWEIGHED = Kind("cpu_outweighed", "another cgroup takes the processors, by its share", Size("times", 16, 90), ("hogs",), HOG.right, outweighed, (2.0, 5.0),
-                  ("cpu",), touches={"hogs": ()})
-THROTTLED = Kind("cpu_throttled", "a cgroup's quota withholds the processor", Size("share", 0.02, 0.005), ("api-tables", "goapi", "api-tls"),
-                 (Right("cpu", "throttled"),), throttled, (3.0, 6.0), ("cpu",))
+HOG = Kind(
+    "cpu_hog",
+    "others take the processors, by priority",
+    Size("times", 90.0, 340.0),
+    ("api-tls", "api-tls12", "api-redis", "api-http", "goapi"),
+    (Right("cpu", "preempted", culprit=True), Right("cpu")),
+    hogged,
+    (2.0, 5.0),
+)
+OUTWEIGHED = Kind(
+    "cpu_outweighed",
+    "another cgroup takes the processors, by its share",
+    Size("times", 16, 90),
+    ("hogs",),
+    HOG.right,
+    outweighed,
+    (2.0, 5.0),
+    ("cpu",),
+    touches={"hogs": ()},
+)
+THROTTLED = Kind(
+    "cpu_throttled",
+    "a cgroup's quota withholds the processor",
+    Size("share", 0.02, 0.005),
+    ("api-tables", "goapi", "api-tls"),
+    (Right("cpu", "throttled"),),
+    throttled,
+    (3.0, 6.0),
+    ("cpu",),
+)

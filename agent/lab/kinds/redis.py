@@ -51,14 +51,24 @@ def busy(command: Command) -> Callable[[Stage, Fault], AbstractContextManager[Cu
 @contextmanager
 def full_of_clients(stage: Stage, fault: Fault) -> Iterator[Culprit]:
     """It lets nobody in: all clients are thrown out, and come back to a server that is full with whoever did that."""
-    with told(stage, fault, (("CONFIG", "SET", "maxclients", 1), ("CLIENT", "KILL", "TYPE", "normal")), ("CONFIG", "SET", "maxclients", 10000)):
+    with told(
+        stage,
+        fault,
+        (("CONFIG", "SET", "maxclients", 1), ("CLIENT", "KILL", "TYPE", "normal")),
+        ("CONFIG", "SET", "maxclients", 10000),
+    ):
         yield Culprit(fault.target)
 
 
 @contextmanager
 def refusing(stage: Stage, fault: Fault) -> Iterator[Culprit]:
     """It listens elsewhere: all clients are thrown out, and find nobody where it was."""
-    with told(stage, fault, (("CONFIG", "SET", "port", PORT + 1), ("CLIENT", "KILL", "TYPE", "normal")), ("CONFIG", "SET", "port", PORT)):
+    with told(
+        stage,
+        fault,
+        (("CONFIG", "SET", "port", PORT + 1), ("CLIENT", "KILL", "TYPE", "normal")),
+        ("CONFIG", "SET", "port", PORT),
+    ):
         yield Culprit(fault.target)
 
 
@@ -77,7 +87,9 @@ def read_only(stage: Stage, fault: Fault) -> Iterator[Culprit]:
 
 
 @contextmanager
-def told(stage: Stage, fault: Fault, commands: tuple[tuple[object, ...], ...], after: tuple[object, ...]) -> Iterator[None]:
+def told(
+    stage: Stage, fault: Fault, commands: tuple[tuple[object, ...], ...], after: tuple[object, ...]
+) -> Iterator[None]:
     """By one connection, which stays: a server that is full lets no other in to undo it."""
     address, space = PLACES[fault.target], "far" if fault.target.endswith("far") else "node"
     done_r, done_w = os.pipe()
@@ -103,14 +115,60 @@ _SLOW = (Right("broker_slow"),)
 #: A list is made, and sorted.
 BIG_KEY = "for i = 1, ARGV[1] do redis.call('RPUSH', 'big', i) end redis.call('SORT', 'big', 'ALPHA', 'LIMIT', 0, 1) return redis.call('DEL', 'big')"
 KINDS = (
-    Kind("broker_script", "a script blocks Redis", Size("duration_s", 0.15, 4.0), _ALL, _SLOW, busy(lambda s: ("EVAL", BLOCKING, 0, int(s * 1000)))),
-    Kind("broker_sleep", "Redis sleeps (DEBUG SLEEP)", Size("duration_s", 0.15, 4.0), _ALL, _SLOW, busy(lambda s: ("DEBUG", "SLEEP", f"{s:.3f}"))),
-    Kind("broker_big_key", "Redis sorts a big key", Size("elements", 2e5, 2e6), _ALL, _SLOW, busy(lambda n: ("EVAL", BIG_KEY, 0, int(n)))),
-    Kind("broker_full_clients", "Redis takes no more clients", Size("duration_s", 0.5, 6.0), _ALL,
-         (Right("resource_limit", "clients"), Right("broker_down")), full_of_clients),
-    Kind("broker_refusing", "Redis runs, but connections to it are refused", Size("duration_s", 0.5, 6.0), _ALL, (Right("broker_down"),), refusing),
-    Kind("broker_full_memory", "Redis refuses to write: its memory is full", Size("duration_s", 1.0, 6.0), ("redis",),
-         (Right("resource_limit", "memory"),), full_of_data),
-    Kind("broker_read_only", "Redis refuses to write: it is a replica without a primary", Size("duration_s", 0.5, 6.0), _ALL,
-         (Right("failover", culprit=True), Right("broker_down")), read_only),
+    Kind(
+        "broker_script",
+        "a script blocks Redis",
+        Size("duration_s", 0.15, 4.0),
+        _ALL,
+        _SLOW,
+        busy(lambda s: ("EVAL", BLOCKING, 0, int(s * 1000))),
+    ),
+    Kind(
+        "broker_sleep",
+        "Redis sleeps (DEBUG SLEEP)",
+        Size("duration_s", 0.15, 4.0),
+        _ALL,
+        _SLOW,
+        busy(lambda s: ("DEBUG", "SLEEP", f"{s:.3f}")),
+    ),
+    Kind(
+        "broker_big_key",
+        "Redis sorts a big key",
+        Size("elements", 2e5, 2e6),
+        _ALL,
+        _SLOW,
+        busy(lambda n: ("EVAL", BIG_KEY, 0, int(n))),
+    ),
+    Kind(
+        "broker_full_clients",
+        "Redis takes no more clients",
+        Size("duration_s", 0.5, 6.0),
+        _ALL,
+        (Right("resource_limit", "clients"), Right("broker_down")),
+        full_of_clients,
+    ),
+    Kind(
+        "broker_refusing",
+        "Redis runs, but connections to it are refused",
+        Size("duration_s", 0.5, 6.0),
+        _ALL,
+        (Right("broker_down"),),
+        refusing,
+    ),
+    Kind(
+        "broker_full_memory",
+        "Redis refuses to write: its memory is full",
+        Size("duration_s", 1.0, 6.0),
+        ("redis",),
+        (Right("resource_limit", "memory"),),
+        full_of_data,
+    ),
+    Kind(
+        "broker_read_only",
+        "Redis refuses to write: it is a replica without a primary",
+        Size("duration_s", 0.5, 6.0),
+        _ALL,
+        (Right("failover", culprit=True), Right("broker_down")),
+        read_only,
+    ),
 )

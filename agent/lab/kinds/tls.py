@@ -32,7 +32,10 @@ def slow(stage: Stage, fault: Fault) -> Iterator[Culprit]:
 @contextmanager
 def slow_clients(stage: Stage, fault: Fault) -> Iterator[Culprit]:
     """More of them than the server has workers."""
-    pids = tuple(stage.crew.fork(lambda: _ask_slowly(fault.target, fault.size), GUESTS, "node", "lab-slowpoke", root=False) for _ in range(WORKERS + 1))
+    pids = tuple(
+        stage.crew.fork(lambda: _ask_slowly(fault.target, fault.size), GUESTS, "node", "lab-slowpoke", root=False)
+        for _ in range(WORKERS + 1)
+    )
     try:
         yield Culprit("lab-slowpoke", pids=pids)
     finally:
@@ -85,7 +88,23 @@ def _gone() -> bytes:
 
 
 _SLOW, _MORE_S = (Right("tls", culprit=True), Right("tls")), (2.0, 6.0)
-FLIGHT = Kind("tls_flight_slow", "a TLS server takes long before one of its flights", Size("delay_s", 0.04, 1.5), ("flight1", "flight2"), _SLOW, slow, _MORE_S,
-              touches=dict.fromkeys(("flight1", "flight2"), ("tls-server",)))
-CLIENTS = Kind("tls_clients_slow", "clients take long before a part of their handshakes, and all workers of a TLS server wait for them", Size("delay_s", 0.1, 1.5),
-               BEFORE, _SLOW, slow_clients, _MORE_S, touches=dict.fromkeys(BEFORE, ("tls-server",)))
+FLIGHT = Kind(
+    "tls_flight_slow",
+    "a TLS server takes long before one of its flights",
+    Size("delay_s", 0.04, 1.5),
+    ("flight1", "flight2"),
+    _SLOW,
+    slow,
+    _MORE_S,
+    touches=dict.fromkeys(("flight1", "flight2"), ("tls-server",)),
+)
+CLIENTS = Kind(
+    "tls_clients_slow",
+    "clients take long before a part of their handshakes, and all workers of a TLS server wait for them",
+    Size("delay_s", 0.1, 1.5),
+    BEFORE,
+    _SLOW,
+    slow_clients,
+    _MORE_S,
+    touches=dict.fromkeys(BEFORE, ("tls-server",)),
+)

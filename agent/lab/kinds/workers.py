@@ -10,7 +10,9 @@ from agent.lab.kind import Culprit, Fault, Kind, Right, Size
 from agent.lab.stage.stage import Stage
 
 
-def told(setting: str, value: Callable[[Fault, Any], Any], programs: tuple[str, ...] = ()) -> Callable[[Stage, Fault], AbstractContextManager[Culprit]]:
+def told(
+    setting: str, value: Callable[[Fault, Any], Any], programs: tuple[str, ...] = ()
+) -> Callable[[Stage, Fault], AbstractContextManager[Culprit]]:
     """The target (or ``programs``) gets another value of a setting; ``value`` makes it of the fault and the usual one."""
 
     @contextmanager
@@ -33,23 +35,95 @@ _CONSUMERS = ("consumer1", "consumer2", "consumer3")
 ALLOWED = {"api-redis": 40.0, "api-redis-far": 40.0, "callers": 30.0}
 _SLOW = Size("delay_s", 0.03, 1.0)
 KINDS = (
-    Kind("consumers_slow", "all consumers work slowly", Size("work_s", 0.4, 3.0), ("consumers",), (Right("consumer_slow"),),
-         told("work_s", lambda f, _: f.size, _CONSUMERS), (6.0, 12.0), settle_s=3.0, touches={"consumers": ("group",)}),
-    Kind("message_held", "one consumer holds what it took for long", Size("duration_s", 3.0, 14.0), _CONSUMERS,
-         (Right("consumer_slow", culprit=True), Right("consumer_stopped", culprit=True)), told("work_s", lambda f, _: f.size)),
-    Kind("producer_burst", "many more messages than usual", Size("times", 18.0, 36.0), ("producer",), (Right("load", culprit=True), Right("load")),
-         told("per_s", lambda f, usual: usual * f.size), (2.5, 4.5), settle_s=8.0),
-    Kind("overload", "more is asked of a limiter than it allows", Size("of_limit", 1.4, 4.5), tuple(ALLOWED), (Right("load"),),
-         told("per_s", lambda f, _: ALLOWED[f.target] * f.size), (4.0, 8.0)),
-    Kind("limit_lowered", "a limiter allows less", Size("share", 0.1, 0.45), ("api-redis", "api-redis-other"), (Right("config"),),
-         told("limit", lambda f, usual: max(1, int(usual * f.size))), (4.0, 8.0)),
-    Kind("upstream_slow", "the HTTP server that others ask answers slowly", _SLOW, ("upstream",), (Right("broker_slow", culprit=True), Right("broker_slow")),
-         told("delay_s", lambda f, _: f.size), (3.0, 8.0)),
-    Kind("dns_slow", "the DNS server answers slowly", _SLOW, ("dns",), (Right("dns", culprit=True), Right("dns")), told("delay_s", lambda f, _: f.size), (3.0, 8.0)),
-    Kind("acceptor_slow", "a server takes long for each connection, and its accept queue fills", Size("work_s", 0.07, 0.6), ("web",),
-         (Right("accept_overflow", culprit=True), Right("accept_overflow")), told("work_s", lambda f, _: f.size), (4.0, 8.0), settle_s=2.0),
-    Kind("receiver_not_reading", "a receiver does not read", Size("duration_s", 0.5, 6.0), ("receiver",), (Right("process_stopped", culprit=True), Right("peer_stopped", culprit=True)),
-         told("reading", lambda _f, _u: False)),
-    Kind("sender_not_sending", "a sender sends nothing", Size("duration_s", 0.5, 6.0), ("sender",), (Right("process_stopped", culprit=True), Right("peer_stopped", culprit=True)),
-         told("sending", lambda _f, _u: False)),
+    Kind(
+        "consumers_slow",
+        "all consumers work slowly",
+        Size("work_s", 0.4, 3.0),
+        ("consumers",),
+        (Right("consumer_slow"),),
+        told("work_s", lambda f, _: f.size, _CONSUMERS),
+        (6.0, 12.0),
+        settle_s=3.0,
+        touches={"consumers": ("group",)},
+    ),
+    Kind(
+        "message_held",
+        "one consumer holds what it took for long",
+        Size("duration_s", 3.0, 14.0),
+        _CONSUMERS,
+        (Right("consumer_slow", culprit=True), Right("consumer_stopped", culprit=True)),
+        told("work_s", lambda f, _: f.size),
+    ),
+    Kind(
+        "producer_burst",
+        "many more messages than usual",
+        Size("times", 18.0, 36.0),
+        ("producer",),
+        (Right("load", culprit=True), Right("load")),
+        told("per_s", lambda f, usual: usual * f.size),
+        (2.5, 4.5),
+        settle_s=8.0,
+    ),
+    Kind(
+        "overload",
+        "more is asked of a limiter than it allows",
+        Size("of_limit", 1.4, 4.5),
+        tuple(ALLOWED),
+        (Right("load"),),
+        told("per_s", lambda f, _: ALLOWED[f.target] * f.size),
+        (4.0, 8.0),
+    ),
+    Kind(
+        "limit_lowered",
+        "a limiter allows less",
+        Size("share", 0.1, 0.45),
+        ("api-redis", "api-redis-other"),
+        (Right("config"),),
+        told("limit", lambda f, usual: max(1, int(usual * f.size))),
+        (4.0, 8.0),
+    ),
+    Kind(
+        "upstream_slow",
+        "the HTTP server that others ask answers slowly",
+        _SLOW,
+        ("upstream",),
+        (Right("broker_slow", culprit=True), Right("broker_slow")),
+        told("delay_s", lambda f, _: f.size),
+        (3.0, 8.0),
+    ),
+    Kind(
+        "dns_slow",
+        "the DNS server answers slowly",
+        _SLOW,
+        ("dns",),
+        (Right("dns", culprit=True), Right("dns")),
+        told("delay_s", lambda f, _: f.size),
+        (3.0, 8.0),
+    ),
+    Kind(
+        "acceptor_slow",
+        "a server takes long for each connection, and its accept queue fills",
+        Size("work_s", 0.07, 0.6),
+        ("web",),
+        (Right("accept_overflow", culprit=True), Right("accept_overflow")),
+        told("work_s", lambda f, _: f.size),
+        (4.0, 8.0),
+        settle_s=2.0,
+    ),
+    Kind(
+        "receiver_not_reading",
+        "a receiver does not read",
+        Size("duration_s", 0.5, 6.0),
+        ("receiver",),
+        (Right("process_stopped", culprit=True), Right("peer_stopped", culprit=True)),
+        told("reading", lambda _f, _u: False),
+    ),
+    Kind(
+        "sender_not_sending",
+        "a sender sends nothing",
+        Size("duration_s", 0.5, 6.0),
+        ("sender",),
+        (Right("process_stopped", culprit=True), Right("peer_stopped", culprit=True)),
+        told("sending", lambda _f, _u: False),
+    ),
 )

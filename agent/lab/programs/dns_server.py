@@ -26,7 +26,9 @@ def answer(query: bytes, by_tcp: bool) -> bytes:
     wanted = struct.unpack_from("!H", question, len(question) - 4)[0]
     cut = not by_tcp and question[:5] == b"\x04long"
     records = b"\xc0\x0c\0\x01\0\x01\0\0\0\0\0\x04" + socket.inet_aton(FAR) if wanted == 1 and not cut else b""
-    return query[:2] + struct.pack("!5H", 0x8580 | (_TRUNCATED if cut else 0), 1, bool(records), 0, 0) + question + records
+    return (
+        query[:2] + struct.pack("!5H", 0x8580 | (_TRUNCATED if cut else 0), 1, bool(records), 0, 0) + question + records
+    )
 
 
 def serve(run: Run) -> None:

@@ -19,7 +19,14 @@ def build(shared: Path) -> None:
     work.mkdir()
     failed = ""
     for environment in ways(work):
-        done = subprocess.run(["go", "build", "-o", str(shared / "goapi"), "."], cwd=_SOURCE, env=environment, check=False, capture_output=True, text=True)
+        done = subprocess.run(
+            ["go", "build", "-o", str(shared / "goapi"), "."],
+            cwd=_SOURCE,
+            env=environment,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
         if done.returncode == 0:
             return
         failed = done.stderr.strip()
@@ -28,7 +35,19 @@ def build(shared: Path) -> None:
 
 def serve(run: Run) -> None:
     program = str(run.shared / "goapi")
-    os.execv(program, [program, f"{LOOPBACK}:{PORT}", f"http://policy.lab:{upstream.PORT}/", f"{FAR}:{dns_server.PORT}"])
+    os.execv(
+        program, [program, f"{LOOPBACK}:{PORT}", f"http://policy.lab:{upstream.PORT}/", f"{FAR}:{dns_server.PORT}"]
+    )
 
 
-PROGRAMS = (Program("goapi", serve, names=(f"{LOOPBACK}:{PORT}",), server=True, uses=("upstream", "dns", "link"), comm="goapi", prepare=build),)
+PROGRAMS = (
+    Program(
+        "goapi",
+        serve,
+        names=(f"{LOOPBACK}:{PORT}",),
+        server=True,
+        uses=("upstream", "dns", "link"),
+        comm="goapi",
+        prepare=build,
+    ),
+)

@@ -24,6 +24,12 @@ def serve(name: str, run: Run) -> None:
 
 
 PROGRAMS = tuple(
-    Program(program, partial(serve, name), settings={"per_s": per_s, "limit": 20}, names=(f"lab:{program}",), uses=("upstream", "dns", "link"))
+    Program(
+        program,
+        partial(serve, name),
+        settings={"per_s": per_s, "limit": 20},
+        names=(f"lab:{program}",),
+        uses=("upstream", "dns", "link"),
+    )
     for program, name, per_s in (("api-http", "policy.lab", 8.0), ("api-dns-tcp", LONG, 4.0))
 )

@@ -47,6 +47,13 @@ def write(run: Run) -> None:
 
 
 PROGRAMS = (
-    Program("api-journal", serve, settings={"per_s": 15.0, "limit": 40}, names=("lab:api-journal",), uses=("disk",), group="disk"),
+    Program(
+        "api-journal",
+        serve,
+        settings={"per_s": 15.0, "limit": 40},
+        names=("lab:api-journal",),
+        uses=("disk",),
+        group="disk",
+    ),
     Program("writer", write, settings={"bytes": 1 << 16, "sync": False}, uses=("disk",), group="disk"),
 )

@@ -43,8 +43,16 @@ def hold(kind: str, run: Run) -> None:
 
 
 PROGRAMS = tuple(
-    p for kind in TAKE for p in (
-        Program(f"api-{kind}", partial(serve, kind), settings={"per_s": 15.0, "limit": 40}, names=(f"lab:api-{kind}",), uses=(f"state.{kind}",)),
+    p
+    for kind in TAKE
+    for p in (
+        Program(
+            f"api-{kind}",
+            partial(serve, kind),
+            settings={"per_s": 15.0, "limit": 40},
+            names=(f"lab:api-{kind}",),
+            uses=(f"state.{kind}",),
+        ),
         Program(f"hold-{kind}", partial(hold, kind), settings={"hold_s": 0.0005, "every_s": 1.0, "now": False}),
     )
 )

@@ -29,4 +29,13 @@ def serve(run: Run) -> None:
     decide(run, check)
 
 
-PROGRAMS = (Program("api-lookup", serve, settings={"per_s": 15.0, "limit": 40}, names=("lab:api-lookup",), uses=("disk",), group="disk"),)
+PROGRAMS = (
+    Program(
+        "api-lookup",
+        serve,
+        settings={"per_s": 15.0, "limit": 40},
+        names=("lab:api-lookup",),
+        uses=("disk",),
+        group="disk",
+    ),
+)

@@ -28,4 +28,8 @@ def serve(run: Run) -> None:
     decide(run, check)
 
 
-PROGRAMS = (Program("api-tables", serve, settings={"per_s": 15.0, "limit": 40, "grow": 0}, names=("lab:api-tables",), uses=("disk",)),)
+PROGRAMS = (
+    Program(
+        "api-tables", serve, settings={"per_s": 15.0, "limit": 40, "grow": 0}, names=("lab:api-tables",), uses=("disk",)
+    ),
+)

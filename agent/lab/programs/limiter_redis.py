@@ -23,7 +23,9 @@ def serve(address: str, run: Run) -> None:
 
     def check() -> int:
         try:
-            (left,) = client.pipeline([("EVAL", SCRIPT, 1, KEY, time.time_ns() // 1_000_000, 1000, run.settings["limit"], next(number))])
+            (left,) = client.pipeline(
+                [("EVAL", SCRIPT, 1, KEY, time.time_ns() // 1_000_000, 1000, run.settings["limit"], next(number))]
+            )
         except RedisDown as error:
             raise ConnectionError(str(error)) from error
         if isinstance(left, hiredis.ReplyError):
@@ -34,6 +36,12 @@ def serve(address: str, run: Run) -> None:
 
 
 PROGRAMS = tuple(
-    Program(f"api-{name}", partial(serve, address), settings={"per_s": 25.0, "limit": 40}, names=(f"lab:api-{name}",),
-            uses=(name, "clock", "link") if name.endswith("far") else (name, "clock")) for name, address in PLACES.items()
+    Program(
+        f"api-{name}",
+        partial(serve, address),
+        settings={"per_s": 25.0, "limit": 40},
+        names=(f"lab:api-{name}",),
+        uses=(name, "clock", "link") if name.endswith("far") else (name, "clock"),
+    )
+    for name, address in PLACES.items()
 )

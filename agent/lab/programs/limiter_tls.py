@@ -15,7 +15,10 @@ def serve(port: int, run: Run) -> None:
     context = ssl.create_default_context(cafile=str(run.shared / "tls.crt"))
 
     def check() -> int:
-        with socket.create_connection((FAR, port), timeout=10) as plain, context.wrap_socket(plain, server_hostname=FAR) as secure:
+        with (
+            socket.create_connection((FAR, port), timeout=10) as plain,
+            context.wrap_socket(plain, server_hostname=FAR) as secure,
+        ):
             secure.sendall(b"GET / HTTP/1.0\r\n\r\n")
             if not secure.recv(4096):
                 raise ConnectionError("no answer")
@@ -25,6 +28,8 @@ def serve(port: int, run: Run) -> None:
 
 
 PROGRAMS = tuple(
-    Program(name, partial(serve, port), settings={"per_s": 8.0, "limit": 20}, names=(f"lab:{name}",), uses=(server, "link"))
+    Program(
+        name, partial(serve, port), settings={"per_s": 8.0, "limit": 20}, names=(f"lab:{name}",), uses=(server, "link")
+    )
     for name, port, server in (("api-tls", nginx.PORT, "nginx"), ("api-tls12", tls_server.PORT, "tls-server"))
 )

@@ -8,7 +8,16 @@ from agent.lab.program import FAR, Program, Run
 from agent.lab.stage.link import Treatment
 from agent.lab.stage.wire import Forwarder
 
-USUAL = {"usual_s": 0.0005, "delay_s": 0.0, "jitter_s": 0.0, "loss": 0.0, "cut": False, "reset": False, "port": 0, "protocol": 0}
+USUAL = {
+    "usual_s": 0.0005,
+    "delay_s": 0.0,
+    "jitter_s": 0.0,
+    "loss": 0.0,
+    "cut": False,
+    "reset": False,
+    "port": 0,
+    "protocol": 0,
+}
 
 
 def forward(run: Run) -> None:

@@ -22,6 +22,13 @@ def serve(address: str, run: Run) -> None:
 
 
 PROGRAMS = tuple(
-    Program(name, partial(serve, address), "far" if address == FAR else "node", names=(f"{address}:{PORT}",), server=True, comm="redis-server")
+    Program(
+        name,
+        partial(serve, address),
+        "far" if address == FAR else "node",
+        names=(f"{address}:{PORT}",),
+        server=True,
+        comm="redis-server",
+    )
     for name, address in PLACES.items()
 )

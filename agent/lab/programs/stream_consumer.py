@@ -20,7 +20,9 @@ def consume(run: Run) -> None:
     me = run.program.name
     while True:
         try:
-            (got,) = client.pipeline([("XREADGROUP", "GROUP", GROUP, me, "COUNT", 4, "BLOCK", 1000, "STREAMS", STREAM, ">")])
+            (got,) = client.pipeline(
+                [("XREADGROUP", "GROUP", GROUP, me, "COUNT", 4, "BLOCK", 1000, "STREAMS", STREAM, ">")]
+            )
             if isinstance(got, hiredis.ReplyError):
                 (made,) = client.pipeline([("XGROUP", "CREATE", STREAM, GROUP, "$", "MKSTREAM")])
                 if isinstance(made, hiredis.ReplyError):  # it takes no writes
@@ -41,4 +43,7 @@ def consume(run: Run) -> None:
         run.log("handle", end_ns - age_ns, end_ns=end_ns)
 
 
-PROGRAMS = tuple(Program(f"consumer{n}", consume, settings={"work_s": 0.02}, names=NAMES, uses=("redis", "producer", "group")) for n in (1, 2, 3))
+PROGRAMS = tuple(
+    Program(f"consumer{n}", consume, settings={"work_s": 0.02}, names=NAMES, uses=("redis", "producer", "group"))
+    for n in (1, 2, 3)
+)

@@ -30,7 +30,11 @@ def produce(run: Run) -> None:
                 run.log("add", start_ns, "down")
             else:
                 owed -= n
-                run.log("add", start_ns, "refused_by_redis" if any(isinstance(r, hiredis.ReplyError) for r in replies) else "ok")
+                run.log(
+                    "add",
+                    start_ns,
+                    "refused_by_redis" if any(isinstance(r, hiredis.ReplyError) for r in replies) else "ok",
+                )
         time.sleep(0.05)
 
 

@@ -54,7 +54,14 @@ class Crew:
 
     def __init__(self, realm: Realm, spaces: Mapping[str, Namespace], groups: Cgroups, shared: Path, logs: Path, intake: Path,
                  ends: tuple[int, int], seed: int) -> None:  # fmt: skip
-        self._realm, self._spaces, self._groups, self._shared, self._logs, self._intake = realm, spaces, groups, shared, logs, intake
+        self._realm, self._spaces, self._groups, self._shared, self._logs, self._intake = (
+            realm,
+            spaces,
+            groups,
+            shared,
+            logs,
+            intake,
+        )
         self._ends, self._seed = ends, seed
         self._errors = os.open(logs / "errors.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -71,12 +78,22 @@ class Crew:
             if not program.root:
                 account = pwd.getpwnam("nobody")
                 os.chown(directory, account.pw_uid, account.pw_gid)
-            log = os.open(self._logs / f"{program.name}.ndjson", os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            log = os.open(
+                self._logs / f"{program.name}.ndjson", os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644
+            )
             member = self.members[program.name] = Member(program, directory, log)
         settings_r, settings_w = os.pipe()
         run = Run(program, member.directory, self._shared, self._intake, self._ends, self._seed)
         started_ns = boot_ns()
-        pid = self.fork(lambda: program.body(run), program.group or program.name, program.space, member.comm, program.root, settings_r, member.log)
+        pid = self.fork(
+            lambda: program.body(run),
+            program.group or program.name,
+            program.space,
+            member.comm,
+            program.root,
+            settings_r,
+            member.log,
+        )
         os.close(settings_r)
         if member.settings >= 0:
             os.close(member.settings)
@@ -84,13 +101,17 @@ class Crew:
         member.lives.append(Life(pid, started_ns))
         return member
 
-    def fork(self, body: Callable[[], None], group: str, space: str, comm: str, root: bool, stdin: int = -1, log: int = -1) -> int:
+    def fork(
+        self, body: Callable[[], None], group: str, space: str, comm: str, root: bool, stdin: int = -1, log: int = -1
+    ) -> int:
         """A process of the realm; its pid, as the host knows it. group: the cgroups' child."""
         keep = list(self._ends) if root else []
 
         def inside() -> None:
             os.setpgid(0, 0)
-            for number, fd in enumerate((stdin if stdin >= 0 else self._null, self._null, self._errors, log if log >= 0 else self._null)):
+            for number, fd in enumerate(
+                (stdin if stdin >= 0 else self._null, self._null, self._errors, log if log >= 0 else self._null)
+            ):
                 os.dup2(fd, number, inheritable=True)
             sys.stdin = os.fdopen(0, closefd=False)  # the director's may be another's, or hold what it has read
             self._groups.enter(group)

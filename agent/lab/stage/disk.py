@@ -23,12 +23,18 @@ def make(image: Path) -> None:
     """A new, empty file system in a file. Raises CalledProcessError."""
     with image.open("wb") as file:
         file.truncate(SIZE_BYTES)
-    subprocess.run(["mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,nodiscard", "-m", "0", str(image)], check=True, capture_output=True)
+    subprocess.run(
+        ["mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,nodiscard", "-m", "0", str(image)],
+        check=True,
+        capture_output=True,
+    )
 
 
 def attach(image: Path) -> str:
     """Its loop device. Raises CalledProcessError."""
-    return subprocess.run(["losetup", "--find", "--show", str(image)], check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["losetup", "--find", "--show", str(image)], check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def mount(device: str, place: Path) -> None:
@@ -38,7 +44,12 @@ def mount(device: str, place: Path) -> None:
 
 def devices(image: Path) -> list[str]:
     """Loop devices that hold the file."""
-    told = subprocess.run(["losetup", "--noheadings", "--output", "NAME", "--associated", str(image)], check=False, capture_output=True, text=True)
+    told = subprocess.run(
+        ["losetup", "--noheadings", "--output", "NAME", "--associated", str(image)],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
     return told.stdout.split()
 
 

@@ -41,7 +41,9 @@ class Ledger:
         """Lets go of the lock; may be called twice."""
         if self._file.closed:
             return
-        fcntl.flock(self._file, fcntl.LOCK_UN)  # not by closing alone: a child between fork and exec holds the description too
+        fcntl.flock(
+            self._file, fcntl.LOCK_UN
+        )  # not by closing alone: a child between fork and exec holds the description too
         self._file.close()
 
 

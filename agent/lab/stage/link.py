@@ -38,7 +38,12 @@ def reset_of(data: bytes) -> bytes | None:
     flags = data[at + 13]
     if not flags & ACK or flags & RST:
         return None
-    source, destination, _sequence, acknowledged = data[at : at + 2], data[at + 2 : at + 4], data[at + 4 : at + 8], data[at + 8 : at + 12]
+    source, destination, _sequence, acknowledged = (
+        data[at : at + 2],
+        data[at + 2 : at + 4],
+        data[at + 4 : at + 8],
+        data[at + 8 : at + 12],
+    )
     segment = destination + source + acknowledged + bytes(4) + bytes((0x50, RST, 0, 0, 0, 0, 0, 0))
     addresses = data[16:20] + data[12:16]
     check = _checksum(addresses + bytes((0, 6)) + len(segment).to_bytes(2, "big") + segment)

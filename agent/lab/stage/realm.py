@@ -69,6 +69,7 @@ class Realm:
                 raise AgentError("the laboratory's namespaces could not be set up", why="see the message above")
         self._pids = os.open(f"/proc/{self.first}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._mounts = os.open(f"/proc/{self.first}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        self._root = os.open(f"/proc/{self.first}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     @contextmanager
     def forking(self) -> Iterator[None]:
@@ -82,10 +83,12 @@ class Realm:
     def enter_mounts(self) -> None:
         """The calling process, which must have one thread, for good."""
         checked(_libc.setns(self._mounts, _NEWNS), "setns")
+        os.fchdir(self._root)  # else the root would be the namespace's, also where ours is a directory of it (chroot)
+        os.chroot(".")
 
     def close(self) -> None:
         """Lets go of it: mounts last as long as somebody holds their namespace."""
-        for fd in (self._home, self._pids, self._mounts):
+        for fd in (self._home, self._pids, self._mounts, self._root):
             os.close(fd)
 
 

@@ -72,7 +72,9 @@ class Stage:
 
     def _set_up(self) -> None:
         self.shared.mkdir()
-        self.shared.chmod(0o777)  # locks and journals of user nobody; the way here is open to root only, but for those who know it
+        self.shared.chmod(
+            0o777
+        )  # locks and journals of user nobody; the way here is open to root only, but for those who know it
         make_certificate(self.shared, FAR)
         (self.shared / "tls.key").chmod(0o644)
         self.disk.mkdir()
@@ -81,7 +83,9 @@ class Stage:
         if with_disk:
             self._ledger.add("disk", self.image)
         for group in self.groups.made:
-            self._ledger.add("cgroup", group)  # after the disk: the latest is undone first, and what uses a disk must have ended
+            self._ledger.add(
+                "cgroup", group
+            )  # after the disk: the latest is undone first, and what uses a disk must have ended
         self.groups.make(GUESTS, "agent", *{p.group or name: None for name, p in self.programs.items()})
         if with_disk:
             disk.make(self.image)
@@ -103,7 +107,9 @@ class Stage:
         self.disk_speed(DISK_BYTES_PER_S)
         logs = self._out / "logs"
         logs.mkdir(parents=True, exist_ok=True)
-        self.crew = Crew(self._realm, {"node": self.node, "far": far}, self.groups, self.shared, logs, self.intake, ends, self._seed)
+        self.crew = Crew(
+            self._realm, {"node": self.node, "far": far}, self.groups, self.shared, logs, self.intake, ends, self._seed
+        )
         self.children.append(lambda: self.crew.pids)
         self._held.callback(self.crew.close)
         for program in sorted(self.programs.values(), key=lambda p: not p.server):
@@ -124,9 +130,13 @@ class Stage:
         self.groups.enter(GUESTS)
         if self.device:
             disk.mount(self.device, self.disk)
-            subprocess.run(["losetup", "--detach", self.device], check=False, capture_output=True)  # when it is no longer mounted
+            subprocess.run(
+                ["losetup", "--detach", self.device], check=False, capture_output=True
+            )  # when it is no longer mounted
             self.disk.chmod(0o777)
-        subprocess.run(["mount", "--bind", str(self.shared / "resolv.conf"), os.path.realpath("/etc/resolv.conf")], check=True)
+        subprocess.run(
+            ["mount", "--bind", str(self.shared / "resolv.conf"), os.path.realpath("/etc/resolv.conf")], check=True
+        )
 
     def disk_speed(self, bytes_per_s: int, reads: bool = False) -> None:
         """How fast the run's disk writes, or reads (0: as fast as it can), for the programs that share it; without the controller as fast as it can."""
@@ -149,7 +159,9 @@ class Stage:
             return f"no word {wallclock.WORD} on this kernel's command line"
         return f"no cgroup controller {', '.join(missing)}" if missing else ""
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """By the janitor, as after a kill: there is one way to clean up, and each run goes it. Raises AgentError where something is left."""
         self._ledger.close()
         self._held.close()

@@ -37,7 +37,9 @@ class Packet:
         at = (data[0] & 15) * 4 if version == 4 else 40
         self.protocol = data[9] if version == 4 else data[6]
         self.flags, self.payload_bytes = 0, 0
-        self.ports: tuple[int, ...] = struct.unpack_from("!2H", data, at) if self.protocol in (6, 17) and len(data) >= at + 4 else ()
+        self.ports: tuple[int, ...] = (
+            struct.unpack_from("!2H", data, at) if self.protocol in (6, 17) and len(data) >= at + 4 else ()
+        )
         if self.protocol == 6:
             self.flags = data[at + 13]
             self.payload_bytes = len(data) - at - (data[at + 12] >> 4) * 4

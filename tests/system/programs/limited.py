@@ -21,7 +21,12 @@ while True:
     start_ns = time.perf_counter_ns()
     redis.sendall(b"PING\r\n")
     redis.recv(100)
-    told = {"limiter": limiter, "result": "allowed", "duration_ns": time.perf_counter_ns() - start_ns, "tid": threading.get_native_id()}
+    told = {
+        "limiter": limiter,
+        "result": "allowed",
+        "duration_ns": time.perf_counter_ns() - start_ns,
+        "tid": threading.get_native_id(),
+    }
     with contextlib.suppress(OSError):
         reports.sendto(json.dumps(told).encode(), socket.MSG_DONTWAIT, intake)
     time.sleep(0.02)

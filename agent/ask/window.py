@@ -1,0 +1,119 @@
+"""Time bounds of a query: ``90s 5m 2h 1d``, ISO 8601, ``@SECONDS`` since 1970, ``boot+SECONDS``."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+
+from agent.columns import NULL_I64
+from agent.errors import USAGE, AgentError
+
+#: The SQL function that turns (boot_id, t_ns) into a struct of the wall columns (agent/store/query.py).
+WALL = "tickscope_wall"
+_RELATIVE = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)(?: +ago)?")
+_BOOT = re.compile(r"boot\+(\d+(?:\.\d+)?)s?")
+_UNIX = re.compile(r"@(\d+(?:\.\d+)?)")
+_BELOW_US = re.compile(r"[.,](\d{7,9})\d*")  # which datetime leaves out
+_UNIT_NS = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}
+
+
+def this_boot() -> str:
+    """The boot id of the running kernel."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One end of a window. boot_id and t_ns: rows of that boot compare their CLOCK_BOOTTIME; wall_ns: all other rows
+    compare their wall time, or match never where it is None."""
+
+    boot_id: str | None
+    t_ns: int
+    wall_ns: int | None
+
+    def compare(
+        self,
+        op: Callable[[np.ndarray, int], np.ndarray],
+        boot_id: str,
+        t_ns: np.ndarray,
+        wall: Callable[[np.ndarray], np.ndarray],
+    ) -> np.ndarray:
+        """As ``sql``, for times of one boot (CLOCK_BOOTTIME ns, shape (n,)). wall: gives their wall times, Unix ns, NULL_I64 where not known."""
+        if self.boot_id == boot_id:
+            return op(t_ns, self.t_ns)
+        if self.wall_ns is None:
+            return np.zeros(len(t_ns), bool)
+        walls = wall(t_ns)
+        kept: np.ndarray = op(walls, self.wall_ns) & (walls != NULL_I64)
+        return kept
+
+    def sql(self, op: str, t: str = "t_ns") -> str:
+        """A condition on a row's boot_id and the SQL expression ``t`` (CLOCK_BOOTTIME ns)."""
+        wall = "false" if self.wall_ns is None else f"{WALL}(boot_id, {t}).wall_ns {op} {self.wall_ns}"
+        if self.boot_id is None:
+            return f"({wall})"
+        return f"(CASE WHEN boot_id = '{self.boot_id}' THEN {t} {op} {self.t_ns} ELSE {wall} END)"
+
+
+def parse(text: str, boots: list[str], end: tuple[str, int] | None = None) -> Bound:
+    """boots: those of the store, oldest first; ``boot+S`` means this boot or, where the store has no row of it (a copy),
+    its newest. end: (boot id, CLOCK_BOOTTIME ns) from which relative times count back; by default now. A time without zone is local.
+    Raises AgentError (exit 2)."""
+    text = text.strip()
+    boot = this_boot()
+    if match := _RELATIVE.fullmatch(text):
+        back = int(float(match[1]) * _UNIT_NS[match[2]])
+        if end is not None:
+            return Bound(end[0], end[1] - back, None)
+        return Bound(boot, time.clock_gettime_ns(time.CLOCK_BOOTTIME) - back, time.time_ns() - back)
+    if match := _BOOT.fullmatch(text):
+        newest = boot if boot in boots or not boots else boots[-1]
+        return Bound(newest, int(Decimal(match[1]) * 10**9), None)
+    if match := _UNIX.fullmatch(text):
+        return Bound(None, 0, int(Decimal(match[1]) * 10**9))
+    try:
+        moment = datetime.fromisoformat(text)
+        seconds = int(moment.replace(microsecond=0).timestamp())
+    except (ValueError, OverflowError) as error:
+        raise AgentError(
+            f"cannot read the time {text!r}",
+            remedy="use 90s, 5m, 2h, 1d, 2025-01-31T12:00:00, @SECONDS, or boot+SECONDS",
+            exit_code=USAGE,
+        ) from error
+    digits = _BELOW_US.search(text)
+    return Bound(None, 0, seconds * 10**9 + (int(digits[1].ljust(9, "0")) if digits else moment.microsecond * 1000))
+
+
+@dataclass(frozen=True)
+class Window:
+    """since inclusive, until exclusive; None is open."""
+
+    since: Bound | None = None
+    until: Bound | None = None
+
+    def rows(self) -> list[str]:
+        """Conditions on a row's own time."""
+        return [b.sql(op) for b, op in ((self.since, ">="), (self.until, "<")) if b is not None]
+
+    def overlaps(self, first: str, last: str) -> list[str]:
+        """Conditions on an interval given by two SQL expressions, CLOCK_BOOTTIME ns: that it overlaps the window."""
+        return [b.sql(op, t) for b, op, t in ((self.since, ">=", last), (self.until, "<", first)) if b is not None]
+
+    def covers(self, boot_id: str, low_ns: int, high_ns: int) -> bool:
+        """True where all rows of that boot between these times lie inside, as far as that can be told without the offset history."""
+        after = self.since is None or (self.since.boot_id == boot_id and low_ns >= self.since.t_ns)
+        before = self.until is None or (self.until.boot_id == boot_id and high_ns < self.until.t_ns)
+        return after and before
+
+    def misses(self, boot_id: str, low_ns: int, high_ns: int) -> bool:
+        """True where no row of that boot between these times can lie inside, so that its file need not be opened."""
+        before = self.since is not None and self.since.boot_id == boot_id and high_ns < self.since.t_ns
+        after = self.until is not None and self.until.boot_id == boot_id and low_ns >= self.until.t_ns
+        return before or after

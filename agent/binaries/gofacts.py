@@ -1,0 +1,196 @@
+"""What can be probed in a Go program, by the declarations of limiter libraries, and which limiters it contains beside those. For the examiner."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from agent.binaries import gobuild
+from agent.binaries.elf import X86_64, ElfError, contains_32
+from agent.binaries.gosym import Function, GoBinary
+from agent.limiters import catalogue
+from agent.limiters.library import ROLES, Seen
+from agent.limiters.library import Function as Declared
+
+REGISTER_ABI_MINOR = 17
+#: What a function with a frame starts with (cmd/internal/obj/x86, stacksplit): CMPQ SP, 16(R14), or LEAQ -n(SP), R12 for a large one.
+_PROLOGUES = (b"\x49\x3b\x66\x10", b"\x4c\x8d\x64\x24", b"\x4c\x8d\xa4\x24")
+#: An element of the path of a package that limits (``ratelimit``, ``go-limiter``, ``redis_rate``), maybe with a version behind it.
+_LIMITER = re.compile(
+    rb"(?:[\w~-]*[_-])?(?:rate[_-]?limit(?:er|ers|ing|s)?|limiters?|throttled?|tollbooth|redis_rate|leaky-?bucket|token-?bucket|slidingwindow|"
+    rb"sentinel-golang|gubernator)(?:\.v\d+)?"
+)
+_HINT = re.compile(rb"limit|throttle|tollbooth|redis_rate|bucket|slidingwindow|sentinel-golang|gubernator")
+MOST_OTHERS, MOST_RETURNS = 4, 256
+#: Where the net package's own resolver looks a name up, after it has seen that it is no address; with these arguments since go1.18.
+LOOKUP, LOOKUP_MINOR = b"net.(*Resolver).goLookupIPCNAMEOrder", 18
+
+
+@dataclass
+class Probed:
+    """What can be attached in a Go binary of a library that it contains. library: empty where it is not known which. state, reason and remedy as in probe_status; sites:
+    (program, file offsets); unversioned: why library_version is not known.
+    """
+
+    library: str = ""
+    state: str = "attached"
+    reason: str = ""
+    remedy: str = ""
+    go_version: str = ""
+    library_version: str = ""
+    unversioned: str = ""
+    sites: list[tuple[str, list[int]]] = field(default_factory=list)
+
+
+@dataclass
+class GoFacts:
+    """A Go binary. probed: of each library that it contains, or one without a name where it might contain some. others: limiter packages that are not probed.
+    lookups: file offsets of where its own resolver looks a name up, and of its returns; none where there is none, or it cannot be probed."""
+
+    probed: list[Probed] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+    lookups: tuple[int, list[int]] | None = None
+
+
+def facts(fds: list[int]) -> dict[str, Any] | None:
+    """As ``examine``, plain."""
+    found = examine(fds[0])
+    return None if found is None else asdict(found)
+
+
+def examine(fd: int) -> GoFacts | None:
+    """What can be attached in an executable file; None where it is no Go binary or contains neither a limiter nor a resolver.
+
+    What cannot be probed with certainty comes back ``unavailable`` with the reason. Raises OSError.
+    """
+    go_version, others, lookups = "", list[str](), None
+    seen = catalogue.seen()
+    try:
+        binary = GoBinary(fd)
+        if binary.build is None:
+            return None
+        go_version = binary.build.go_version
+        others = binary.packages(_HINT, lambda package: _is_other(package, seen.values()), MOST_OTHERS)
+        found = binary.functions([LOOKUP, *(symbol for one in seen.values() for symbol in one.symbols())])
+        lookups = _lookups(binary, found)
+        probed = [_probed(binary, name, one, mine) for name, one in seen.items() if (mine := _of(one, found))]
+    except ElfError as error:
+        probed = (
+            [Probed(state="unavailable", reason=str(error), go_version=go_version)]
+            if go_version
+            else _of_32_bits(fd, seen)
+        )
+    return GoFacts(probed, others, lookups) if probed or others or lookups else None
+
+
+def _lookups(binary: GoBinary, found: list[Function]) -> tuple[int, list[int]] | None:
+    minor = binary.build.minor if binary.build else None
+    mine = [one for one in found if one.name.encode() == LOOKUP]
+    if not mine or minor is None or minor < LOOKUP_MINOR or (binary.build and "noregabi" in binary.build.go_version):
+        return None
+    try:
+        return _ways(binary, mine[0])
+    except ElfError:
+        return None
+
+
+def _ways(binary: GoBinary, function: Function) -> tuple[int, list[int]]:
+    """File offsets of a function's first instruction and of its returns. Raises ElfError where they are not certain, or too many."""
+    if not binary.read(function.entry, 4).startswith(_PROLOGUES):
+        raise ElfError("it does not begin as the Go compiler begins a function")
+    places = [binary.file_offset(at) for at in binary.returns(function)]
+    if len(places) > MOST_RETURNS:
+        raise ElfError(f"a function of {len(places)} returns gets no probes: {MOST_RETURNS} are allowed")
+    return binary.file_offset(function.entry), places
+
+
+def _is_other(package: bytes, seen: Iterable[Seen]) -> bool:
+    if any(
+        package == known.encode() or package.endswith(b"/vendor/" + known.encode())
+        for one in seen
+        for known in one.packages
+    ):
+        return False
+    return any(_LIMITER.fullmatch(element) for element in package.split(b"/"))
+
+
+def _of(seen: Seen, found: list[Function]) -> list[tuple[Function, Declared]]:
+    """The functions of a library, those without which nothing is seen first."""
+    symbols = seen.symbols()
+    mine = [
+        (one, declared)
+        for one in found
+        for symbol, declared in symbols.items()
+        if one.name.rpartition("/vendor/")[2].encode() == symbol
+    ]
+    return sorted(mine, key=lambda one: ROLES.index(one[1].role))
+
+
+def _probed(binary: GoBinary, name: str, seen: Seen, found: list[tuple[Function, Declared]]) -> Probed:
+    assert binary.build is not None
+    one = Probed(name, go_version=binary.build.go_version)
+    try:
+        _version(binary, seen, one)
+        _refuse(binary, seen, one)
+        if one.state == "attached":
+            _place(binary, seen, found, one)
+    except ElfError as error:
+        one.state, one.reason = "unavailable", str(error)
+    return one
+
+
+def _version(binary: GoBinary, seen: Seen, one: Probed) -> None:
+    """From the build information, else from the path of the source, which has it where modules were used."""
+    assert binary.build is not None
+    one.library_version = binary.build.modules.get(seen.module, "")
+    if not one.library_version:
+        path = next(filter(None, map(binary.source_path, seen.packages)), "")
+        in_path = re.search(re.escape(seen.module) + r"@(v[\w.+-]+)/", path)
+        if in_path:
+            one.library_version = in_path[1]
+        else:
+            where = f"compiled from {path}, " if path else ""
+            one.unversioned = f"version not recorded: {where}built by GOPATH or a vendor folder, which keep none"
+
+
+def _of_32_bits(fd: int, seen: Mapping[str, Seen]) -> list[Probed]:
+    """A 32-bit Go program with a library: told, since it cannot be probed."""
+    why = "a 32-bit Go program: limiter probes are made for 64-bit ones"
+    try:
+        return [Probed(name, "unavailable", why, "build it with GOARCH=amd64") for name, one in seen.items()
+                if any(contains_32(fd, (gobuild.MAGIC, symbol)) for symbol in one.symbols("decision"))]  # fmt: skip
+    except (ElfError, OSError):
+        return []
+
+
+def _refuse(binary: GoBinary, seen: Seen, one: Probed) -> None:
+    """Sets the reason where the registers or the struct are not the known ones."""
+    minor = binary.build.minor if binary.build else None
+    if binary.machine != X86_64:
+        one.reason = "limiter probes are made for x86-64 only"
+    elif minor is None or minor < REGISTER_ABI_MINOR or "noregabi" in one.go_version:
+        one.reason = f"built by {one.go_version or 'an unknown Go'}: calls pass arguments in registers only since go1.{REGISTER_ABI_MINOR}"
+    else:
+        one.reason = seen.refusal(one.library_version)
+    if one.reason:
+        one.state, one.remedy = "unavailable", f"rebuild the program with a current Go and a current {seen.module}"
+
+
+def _place(binary: GoBinary, seen: Seen, found: list[tuple[Function, Declared]], one: Probed) -> None:
+    """Works out the file offsets. Raises ElfError where there would be none of decisions; without the others' less is seen, no more."""
+    for function, declared in found:
+        try:
+            entry, places = _ways(binary, function)
+        except ElfError as error:
+            if declared.role == "decision":
+                raise
+            one.state, one.reason = "degraded", f"{declared.loses} are not seen: {error}"
+            continue
+        one.sites += [(declared.entry, [entry]), (declared.end, places)]
+    if not any(declared.role == "decision" for _, declared in found):
+        names = ", ".join(
+            declared.symbol.rpartition(".")[2] for declared in seen.functions if declared.role == "decision"
+        )
+        raise ElfError(f"{names} is not there: probably inlined by profile-guided optimisation")

@@ -1,0 +1,285 @@
+"""Go binaries: which Go built them, of which modules, and where a named function starts, ends and returns, stripped or not.
+
+Everything comes from what the Go runtime itself needs and no strip removes: .go.buildinfo and the pclntab, which is found by its
+section or by its magic. Entries count from the start of the text since Go 1.18; where that lies is read from moduledata, since Go
+1.26 no longer writes it into the table's header and a position-independent binary has it relocated.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from agent.binaries import gobuild, gopcln, gox86
+from agent.binaries.elf import X86_64, Elf, ElfError
+from agent.binaries.gobuild import BuildInfo
+
+BUDGET = 512 << 20
+_PIECE = 1 << 20
+_MAX_FUNCTION, _MAX_PC_TABLE, _MAX_NAME = 1 << 18, 1 << 16, 512
+#: Places that look like a function table, or like what points to it; functions of one wanted name.
+_MAX_TABLES, _MAX_POINTERS, _MAX_NAMESAKES, _MAX_HINTS = 64, 64, 64, 1 << 15
+_WRITABLE = 2
+_SHF_ALLOC, _SHT_RELA, _R_X86_64_RELATIVE = 2, 4, 8
+#: Words of moduledata that are searched for minpc, maxpc, text (20 to 22 from Go 1.16 to 1.26).
+_MODULEDATA_WORDS = 64
+
+
+@dataclass(frozen=True)
+class Function:
+    """A Go function: full name, virtual addresses of its entry and of the next function's, and its record in the pclntab."""
+
+    name: str
+    entry: int
+    end: int
+    record: gopcln.Func
+
+
+def _package(name: bytes) -> bytes:
+    """The import path in a function's full name, where it has a host name in front as those of other modules have; else empty."""
+    base = re.split(rb"[(\[{]", name, maxsplit=1)[0]
+    slash = base.rfind(b"/")
+    path = base[: base.find(b".", slash)] if slash > 0 and b"." in base[slash:] else b""
+    return path.replace(b"%2e", b".") if b"." in path.split(b"/", 1)[0] and b":" not in path else b""
+
+
+class GoBinary(Elf):
+    """A Go executable behind an open descriptor, which stays the caller's.
+
+    Every method raises ElfError with the reason where the file is malformed or hostile, and OSError for a failing read. Bytes
+    read in all are bounded; memory is that of the function table (8 bytes a function) and a piece of 1 MB.
+    """
+
+    def __init__(self, fd: int, budget: int = BUDGET) -> None:
+        super().__init__(fd, budget)
+
+    @cached_property
+    def build(self) -> BuildInfo | None:
+        """The build information; None where there is none: not a Go binary, or one whose section was removed."""
+        header = self.section_header(".go.buildinfo")
+        if header is not None:
+            return self._build_at(int(header["addr"]))
+        if len(self.sections):
+            return None
+        for one in self._loads[self._loads["flags"] & _WRITABLE != 0]:  # the linker puts it first in the data
+            head = self.read(int(one["vaddr"]), min(_PIECE, int(one["filesz"])))
+            at = head.find(gobuild.MAGIC)
+            if at >= 0:
+                return self._build_at(int(one["vaddr"]) + at)
+        return None
+
+    def _build_at(self, vaddr: int) -> BuildInfo | None:
+        head = self.read(vaddr, gobuild.HEADER_SIZE)
+        if not head.startswith(gobuild.MAGIC):
+            return None
+        if head[15] & gobuild.INLINE:
+            start = vaddr + gobuild.HEADER_SIZE
+            return gobuild.parse(*gobuild.inline_strings(self.read(start, min(gobuild.MAX_TEXT, self.rest(start)))))
+        strings = []
+        for pointer in self.pointers([(vaddr + 16, 2)])[0].tolist():
+            at, size = self.pointers([(pointer, 2)])[0].tolist() if pointer else (0, 0)
+            if size > gobuild.MAX_TEXT:
+                raise ElfError("the Go build information is too long")
+            strings.append(self.read(at, size) if size else b"")
+        return gobuild.parse(strings[0], strings[1])
+
+    @cached_property
+    def _pclntab(self) -> tuple[int, gopcln.Header]:
+        """(virtual address, header)."""
+        for name in (".gopclntab", ".data.rel.ro.gopclntab"):
+            section = self.section_header(name)
+            if section is not None:
+                return self._pclntab_at(int(section["addr"]))
+        if len(self.sections):
+            raise ElfError("no Go function table")
+        pattern = re.compile(b"|".join(re.escape(m) for m in gopcln.magics(1 if self.machine == X86_64 else 4)))
+        left = _MAX_TABLES
+        for start, piece in self._search_area():
+            for match in pattern.finditer(piece):
+                left -= 1
+                if left < 0:
+                    raise ElfError(f"more than {_MAX_TABLES} places look like a Go function table")
+                try:
+                    return self._pclntab_at(start + match.start())
+                except ElfError:
+                    continue  # these bytes also occur in programs that read such tables
+        raise ElfError("no Go function table")
+
+    def _pclntab_at(self, vaddr: int) -> tuple[int, gopcln.Header]:
+        rest = self.rest(vaddr)
+        return vaddr, gopcln.parse(self.read(vaddr, min(rest, gopcln.HEADER_SIZE)), rest)
+
+    def _search_area(self, flags: int = 0) -> Iterator[tuple[int, bytes]]:
+        """(address, bytes) of all segments with these flags, in overlapping pieces."""
+        for one in self._loads[self._loads["flags"] & flags == flags]:
+            start, size = int(one["vaddr"]), int(one["filesz"])
+            for at in range(0, size, _PIECE):
+                yield start + at, self.read(start + at, min(_PIECE + 8, size - at))
+
+    @cached_property
+    def _functab(self) -> np.ndarray:
+        """Shape (functions, 2): entry, offset of the record from functab; and a last row whose entry ends the text."""
+        base, header = self._pclntab
+        width = header.entry_size
+        raw = self.read(base + header.functab, (2 * header.functions + 1) * width)
+        words = np.frombuffer(raw, f"<u{width}")
+        return np.append(words, words.dtype.type(0)).reshape(-1, 2)
+
+    def _name_positions(self, names: Iterable[bytes]) -> dict[int, str]:
+        """Offset in the name table -> full name, of these names, also in GOPATH-style vendor folders."""
+        pattern = re.compile(b"|".join(re.escape(n) + b"\0" for n in names))
+        found: dict[int, str] = {}
+        for at, piece in self._name_table():
+            for match in pattern.finditer(piece):
+                begin = piece.rfind(b"\0", max(0, match.start() - _MAX_NAME), match.start()) + 1
+                if begin == match.start() or piece[begin : match.start()].endswith(b"/vendor/"):
+                    found[at + begin] = piece[begin : match.end() - 1].decode("utf-8", "replace")
+                    if len(found) > _MAX_NAMESAKES:
+                        raise ElfError("a name occurs too often in the Go function table")
+        return found
+
+    def _name_table(self) -> Iterator[tuple[int, bytes]]:
+        """(offset, bytes) of the name table in pieces, each with what comes before and after it."""
+        base, header = self._pclntab
+        start, size = base + header.names, header.names_end - header.names
+        for at in range(0, size, _PIECE):
+            before = min(at, _MAX_NAME)
+            yield at - before, self.read(start + at - before, min(_PIECE + before + _MAX_NAME, size - at + before))
+
+    def packages(self, hint: re.Pattern[bytes], wanted: Callable[[bytes], bool], most: int) -> list[str]:
+        """At most so many packages of other modules, by their functions' names, that have ``hint`` in them and are ``wanted``."""
+        seen, found, left = set[bytes](), list[str](), _MAX_HINTS
+        for _, piece in self._name_table():
+            for match in hint.finditer(piece):
+                left -= 1
+                if left < 0 or len(found) >= most:
+                    return sorted(found)
+                begin = piece.rfind(b"\0", max(0, match.start() - _MAX_NAME), match.start()) + 1
+                package = _package(piece[begin : match.end() + _MAX_NAME].split(b"\0", 1)[0])
+                if package not in seen:
+                    seen.add(package)
+                    if package and wanted(package):
+                        found.append(package.decode("utf-8", "replace"))
+        return sorted(found)
+
+    def source_path(self, package: str) -> str:
+        """The folder of a package's sources when it was compiled, which has its version where modules were used; empty where it is not found."""
+        base, header = self._pclntab
+        start, size = base + header.names_end, header.pctab - header.names_end
+        folder, _, name = package.rpartition("/")
+        pattern = re.compile(
+            rb"\0([^\0]{0,300}"
+            + re.escape(folder.encode())
+            + rb"(?:@[^\0/]{1,60})?/"
+            + re.escape(name.encode())
+            + rb"/)[^\0/]{1,60}\.go\0"
+        )
+        for at in range(0, max(size, 0), _PIECE):
+            match = pattern.search(self.read(start + at, min(_PIECE + _MAX_NAME, size - at)))
+            if match:
+                return match[1].decode("utf-8", "replace")
+        return ""
+
+    def functions(self, names: Iterable[bytes]) -> list[Function]:
+        """The functions of these full names (``golang.org/x/time/rate.(*Limiter).reserveN``); those that do not exist are left out.
+
+        A name comes twice where the binary has two vendored copies of the package.
+        """
+        positions = self._name_positions(names)
+        if not positions:
+            return []
+        base, header = self._pclntab
+        origin = base + (header.functab if header.relative or header.names else 0)
+        wanted = np.fromiter(positions, np.uint32, len(positions))
+        found = []
+        indices = self._with_names(origin, wanted)
+        if len(indices) > _MAX_NAMESAKES:
+            raise ElfError("too many Go functions of one name")
+        for index in indices:
+            record = gopcln.parse_func(self.read(origin + int(self._functab[index, 1]), 48), header.entry_size)
+            entry, end = self._bounds(index)
+            if not 0 < end - entry <= _MAX_FUNCTION:
+                raise ElfError("a Go function of odd size")
+            found.append(Function(positions[record.name], entry, end, record))
+        return found
+
+    def _with_names(self, origin: int, wanted: np.ndarray) -> list[int]:
+        """Indices of the functions whose record has one of these name offsets, found a megabyte of records at a time."""
+        _, header = self._pclntab
+        at = self._functab[:-1, 1].astype(np.int64) + header.entry_size
+        if len(at) == 0 or (np.diff(at) < 0).any() or (at % 4).any():
+            raise ElfError("the Go function table is out of order")
+        found: list[int] = []
+        first = 0
+        while first < len(at):
+            last = int(np.searchsorted(at, at[first] + _PIECE))
+            words = np.frombuffer(self.read(origin + int(at[first]), int(at[last - 1] - at[first]) + 4), "<u4")
+            found += (first + np.flatnonzero(np.isin(words[(at[first:last] - at[first]) // 4], wanted))).tolist()
+            first = last
+        return found
+
+    def _bounds(self, index: int) -> tuple[int, int]:
+        base, header = self._pclntab
+        if header.relative:
+            return self._text + int(self._functab[index, 0]), self._text + int(self._functab[index + 1, 0])
+        words = self.pointers([(base + header.functab + 16 * index, 3)])[0]
+        return int(words[0]), int(words[2])
+
+    @cached_property
+    def _text(self) -> int:
+        """Address from which function entries count, from moduledata: minpc, maxpc, text in a row, in agreement with functab."""
+        first, last = int(self._functab[0, 0]), int(self._functab[-1, 0])
+        for number, candidate in enumerate(self._moduledata_candidates()):
+            if number >= _MAX_POINTERS:
+                raise ElfError(f"more than {_MAX_POINTERS} places look like Go moduledata")
+            count = min(_MODULEDATA_WORDS, self.rest(candidate) // 8)
+            words = self.pointers([(candidate, count)])[0].tolist() if count else []
+            for low, high, text in zip(words, words[1:], words[2:], strict=False):
+                if text and low == text + first and high == text + last:
+                    return int(text)
+        raise ElfError("no Go moduledata that agrees with the function table")
+
+    def _moduledata_candidates(self) -> Iterator[int]:
+        """Addresses of aligned words that point to the pclntab, as moduledata's first one does."""
+        base, _ = self._pclntab
+        needle = struct.pack("<Q", base)
+        for start, piece in self._search_area(_WRITABLE):
+            at = piece.find(needle)
+            while at >= 0:
+                if (start + at) % 8 == 0:
+                    yield start + at
+                at = piece.find(needle, at + 1)
+        relocations = self.sections[(self.sections["type"] == _SHT_RELA) & (self.sections["flags"] & _SHF_ALLOC != 0)]
+        for section in relocations:
+            dtype = np.dtype([("offset", "<u8"), ("info", "<u8"), ("addend", "<u8")])
+            for entries in self._pieces(section, dtype):
+                hits = (entries["addend"] == base) & (entries["info"] == _R_X86_64_RELATIVE)
+                yield from entries["offset"][hits].tolist()
+
+    def pc_table(self, function: Function, offset: int) -> dict[range, int]:
+        """A pc table of a function (``record.pcsp`` ...), ranges of offsets in it -> value; empty where it has none."""
+        base, header = self._pclntab
+        if offset == 0:
+            return {}
+        start = base + header.pctab + offset
+        data = self.read(start, min(_MAX_PC_TABLE, self.rest(start)))
+        return gopcln.pc_values(data, header.quantum, function.end - function.entry)
+
+    def returns(self, function: Function) -> list[int]:
+        """Virtual addresses of the function's RET instructions (x86-64), ascending, at least one.
+
+        Raises ElfError unless it is certain that these are all ways out and that each is an instruction's start.
+        """
+        if self.machine != X86_64:
+            raise ElfError("return probes in Go functions are made for x86-64 only")
+        stack = self.pc_table(function, function.record.pcsp)
+        lines = self.pc_table(function, function.record.pcln)
+        files = self.pc_table(function, function.record.pcfile)
+        code = self.read(function.entry, function.end - function.entry)
+        boundaries = {r.start for table in (stack, lines, files) for r in table}
+        return [function.entry + at for at in gox86.return_offsets(code, boundaries, stack)]

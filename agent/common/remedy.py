@@ -1,0 +1,44 @@
+"""What to do about a store that cannot be written or sealed, for people."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+#: Of a file system that does not answer.
+UNANSWERED = (
+    "thaw it where it is frozen (fsfreeze --unfreeze MOUNTPOINT), else look at the kernel log (dmesg) for this disk"
+)
+
+
+def of_write(error: OSError) -> str:
+    """For a write that failed."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "free space on the store's file system, or lower the store's max_bytes"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "chown -R tickscope:tickscope the store's directory"
+    if error.errno == errno.ENOENT:
+        return "the store's directory was removed: restart tickscope"
+    if error.errno == errno.EROFS:
+        return "mount the store's file system read-write"
+    return "look at the kernel log (dmesg) for this disk, or name another place: --store DIR"
+
+
+def of_seal(reason: str) -> str:
+    """For a sealer that failed, by its last line."""
+    if "No module named" in reason:
+        return "python3 -m pip install pyarrow (in the agent's environment)"
+    if os.strerror(errno.ENOSPC) in reason or os.strerror(errno.EDQUOT) in reason:
+        return "free space on the store's file system, or lower the store's max_bytes; it is tried again every 30 s"
+    if ".tsl: " in reason:
+        return "move the damaged segment away; the others are sealed"
+    return "it is tried again every 30 s; nothing is lost meanwhile"
+
+
+def of_store(failure: OSError | None, sealing: str, spoilt: str) -> tuple[str, str]:
+    """What is wrong with a store that could not be written, sealed (the sealer's last line), or of which a batch could not be stored; both empty where nothing is."""
+    if failure is not None:
+        return f"cannot write: {failure.strerror}", of_write(failure)
+    if sealing:
+        return f"cannot seal: {sealing}", of_seal(sealing)
+    return (f"some rows cannot be stored: {spoilt}", "report this; the others are stored") if spoilt else ("", "")

@@ -1,0 +1,113 @@
+"""What a table is: its columns, and from them the dtype of a batch; and the tables together, by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from agent.columns import Column, enum, i64, text
+
+if TYPE_CHECKING:
+    import numpy as np
+
+T_NS = i64("t_ns", "when it happened, CLOCK_BOOTTIME", "ns")
+
+#: Columns that exist in every query result but are derived, never stored per row.
+DERIVED = (
+    text("boot_id", 36, "the boot whose CLOCK_BOOTTIME t_ns counts", "host.boot.id"),
+    i64("wall_ns", "wall time (CLOCK_REALTIME) as Unix time, through the offset history", "ns"),
+    i64("wall_err_ns", "error bound of wall_ns", "ns"),
+    enum(
+        "wall_state",
+        "exact ambiguous skipped extrapolated",
+        "ambiguous: that wall time occurred twice, around a backward step; extrapolated: nobody watched the clock then, so a step may be missing",
+    ),
+    i64("wall_alt_ns", "the wall time under the offset on the step's other side, where ambiguous", "ns"),
+    text("host", 64, "host name", "host.name"),
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: its name, one line of meaning, its columns, and the column that `--group-by` and `--top` measure.
+
+    latest_by: where set, rows of one boot that are equal in that column are one thing's states, and queries show the latest.
+    """
+
+    name: str
+    meaning: str
+    columns: tuple[Column, ...]
+    measure: str = ""
+    latest_by: str = ""
+
+    @cached_property
+    def dtype(self) -> np.dtype[np.void]:
+        """The packed structured dtype of a batch."""
+        import numpy as np
+
+        return np.dtype([(c.name, c.dtype) for c in self.columns])
+
+    @cached_property
+    def by_name(self) -> dict[str, Column]:
+        return {c.name: c for c in self.columns}
+
+    def empty(self, n: int) -> np.ndarray:
+        """n rows with every value unknown; shape (n,), dtype ``self.dtype``."""
+        import numpy as np
+
+        rows = np.zeros(n, self.dtype)
+        for c in self.columns:
+            if c.kind in ("i64", "f64", "bool", "enum"):
+                rows[c.name] = c.null
+        return rows
+
+    def code(self, column: str, name: str) -> int:
+        """The stored code of an enum value, for example ``code("result", "refused")``."""
+        return self.by_name[column].code(name)
+
+
+class Tables(Mapping[str, Table]):
+    """Tables by name. More can be added until they are frozen: from then on everybody may keep what follows from them."""
+
+    def __init__(self, tables: Iterable[Table]) -> None:
+        self._tables: dict[str, Table] = {}
+        self._frozen = False
+        for one in tables:
+            self.add(one)
+
+    def add(self, one: Table) -> None:
+        """Adding the same table again changes nothing. Raises ValueError for one that cannot be, RuntimeError after ``freeze``."""
+        if self._tables.get(one.name) == one:
+            return
+        if self._frozen:
+            raise RuntimeError(f"table {one.name}: tables are added before the start")
+        if one.name in self._tables:
+            raise ValueError(f"table {one.name}: there is another one of that name")
+        names = [column.name for column in one.columns]
+        wrong = next((name for name in (one.name, *names) if not re.fullmatch(r"[a-z][a-z0-9_]*", name)), None)
+        if wrong is not None:
+            raise ValueError(f"table {one.name}: {wrong!r} is no name (small letters, digits, underscores)")
+        if names[:1] != ["t_ns"]:
+            raise ValueError(f"table {one.name}: its first column is t_ns")
+        twice = next((name for name in names if (names + [c.name for c in DERIVED]).count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"table {one.name}: there is another column {twice}")
+        if unknown := {one.measure, one.latest_by} - {"", *names}:
+            raise ValueError(f"table {one.name}: there is no column {unknown.pop()}")
+        self._tables[one.name] = one
+
+    def freeze(self) -> None:
+        """At the agent's start, before it makes anything of them."""
+        self._frozen = True
+
+    def __getitem__(self, name: str) -> Table:
+        return self._tables[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tables)
+
+    def __len__(self) -> int:
+        return len(self._tables)

@@ -1,0 +1,178 @@
+"""Which processes an episode depended on, and what became of them meanwhile: its own, who it waited for, a broker and its consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from agent.correlate import fates
+from agent.correlate.episode import Episode, Verdict
+from agent.correlate.fates import Fate
+from agent.correlate.polled import polled
+from agent.correlate.rows import groups, known
+from agent.correlate.thresholds import SECOND
+from agent.correlate.view import View
+from agent.correlate.waits import NETWORK, PEERS, SHARE, on_peers
+from agent.tables import TABLES
+
+READS = {**PEERS, **fates.READS, "tcp_rtt": (*NETWORK["tcp_rtt"], "cgroup_id")}
+_KINDS = TABLES["process_event"].by_name["kind"].names
+_WHOLE = [_KINDS.index("frozen"), _KINDS.index("thawed")]
+_SERVER = TABLES["tcp_rtt"].code("role", "server")
+_BEFORE_NS = 120 * SECOND  # how far back a stop may begin that still lasts
+_AFTER_NS = 30 * SECOND
+_LEAD_NS = 2 * SECOND  # how long an end is felt only after it
+_LATE_NS = 20 * SECOND  # a message must be old before it is late
+_AGED_NS = 5 * SECOND  # who goes on takes what waits within this
+_SURE = 0.99
+
+
+@dataclass(frozen=True)
+class Blow:
+    """What became of a process, and how well it explains an episode."""
+
+    fate: Fate
+    score: float
+
+
+def own(episode: Episode, view: View) -> list[Blow]:
+    """Of the episode's own process."""
+    if episode.pid is None:
+        return []
+    return _during(episode, view, {episode.pid}, episode.value if episode.unit == "ns" else SECOND, _SURE)
+
+
+def silent(episode: Episode, view: View) -> list[Blow]:
+    """Of the process that decides nothing. One that was told to end is expected to be silent, unless it was to start again."""
+    another = bool(episode.facts.get("another"))
+    blows = [Blow(replace(blow.fate, again=another or blow.fate.again), blow.score) for blow in own(episode, view)]
+    return [blow for blow in blows if not blow.fate.orderly or blow.fate.again]
+
+
+def itself(episode: Episode, view: View) -> list[Blow]:
+    """What the episode is about. Its key: process, start, cgroup."""
+    pid, tick, cgroup = (int(str(part)) for part in episode.key)
+    found = fates.fates(_events(episode, view, _LEAD_NS), {pid}, {cgroup})
+    found = [replace(f, tick=tick, comm=episode.comm) if f.kind == "frozen" else f for f in found]
+    found = [f for f in found if f.stop == (episode.symptom == "process_stopped")]
+    return [Blow(f, _SURE) for f in found if f.from_ns <= episode.end_ns and f.to_ns >= episode.start_ns][-1:]
+
+
+def peers(episode: Episode, view: View) -> list[Blow]:
+    """Of those that it waited for."""
+    found = []
+    for wait in on_peers(episode, view):
+        if wait.share < SHARE and not len(wait.failed):
+            continue
+        share = max(wait.share, 1.0 if len(wait.failed) else 0.0)
+        served = [pid for _, pid in _servers(wait.raw, episode, view)]
+        found += _during(episode, view, served, wait.longest, _SURE * share * wait.sure)
+    return found
+
+
+def either(episode: Episode, view: View) -> list[Blow]:
+    return [*own(episode, view), *peers(episode, view)]
+
+
+def broker(episode: Episode, view: View) -> list[Blow]:
+    """Of the server that was polled."""
+    raw = episode.key[1]
+    assert isinstance(raw, bytes)
+    if polled(episode, view).blind:
+        return []
+    return _during(episode, view, [pid for _, pid in _servers(raw, episode, view)], episode.value, _SURE)
+
+
+def consumers(episode: Episode, view: View) -> list[Blow]:
+    """Of a queue's broker, and of those that talk to it."""
+    at = episode.key[-1]
+    assert isinstance(at, bytes)
+    talks = view.rings["tcp_rtt"].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND)
+    talks = talks[talks["role"] != _SERVER]
+    if not at or not len(talks):
+        return []
+    ours = [raw for i in groups([talks["peer"]])[0] if (raw := talks["peer"][i]).tobytes() == at]
+    pids = {int(pid) for raw in ours for pid in np.unique(talks["pid"][talks["peer"] == raw])}
+    pids |= {pid for raw in ours for _, pid in _servers(raw.tobytes(), episode, view)}
+    blows = _during(episode, view, pids, SECOND, 0.985 * _SURE, _LATE_NS)
+    # Clients come and go, and not all of them consume: one that ended in order is no reason.
+    blows = [blow for blow in blows if not blow.fate.orderly]
+    since_ns = episode.start_ns - _AGED_NS
+    return [
+        b
+        for b in blows
+        if b.fate.from_ns <= episode.start_ns + 2 * SECOND and (not b.fate.stop or b.fate.to_ns >= since_ns)
+    ]
+
+
+def _servers(raw: bytes, episode: Episode, view: View) -> list[tuple[str, int]]:
+    """Who serves a peer for the episode's process, or did so before; the last one first."""
+    netns = view.netns(episode, raw)
+    return view.servers.of_late(raw, netns, view.has_address(raw, netns, episode))
+
+
+def _events(episode: Episode, view: View, lead_ns: int) -> np.ndarray:
+    """Also those after it: of how many that ended one after the other."""
+    return view.rings["process_event"].between(episode.start_ns - max(_BEFORE_NS, lead_ns), episode.end_ns + _AFTER_NS)
+
+
+def _during(
+    episode: Episode, view: View, pids: Collection[int], needed_ns: float, sure: float, lead_ns: int = _LEAD_NS
+) -> list[Blow]:
+    """What happened to processes while it lasted. pids: a list begins with who serves now. needed_ns: how long a stop explains it in full."""
+    events = _events(episode, view, lead_ns)
+    if not pids or not len(events):
+        return []
+    blows = []
+    for fate in fates.fates(events, pids, _cgroups(events, view, episode, pids)):
+        from_ns, to_ns = max(fate.from_ns, episode.start_ns - lead_ns), min(fate.to_ns, episode.end_ns + SECOND)
+        if to_ns < from_ns:
+            continue
+        dose = min(1.0, (to_ns - from_ns) / max(needed_ns * 0.8, 1.0)) if fate.stop else 1.0
+        replaced = not fate.stop and isinstance(pids, list) and pids[0] != fate.pid
+        blows.append(Blow(replace(fate, again=True) if replaced else fate, sure * dose))
+    return blows
+
+
+def _cgroups(events: np.ndarray, view: View, episode: Episode, pids: Collection[int]) -> set[int]:
+    """Those that processes are in, where it matters."""
+    if not np.isin(events["kind"], _WHOLE).any():
+        return set()
+    talks = view.rings["tcp_rtt"].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND)
+    found = talks["cgroup_id"][np.isin(talks["pid"], list(pids))]
+    return {int(one) for one in np.unique(found[known(found)])}
+
+
+Rule = Callable[[Episode, View], list[Blow]]
+#: By symptom, whose fate may explain it.
+FELT: dict[str, Rule] = {
+    "decision_latency": either,
+    "refusals": peers,
+    "queue_lag": consumers,
+    "accept_overflow": own,
+    "broker_down": broker,
+    "broker_stall": broker,
+    "process_stopped": itself,
+    "process_gone": itself,
+    "silence": silent,
+}
+
+
+def explains(cause: str, holds: Callable[[Fate], float]) -> dict[str, Callable[[Episode, View], Iterator[Verdict]]]:
+    """A cause's rules. holds: how well it is the name for what became of a process; 0: not at all."""
+
+    def of(rule: Rule) -> Callable[[Episode, View], Iterator[Verdict]]:
+        def verdicts(episode: Episode, view: View) -> Iterator[Verdict]:
+            blows = [(blow.score * holds(blow.fate), blow.fate) for blow in view.once(rule, episode)]
+            score, fate = min(blows, key=lambda blow: (-blow[0], -blow[1].from_ns), default=(0.0, None))
+            if fate is None or score <= 0:
+                return
+            until_ns = max(episode.end_ns, fate.from_ns)
+            words = fate.restarted() if cause == "process_restarted" else fate.words(until_ns, short=rule is itself)
+            yield Verdict(cause, score, fate.scope, words, fate.evidence(until_ns), fate.detail, fate.culprit)
+
+        return verdicts
+
+    return {symptom: of(rule) for symptom, rule in FELT.items()}

@@ -1,0 +1,128 @@
+"""A disk kept calls on files waiting: its file system was frozen, or another process wrote much to it meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from agent.correlate.catalogue import Cause
+from agent.correlate.episode import Culprit, Episode, Verdict, item
+from agent.correlate.rows import groups, start_ticks
+from agent.correlate.thresholds import SECOND
+from agent.correlate.view import View
+from agent.correlate.waits import SHARE, SYSCALLS, WAITING, spent
+from agent.correlate.words import Fact, process, span, tell, text, value
+
+_FILES, _LOCKS = (b"file", b"directory", b"block device"), (b"flock", b"fcntl", b"fcntl64")
+_MUCH_BYTES = 1 << 20
+_TIMES = 4  # what another process wrote, against what the one that waited wrote itself
+_REACH_NS = 10 * SECOND  # the other's call may go on for longer
+
+
+def busy(episode: Episode, view: View) -> Iterator[Verdict]:
+    calls, lost, threaded = spent(episode, view, "slow_syscall")
+    calls = calls[(calls["kind"] != WAITING) & np.isin(calls["fd_type"], _FILES) & ~np.isin(calls["syscall"], _LOCKS)]
+    if not len(calls) or not lost:
+        yield Verdict(CAUSE.name, 0.0, "", "no call of that process on a file was held up")
+        return
+    _, group = groups([calls["device"]])
+    mine = calls[group == int(np.argmax(np.bincount(group, calls["duration_ns"])))]
+    disk, share = text(mine["device"][0]), min(1.0, float(mine["duration_ns"].sum()) / lost)
+    where = Culprit(object=f"/dev/{disk}" if disk else "")
+    queued = mine["run_queue_ns"].clip(0).sum() > 0.5 * mine["duration_ns"].sum()
+    score = (0.98 if threaded else 0.82) * share * (0.5 if queued else 1.0) if share >= SHARE else 0.0
+    longest = mine[int(np.argmax(mine["duration_ns"]))]
+    facts: dict[str, Fact] = {
+        "disk": disk or "its disk",
+        "who": process(episode.comm, episode.pid),
+        "longest": span(float(longest["duration_ns"])),
+        "call": text(longest["syscall"]),
+    }
+    frozen = mine[mine["frozen"] == 1]
+    if frozen["duration_ns"].sum() > 0.5 * mine["duration_ns"].sum():
+        words = tell(
+            "the file system on {disk} was frozen, as for a snapshot, while {call} of {who} waited for {longest}",
+            **facts,
+        )
+        entry = item(
+            "slow_syscall",
+            "calls that waited for a frozen file system",
+            float(len(frozen)),
+            "",
+            column="frozen",
+            object=disk,
+            pid=episode.pid,
+        )
+        yield Verdict(CAUSE.name, score, episode.scope, words, (entry,), detail="frozen", culprit=where)
+        return
+    writer = _writer(episode, view, mine) if disk else None
+    if writer is None:
+        yield Verdict(
+            CAUSE.name,
+            0.0,
+            "",
+            tell("no other process was seen to write much to {disk} meanwhile", disk=facts["disk"]),
+            culprit=where,
+        )
+        return
+    who, wrote = writer
+    words = tell(
+        "{other} wrote {wrote} MB to {disk} meanwhile and kept it busy, while {call} of {who} waited for {longest}",
+        other=process(who.comm, who.pid),
+        wrote=value(round(wrote / 1e6, 1)),
+        **facts,
+    )
+    entry = item(
+        "slow_syscall", "written by another process", wrote, "bytes", column="written_bytes", object=disk, pid=who.pid
+    )
+    yield Verdict(
+        CAUSE.name,
+        score,
+        episode.scope,
+        words,
+        (entry,),
+        detail="contended",
+        culprit=Culprit(who.pid, who.comm, where.object),
+    )
+
+
+def _writer(episode: Episode, view: View, mine: np.ndarray) -> tuple[Culprit, float] | None:
+    """Who wrote most to the disk of these calls while they waited, and how many bytes, where that is far more than they themselves."""
+    rows = view.rings["slow_syscall"].between(episode.start_ns, episode.end_ns + _REACH_NS)
+    begun = rows["t_ns"] - rows["duration_ns"]
+    rows = rows[(rows["device"] == mine["device"][0]) & (begun <= episode.end_ns) & (rows["written_bytes"] > 0)]
+    rows = rows[(rows["pid"] != episode.pid) | (start_ticks(rows) != episode.start_tick)]
+    own = float(mine["written_bytes"].clip(0).sum())
+    if not len(rows):
+        return None
+    first, group = groups([rows["pid"], rows["proc_start_ns"]])
+    wrote = np.bincount(group, rows["written_bytes"])
+    at = int(np.argmax(wrote))
+    if wrote[at] < max(_MUCH_BYTES, _TIMES * own) or _beside(mine, rows[group == at]) < 0.5:
+        return None
+    row = rows[first[at]]
+    return Culprit(int(row["pid"]), text(row["comm"])), float(wrote[at])
+
+
+def _beside(mine: np.ndarray, others: np.ndarray) -> float:
+    """The share of the time of these calls in which one of the others went on too."""
+    edges = np.sort(np.concatenate([others["t_ns"] - others["duration_ns"], others["t_ns"]]))
+    middles, lengths = (edges[1:] + edges[:-1]) // 2, np.diff(edges)
+    inside = ((others["t_ns"] - others["duration_ns"])[None] <= middles[:, None]) & (
+        middles[:, None] <= others["t_ns"][None]
+    )
+    lengths = lengths * inside.any(axis=1)
+    start, end = mine["t_ns"] - mine["duration_ns"], mine["t_ns"]
+    shared = np.minimum(end[:, None], edges[None, 1:]) - np.maximum(start[:, None], edges[None, :-1])
+    return float((shared.clip(0) * (lengths > 0)[None]).sum() / max(1, mine["duration_ns"].sum()))
+
+
+CAUSE = Cause(
+    "disk",
+    68,
+    "a disk kept calls on files waiting: it was frozen, or another process kept it busy",
+    SYSCALLS,
+    "see who writes: tickscope query slow_syscall --columns comm,pid,syscall,device,written_bytes,frozen,duration_ns; give the writer less of the disk (io.max), or a disk of its own",
+    {"decision_latency": busy, "accept_overflow": busy},
+)

@@ -1,0 +1,104 @@
+"""A name took long to resolve, or did not: the name server was slow, silent, refusing, or not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agent.correlate.catalogue import Cause
+from agent.correlate.episode import Episode, Verdict
+from agent.correlate.resolvers import READS, Asked, asked
+from agent.correlate.view import View
+from agent.correlate.waits import SHARE
+from agent.correlate.words import Words, span, tell, value
+
+#: Of decisions that failed, from which failed lookups are the reason.
+_MOST = 0.5
+
+
+def unresolved(episode: Episode, view: View) -> Iterator[Verdict]:
+    """Decisions waited for names."""
+    a = asked(episode, view)
+    if a is None:
+        yield Verdict(CAUSE.name, 0.0, "", "no wait of that process on a name server was seen in it")
+        return
+    if a.starving or a.slower:
+        return
+    if a.quickest is not None and a.quickest * 1e3 >= SHARE * a.longest:
+        words = tell(
+            "a round trip to the name server's address took {quickest} itself", quickest=span(a.quickest * 1e3)
+        )
+        yield Verdict(CAUSE.name, 0.0, a.where, words, a.evidence)
+        return
+    if a.refused and a.share < SHARE:
+        words = tell("{who} refused or failed {n}", who=a.who, n=value(a.refused, "connection"))
+        yield _verdict(a, 0.9, words, "refused")
+        return
+    certain = 0.97 if a.quickest is not None or a.worst is not None or a.result else 0.85
+    certain *= 0.6 if a.again else 1.0  # the way to it was bad for others, too
+    words = tell(
+        "{who} did not answer for {longest}{times}{name}{meanwhile}",
+        who=a.who,
+        longest=span(a.longest),
+        times=tell(", {n} times, {total} in all", n=value(a.times), total=span(a.total)) if a.times > 1 else "",
+        name=_name(a),
+        meanwhile=_meanwhile(a),
+    )
+    yield _verdict(a, certain * a.share if a.share >= SHARE else 0.0, words, _detail(a))
+
+
+def failing(episode: Episode, view: View) -> Iterator[Verdict]:
+    """Decisions failed, about as many as lookups."""
+    a = asked(episode, view)
+    errors = episode.facts.get("errors", 0.0)
+    if a is not None and errors and a.failed >= _MOST * errors:
+        words = tell(
+            "{who} {did} {n}{name}",
+            who=a.who,
+            did="did not answer" if a.result == "timeout" else f"answered with {a.result}",
+            n=value(a.failed, "lookup"),
+            name=_name(a),
+        )
+        yield _verdict(a, 0.92 if not a.again else 0.6, words, _detail(a))
+    else:
+        yield from unresolved(episode, view)
+
+
+def _verdict(a: Asked, score: float, words: Words, detail: str) -> Verdict:
+    return Verdict(CAUSE.name, score * a.sure, a.where, words, a.evidence, detail, a.culprit)
+
+
+def _detail(a: Asked) -> str:
+    """The finer word: how it ended, and where it did well how it took so long."""
+    if a.result in ("", "ok", "nodata"):
+        return "unanswered" if not a.result else "lost" if (a.tries or 1) > 1 else "slow"
+    return a.result
+
+
+def _name(a: Asked) -> Words:
+    if not a.name:
+        return ""
+    again = tell(", asked {n} times", n=value(a.tries)) if a.tries and a.tries > 1 else ""
+    return tell(" ({name}{again})", name=a.name, again=again)
+
+
+def _meanwhile(a: Asked) -> Words:
+    if not a.server:
+        return ""
+    if a.again:
+        return tell("; {again} to that address had to be sent again meanwhile", again=value(a.again, "TCP segment"))
+    if a.quickest is not None:
+        return tell(" while {quickest} were enough for a round trip to that address", quickest=span(a.quickest * 1e3))
+    if a.worst is None:
+        return "; what the network did meanwhile is not known"
+    return tell(" while the network RTT to it was {worst}", worst=span(a.worst * 1e3))
+
+
+CAUSE = Cause(
+    "dns",
+    45,
+    "a name took long to resolve, or did not: its name server was slow, silent, refusing or not there",
+    READS,
+    "ask it yourself: dig +tries=1 @SERVER NAME; its log and load; tickscope query dns_lookup --group-by peer",
+    {"decision_latency": unresolved, "refusals": failing, "service_errors": failing},
+    facts=("errors",),
+)

@@ -1,0 +1,40 @@
+"""A server changed its role."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agent.correlate.catalogue import Cause
+from agent.correlate.episode import Episode, Verdict
+from agent.correlate.refusing import READS, refusing
+from agent.correlate.view import View
+from agent.correlate.words import tell, value
+
+_KINDS = ("READONLY", "MASTERDOWN", "NOREPLICAS")
+
+
+def refused(episode: Episode, view: View) -> Iterator[Verdict]:
+    for b in refusing(episode, view):
+        n = sum(b.errors[kind] for kind in _KINDS)
+        was, now = b.roles
+        changed = was == "primary" and now in ("replica", "cut off")
+        if not n:
+            yield Verdict(CAUSE.name, 0.0, "", tell("{who} refused no writes", who=b.who), (b.replies("READONLY"),))
+        elif changed or "cut off" in b.roles or b.errors["NOREPLICAS"] or b.errors["MASTERDOWN"]:
+            alone = " that does not reach its primary" if now == "cut off" else ""
+            role = tell(" since it is a replica{alone}", alone=alone) if now in ("replica", "cut off") else ""
+            words = tell("{who} refused {n} commands{role}", who=b.who, n=value(n), role=role)
+            yield Verdict(
+                CAUSE.name, 0.95 if changed else 0.8, b.scope, words, (b.replies(*_KINDS),), culprit=b.culprit
+            )
+
+
+CAUSE = Cause(
+    "failover",
+    16,
+    "a server changed its role, and refuses what it did before",
+    READS,
+    "see which server is the primary now, and why: INFO replication in Redis; point the clients at it",
+    {"service_errors": refused},
+    kin="broker",
+)

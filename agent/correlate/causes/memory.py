@@ -1,0 +1,76 @@
+"""Too little memory: what a process reads goes again before it is used, or the kernel has to make room first, at last by killing it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agent.correlate.catalogue import Cause
+from agent.correlate.episode import Culprit, Episode, Verdict, item
+from agent.correlate.shortage import MEMORY, OOM, READS, of_process, usual
+from agent.correlate.starved import READS as STARVED
+from agent.correlate.starved import cpu_share
+from agent.correlate.view import View
+from agent.correlate.waits import PEERS
+from agent.correlate.words import process, tell, text, value
+
+#: Pages a second that are read again, and that many times what was usual: fewer are no reason to be slow.
+_FAULTS, _RATIO = 20.0, 3.0
+#: Charges a second that met the limit, each of which had to make room first: so many are one, though less sure.
+_MET = 50.0
+
+
+def reclaimed(episode: Episode, view: View) -> Iterator[Verdict]:
+    """Its cgroup's limit was met, and pages had to be read meanwhile."""
+    rows = of_process(episode, view, MEMORY)
+    seconds = max(1.0, (episode.end_ns - episode.start_ns) / 1e9)
+    faults, met = float(rows["faults"].clip(0).sum()), float(rows["events"].clip(0).sum())
+    before = usual(episode, view)
+    base = float(before["faults"][before["kind"] == MEMORY].clip(0).sum()) / 32 * seconds
+    entry = item("resource", "pages that had to be read", faults, "", column="faults", baseline=base, pid=episode.pid)
+    usually = float(before["events"][before["kind"] == MEMORY].clip(0).sum()) / 32 * seconds
+    again = faults >= _FAULTS * min(seconds, 3.0) and faults >= _RATIO * base
+    if not met or not (again or (met >= _MET * seconds and met >= _RATIO * usually)):
+        yield Verdict(CAUSE.name, 0.0, episode.scope, "it did not read pages again for want of memory", (entry,))
+        return
+    at = rows[rows["events"] > 0][-1]
+    group = text(at["object"])
+    words = tell(
+        "{who} met the memory limit of its cgroup {group} {met} times, and had to read {faults} pages again",
+        who=process(episode.comm, episode.pid),
+        group=group,
+        met=value(met),
+        faults=value(faults),
+    )
+    limit = item("resource", "charges beyond the limit", met, "", column="events", pid=episode.pid, subject=group)
+    score = (0.93 if again else 0.6) * (1 - cpu_share(episode, view))
+    yield Verdict(
+        CAUSE.name, score, episode.scope, words, (entry, limit), "", Culprit(episode.pid, episode.comm, group)
+    )
+
+
+def killed(episode: Episode, view: View) -> Iterator[Verdict]:
+    """The kernel had no other way to make room."""
+    rows = of_process(episode, view, OOM)
+    if len(rows):
+        where = text(rows[-1]["object"])
+        who = process(episode.comm, episode.pid)
+        words = tell("the kernel killed {who}, since its cgroup {where} had no memory left", who=who, where=where)
+        entry = item("resource", "processes killed for want of memory", float(rows[-1]["events"]), "", column="events", pid=episode.pid, subject=where)  # fmt: skip
+        culprit = Culprit(episode.pid, episode.comm, where)
+        yield Verdict(CAUSE.name, 0.97, episode.scope, words, (entry,), "oom", culprit)
+
+
+def slowed(episode: Episode, view: View) -> Iterator[Verdict]:
+    """Who is killed has mostly been slow before."""
+    its = list(killed(episode, view))
+    yield from its or reclaimed(episode, view)
+
+
+CAUSE = Cause(
+    "memory",
+    58,
+    "a process has too little memory: its pages go and come all the time, or the kernel kills it",
+    {**READS, **STARVED, **PEERS},
+    "give its cgroup more memory (memory.max), or have it use less; what the limit did: memory.events, memory.failcnt; tickscope query resource",
+    {"decision_latency": slowed, "resource_low": killed},
+)

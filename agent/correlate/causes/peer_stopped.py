@@ -1,0 +1,53 @@
+"""The other end of a connection stopped reading, or writing, though the network was well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agent.correlate.catalogue import Cause
+from agent.correlate.episode import Culprit, Episode, Verdict, item
+from agent.correlate.pairs import READS, pair
+from agent.correlate.view import View
+from agent.correlate.words import process, span, tell
+
+
+def not_reading(episode: Episode, view: View) -> Iterator[Verdict]:
+    """Who reads did not wait for it either: nothing was on its way. What does not fit into a full buffer is sent again, the network being well."""
+    yield _stopped(episode, view, "{who} read nothing from it for {took}, though it did not have to wait for anything")
+
+
+def not_writing(episode: Episode, view: View) -> Iterator[Verdict]:
+    p = pair(episode, view)
+    if not p.way.slower and not p.again:  # else what was written is on its way
+        yield _stopped(
+            episode, view, "{who} wrote nothing to it for {took}, and did not wait to, while no segment was sent again"
+        )
+
+
+def _stopped(episode: Episode, view: View, template: str) -> Verdict:
+    p = pair(episode, view)
+    pid, _, comm = p.idle
+    starving = view.starved_ns(pid, episode) > 0.5 * episode.value
+    words = tell(template, who=process(comm, pid), took=span(episode.value))
+    entry = item(
+        "syscall_latency",
+        "wait of the other end",
+        episode.value,
+        "ns",
+        column="max_ns",
+        baseline=episode.base,
+        pid=episode.pid,
+    )
+    return Verdict(
+        CAUSE.name, 0.4 if starving else 0.85, episode.scope, words, (entry,), "", Culprit(pid, comm, p.name)
+    )
+
+
+CAUSE = Cause(
+    "peer_stopped",
+    54,
+    "the other end of a connection stopped reading or writing, though the network was well",
+    READS,
+    "see what that process does instead: its log, its stacks (gdb -p, py-spy dump), tickscope query slow_syscall",
+    {"receiver_stalled": not_reading, "sender_stalled": not_writing},
+)

@@ -1,0 +1,16 @@
+"""A program is started again, as it was told to, or again and again."""
+
+from __future__ import annotations
+
+from agent.correlate.behind import READS, explains
+from agent.correlate.catalogue import Cause
+
+CAUSE = Cause(
+    "process_restarted",
+    18,
+    "a program ended, or was told to, and was started again, or does so again and again",
+    READS,
+    "see what ends it: tickscope query process_event, its log, and who starts it (systemctl status, kubectl describe)",
+    explains("process_restarted", lambda fate: fate.restart),
+    kin="process end",
+)

@@ -1,0 +1,15 @@
+"""A process stood still: a signal, or its frozen cgroup, held it."""
+
+from __future__ import annotations
+
+from agent.correlate.behind import READS, explains
+from agent.correlate.catalogue import Cause
+
+CAUSE = Cause(
+    "process_stopped",
+    17,
+    "a process stood still: it was stopped by a signal, or its cgroup was frozen",
+    READS,
+    "see who stopped it, and let it go on (kill -CONT, cgroup.freeze, docker unpause): tickscope query process_event",
+    explains("process_stopped", lambda fate: float(fate.stop)),
+)

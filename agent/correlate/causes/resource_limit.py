@@ -1,0 +1,73 @@
+"""A limit is reached: no descriptor, no room in a file system or in a broker is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agent.correlate.catalogue import Cause
+from agent.correlate.episode import Culprit, Episode, Verdict, item
+from agent.correlate.full_brokers import NAME, of_brokers
+from agent.correlate.refusing import READS as BROKERS
+from agent.correlate.shortage import DISK, FD, READS, full, of_process, was_free
+from agent.correlate.view import View
+from agent.correlate.words import process, tell, text, value
+
+_SURE = 0.97
+
+
+def _verdict(episode: Episode, row: object, kind: int) -> Verdict:
+    used, limit = float(row["used"]), float(row["limit"])  # type: ignore[index]
+    where = text(row["object"])  # type: ignore[index]
+    who = process(episode.comm, episode.pid)
+    if kind == FD:
+        words = tell("{who} may have {limit} files open, and has {used}", who=who, limit=value(limit), used=value(used))
+        entry = item("resource", "open files", used, "", column="used", baseline=limit, pid=episode.pid)
+        return Verdict(NAME, _SURE, episode.scope, words, (entry,), "fd", Culprit(episode.pid, episode.comm))
+    words = tell("the file system {where}, which {who} writes to, has no room left", where=where, who=who)
+    entry = item("resource", "bytes in use", used, "bytes", column="used", baseline=limit, pid=episode.pid, subject=where)  # fmt: skip
+    return Verdict(NAME, _SURE, f"disk {where}", words, (entry,), "disk_full", Culprit(object=where))
+
+
+def seen(episode: Episode, view: View) -> Iterator[Verdict]:
+    """Of ``resource_low``: it is what was seen."""
+    for metric, kind in (("fd", FD), ("disk", DISK)):
+        rows = of_process(episode, view, kind)
+        rows = rows[full(rows) & (rows["object"] == episode.key[3])]
+        if episode.metric == metric and len(rows):
+            yield _verdict(episode, rows[-1], kind)
+
+
+def behind(episode: Episode, view: View) -> Iterator[Verdict]:
+    """Of another symptom of that process: what was reached then, and not long before. A disk that is full makes calls fail, not slow."""
+    for kind in (FD, *((DISK,) if episode.symptom in ("refusals", "service_errors") else ())):
+        rows = of_process(episode, view, kind)
+        rows = rows[full(rows)]
+        if len(rows) and was_free(rows[-1], episode, view):
+            yield _verdict(episode, rows[-1], kind)
+            return
+    yield Verdict(NAME, 0.0, "", "no limit that was looked at was reached")
+
+
+def failing(episode: Episode, view: View) -> Iterator[Verdict]:
+    """Of decisions that fail, or a broker that refuses."""
+    yield from of_brokers(episode, view)
+    if episode.pid is not None:
+        yield from behind(episode, view)
+
+
+CAUSE = Cause(
+    NAME,
+    15,
+    "a limit is reached: descriptors, room on a disk, memory or clients of a broker",
+    {**BROKERS, **READS},
+    "raise the limit, or find what uses it up: tickscope query resource; ls /proc/PID/fd; df; of Redis: CONFIG GET maxmemory, CONFIG GET maxclients",
+    {
+        "resource_low": seen,
+        "decision_latency": behind,
+        "refusals": behind,
+        "accept_overflow": behind,
+        "service_errors": failing,
+        "broker_down": of_brokers,
+    },
+    kin="broker",
+)

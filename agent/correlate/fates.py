@@ -1,0 +1,216 @@
+"""What became of processes: stopped for a while, frozen, killed, ended by themselves, started again. Pure; from rows of ``process_event``."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from agent.correlate.episode import Culprit, item
+from agent.correlate.rows import known
+from agent.correlate.thresholds import SECOND
+from agent.correlate.words import Words, process, span, tell, text, value
+from agent.tables import TABLES
+
+READS = {"process_event": ("kind", "signal", "exit_code", "sender_pid", "sender_comm", "cgroup_id")}
+_KINDS = TABLES["process_event"].by_name["kind"].names
+STOPS, GOES_ON, ENDS = ("stopped", "frozen"), ("continued", "thawed"), ("killed", "exited", "oom_killed")
+LASTS = 1 << 62  # until when, of a stop that lasts
+_CHAIN_NS = 30 * SECOND
+_MOST = 256  # events that are looked at for one process
+_ORDERLY = {int(number) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
+_ASKED = (0, *(128 + number for number in _ORDERLY))  # exit codes of one that did as it was told
+
+
+@dataclass(frozen=True)
+class Fate:
+    """kind: one of ``STOPS`` or ``ENDS``. from_ns, to_ns: of a stop; an end has one time. signal, exit_code, sender_pid: None where not known.
+    lives: of an end, how many processes of that program ended alike, one after the other, from ``first_ns``, when ``first_pid`` did, to ``last_ns``;
+    again: whether another one took its place."""
+
+    kind: str
+    pid: int
+    tick: int
+    comm: str
+    cgroup: int
+    from_ns: int
+    to_ns: int
+    signal: int | None = None
+    exit_code: int | None = None
+    sender_pid: int | None = None
+    sender_comm: str = ""
+    lives: int = 1
+    first_pid: int = 0
+    first_ns: int = 0
+    last_ns: int = 0
+    again: bool = False
+
+    @property
+    def stop(self) -> bool:
+        return self.kind in STOPS
+
+    @property
+    def orderly(self) -> bool:
+        """It ended as somebody asked it to, or with status 0."""
+        if self.kind == "killed":
+            return self.signal in _ORDERLY
+        return self.kind == "exited" and (self.exit_code in _ASKED or self.signal in _ORDERLY)
+
+    @property
+    def who(self) -> str:
+        return process(self.comm, self.pid)
+
+    @property
+    def by(self) -> str:
+        """Who sent it, to end words with; empty where that is not known, or it was itself."""
+        return f" by {process(self.sender_comm, self.sender_pid)}" if self.sender_pid not in (None, self.pid) else ""
+
+    @property
+    def scope(self) -> str:
+        """What episodes share that this is behind; of lives one after the other, the first."""
+        if self.kind == "frozen":
+            return f"frozen {self.cgroup}"
+        return f"{self.pid}/{self.tick}" if self.stop else f"end of {self.first_pid or self.pid}"
+
+    @property
+    def culprit(self) -> Culprit:
+        return Culprit(self.pid, self.comm)
+
+    @property
+    def detail(self) -> str:
+        if self.kind in ("frozen", "oom_killed"):
+            return "frozen" if self.kind == "frozen" else "oom"
+        return _name(self.signal) if self.kind != "exited" else "exit"
+
+    def lasted(self, until_ns: int) -> int:
+        return min(self.to_ns, until_ns) - self.from_ns
+
+    def words(self, until_ns: int, short: bool = False) -> Words:
+        """short: behind words that say who it is, and for how long it did nothing."""
+        who = "it" if short else self.who
+        if self.stop:
+            how = (
+                f"its cgroup was frozen{self.by}"
+                if self.kind == "frozen"
+                else f"it was stopped with {_name(self.signal)}{self.by}"
+            )
+            return (
+                how
+                if short
+                else tell("{who} stood still for {took}: {how}", who=who, took=span(self.lasted(until_ns)), how=how)
+            )
+        if self.kind == "oom_killed":
+            return f"{who} was killed since memory ran out"
+        if self.kind == "killed":
+            return f"{who} was killed with {_name(self.signal)}{self.by}"
+        asked = f", asked to with {_name(self.signal)}{self.by}" if self.signal is not None else ""
+        return tell(
+            "{who} ended by itself with status {code}{asked}",
+            who=who,
+            code=value(self.exit_code),
+            asked=asked,
+        )
+
+    @property
+    def restart(self) -> float:
+        """How well it is named a restart."""
+        if self.stop or (self.lives < 2 and not self.again):
+            return 0.0
+        return 1.0 if self.lives > 2 or (self.orderly and self.again) else 0.7
+
+    def restarted(self) -> Words:
+        how = self.words(self.from_ns)
+        if self.lives < 2:
+            return tell("{how}, and another process took its place", how=how)
+        return tell("{comm} ended {n} within {took}, each time another process; {how}", comm=self.comm, n=value(self.lives, "time"),
+                    took=span(self.last_ns - self.first_ns), how=how)  # fmt: skip
+
+    def evidence(self, until_ns: int) -> tuple[dict[str, object], ...]:
+        what = (
+            "time that it stood still"
+            if self.stop
+            else f"it was {self.kind.replace('_', ' ')}"
+            if self.kind != "exited"
+            else "it ended"
+        )
+        took: float | str = float(self.lasted(until_ns)) if self.stop else self.detail
+        return (item("process_event", what, took, "ns" if self.stop else "", column="" if self.stop else "signal", pid=self.pid, comm=self.comm,
+                     sender_pid=self.sender_pid, sender=self.sender_comm, t_ns=self.from_ns, end_ns=min(self.to_ns, until_ns)),)  # fmt: skip
+
+
+def _name(number: int | None) -> str:
+    try:
+        return signal.Signals(number or 0).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _int(number: object) -> int | None:
+    whole = int(number)  # type: ignore[call-overload]
+    return whole if whole > -(2**62) else None
+
+
+def kind_of(row: np.void) -> str:
+    return str(_KINDS[int(row["kind"])])
+
+
+def of_row(row: np.void, pid: int, tick: int, comm: str, cgroup: int) -> Fate:
+    """What a row says of that process; a stop lasts."""
+    kind, t_ns = kind_of(row), int(row["t_ns"])
+    return Fate(kind, pid, tick, comm, cgroup, t_ns, LASTS if kind in STOPS else t_ns, _int(row["signal"]), _int(row["exit_code"]), _int(row["sender_pid"]),
+                text(row["sender_comm"]))  # fmt: skip
+
+
+def fates(events: np.ndarray, pids: Collection[int], cgroups: Collection[int] = ()) -> list[Fate]:
+    """Of processes, by events in order. cgroups: those that they are in, for what is told of a cgroup as a whole."""
+    whole = ~known(events["pid"])
+    mine = np.isin(events["pid"], list(pids)) | (whole & np.isin(events["cgroup_id"], list(cgroups)))
+    found: list[Fate] = []
+    for row in events[mine][-_MOST:]:
+        kind = kind_of(row)
+        pid = _int(row["pid"])
+        if kind in STOPS:
+            for who in pids if pid is None else (pid,):
+                if not any(f.pid == who and f.kind == kind and f.to_ns == LASTS for f in found):
+                    found.append(
+                        of_row(
+                            row,
+                            who,
+                            int(row["proc_start_ns"]) // 10_000_000 if pid else -1,
+                            text(row["comm"]),
+                            _int(row["cgroup_id"]) or -1,
+                        )
+                    )
+            continue
+        if kind not in (*GOES_ON, *ENDS):
+            continue
+        for n, f in enumerate(found):
+            over = kind in ENDS or (kind == "thawed") == (f.kind == "frozen")
+            if f.to_ns == LASTS and over and pid in (None, f.pid):
+                found[n] = replace(f, to_ns=int(row["t_ns"]))
+        if kind in ENDS and pid is not None:
+            end = of_row(
+                row, pid, int(row["proc_start_ns"]) // 10_000_000, text(row["comm"]), _int(row["cgroup_id"]) or -1
+            )
+            found.append(chained(end, events))
+    return found
+
+
+def chained(end: Fate, events: np.ndarray) -> Fate:
+    """With how many of that program ended alike before it and after it, each before the next one had begun."""
+    alike = (events["comm"] == end.comm.encode()) & (events["kind"] == _KINDS.index(end.kind))
+    for name, of in (("signal", end.signal), ("exit_code", end.exit_code)):
+        alike &= ~known(events[name]) if of is None else events[name] == of
+    near = events[alike & (np.abs(events["t_ns"] - end.from_ns) <= _CHAIN_NS)]
+    lives, begun, first_pid = 1, end.tick, end.pid
+    first = last = end.from_ns
+    for row in near[near["t_ns"] < end.from_ns][::-1][:_MOST]:
+        if int(row["t_ns"]) // 10_000_000 <= begun:
+            lives, begun, first = lives + 1, int(row["proc_start_ns"]) // 10_000_000, int(row["t_ns"])
+            first_pid = int(row["pid"])
+    for row in near[near["t_ns"] > end.from_ns][:_MOST]:
+        if int(row["proc_start_ns"]) // 10_000_000 >= last // 10_000_000:
+            lives, last = lives + 1, int(row["t_ns"])
+    return replace(end, lives=lives, first_ns=first, last_ns=last, first_pid=first_pid)

@@ -1,0 +1,34 @@
+"""Brokers that reached a limit: of memory, of clients, or that cannot write to their disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agent.correlate.episode import Episode, Verdict, item
+from agent.correlate.refusing import refusing
+from agent.correlate.view import View
+from agent.correlate.words import tell, value
+
+NAME = "resource_limit"
+
+
+def of_brokers(episode: Episode, view: View) -> Iterator[Verdict]:
+    for b in refusing(episode, view):
+        if b.errors["OOM"]:
+            words = tell(
+                "{who} refused {n} commands: its memory is full ({used} of {limit} bytes)",
+                who=b.who, n=value(b.errors["OOM"]), used=value(b.memory), limit=value(b.memory_limit))  # fmt: skip
+            used = item("queue_lag", "memory used", b.memory, "bytes", column="memory_bytes", limit=b.memory_limit)
+            yield Verdict(NAME, 0.96, b.scope, words, (b.replies("OOM"), used), "memory", b.culprit)
+        elif b.errors["MISCONF"]:
+            words = tell(
+                "{who} refused {n} commands: it cannot write its data to the disk",
+                who=b.who,
+                n=value(b.errors["MISCONF"]),
+            )
+            yield Verdict(NAME, 0.85, b.scope, words, (b.replies("MISCONF"),), "disk_full", b.culprit)
+        elif b.full:
+            words = tell("{who} takes no more clients", who=b.who)
+            seen = item("queue_lag", "connections refused", b.turned_away or None, "", column="clients_refused", clients=b.clients,
+                        limit=b.clients_limit, reason=", ".join(b.down))  # fmt: skip
+            yield Verdict(NAME, 0.97, b.scope, words, (seen,), "clients", b.culprit)

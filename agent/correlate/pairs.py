@@ -1,0 +1,47 @@
+"""What the network between the two ends of a stalled connection (agent/correlate/streams.py) was like, as several causes go by it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from agent.correlate.episode import Episode
+from agent.correlate.streams import Process
+from agent.correlate.view import View, to_peer
+from agent.correlate.waits import CPUS, PEERS
+from agent.correlate.way import Way, way
+from agent.correlate.words import peer
+
+READS = {**PEERS, **CPUS}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """idle: the end that neither did its part nor waited for the other. again: segments between the two that were sent again."""
+
+    name: str
+    idle: Process
+    way: Way
+    again: int
+
+
+def pair(episode: Episode, view: View) -> Pair:
+    return view.once(_pair, episode)
+
+
+def _pair(episode: Episode, view: View) -> Pair:
+    server, reader, writer = cast("tuple[bytes, Process, Process]", episode.key)
+    spans = np.array([episode.start_ns]), np.array([episode.end_ns])
+    rows = view.during("tcp_retransmit", episode)
+    there = (rows["saddr"] == np.frombuffer(server[:16], "V16")[0]) & (
+        rows["sport"] == int.from_bytes(server[16:], "little")
+    )
+    again = np.concatenate([to_peer(rows, server)["count"], rows["count"][there & (rows["pid"] == reader[0])]])
+    return Pair(
+        peer(server),
+        reader if episode.symptom == "receiver_stalled" else writer,
+        way(episode, view, server, None, episode.value, spans, here=True),
+        int(np.maximum(again, 1).sum()),
+    )

@@ -1,0 +1,181 @@
+"""Processes that others depend on: limiters, who listens or serves connections, clients of brokers that are watched; and what happens to them.
+Of others that talk all the time, only whether they stand still."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from agent.correlate import fates
+from agent.correlate.catalogue import Symptom
+from agent.correlate.episode import Episode
+from agent.correlate.fates import ENDS, GOES_ON, STOPS, Fate
+from agent.correlate.guard import Guard
+from agent.correlate.rows import groups, known
+from agent.correlate.thresholds import SECOND, CorrelatorConfig
+from agent.correlate.watch import Watch
+from agent.correlate.words import process, text
+from agent.tables import TABLES
+
+_SERVER = TABLES["tcp_rtt"].code("role", "server")
+_ACCEPT = TABLES["socket_queue"].code("kind", "accept")
+#: What a symptom of processes reads.
+READS = {**fates.READS, "limiter_decision": ("cgroup_id",), "tcp_rtt": ("role", "peer", "cgroup_id"), "socket_queue": ("kind", "cgroup_id"),
+         "queue_lag": ("peer",)}  # fmt: skip
+_RECENT_S = 60  # for so long it matters after it was last seen at work
+_WHO = ("pid", "proc_start_ns", "cgroup_id")
+_BUSY_S = 20
+_RETURN_NS = 2 * SECOND  # after which one that came back at once has been seen at work
+_KEPT_NS = 30 * SECOND
+_MOST_EVENTS, _MOST_ENDS, _MOST_BROKERS = 256, 64, 64
+
+
+@dataclass
+class Member:
+    """A process that matters. seen_s: when it was last seen at work; seconds: in how many; needed: whether others depend on it."""
+
+    tick: int
+    comm: str
+    cgroup: int
+    seen_s: int
+    seconds: int = 1
+    needed: bool = False
+
+    @property
+    def matters(self) -> bool:
+        """Whether it matters that it stands still: also of who only asks others, and does so all the time."""
+        return self.needed or self.seconds >= _BUSY_S
+
+
+class ProcessWatch(Watch):
+    """One subject is one process, while something happens to it."""
+
+    metrics = ("happens",)
+
+    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
+        super().__init__(config, symptoms, guard)
+        self.members: dict[int, Member] = {}
+        self.now: dict[int, Fate] = {}  #: by slot: a stop that lasts or has just ended, or an end
+        self._stops: dict[int, Fate] = {}  # by process
+        self._ended: list[Fate] = []  # that may yet be seen to have started again
+        self._brokers: dict[bytes, int] = {}
+        self._until_ns = 0
+        self._ends: dict[tuple[int, int], np.void] = {}  # the last ones, by time and process
+
+    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+        self._until_ns = (second + 1) * SECOND
+        self._learn(second, rows)
+        events = rows.get("process_event")
+        happened = [] if events is None else self._happen(second, events[-_MOST_EVENTS:])
+        self._ended += [fate for fate in happened if not fate.stop]
+        due = [end for end in self._ended if self._until_ns - end.from_ns >= _RETURN_NS]
+        self._ended = [end for end in self._ended if end not in due]
+        lasting = [fate for fate in happened if fate.stop] + list(self._stops.values())
+        self.now = {}
+        for fate in (*lasting, *(end for end in due if end.lives > 1 or not self._back(end))):
+            slot = self.series.slot((fate.pid, fate.tick, fate.stop), second)
+            other = self.now.get(slot)
+            if slot >= 0 and (other is None or fate.lasted(self._until_ns) >= other.lasted(self._until_ns)):
+                self.now[slot] = fate
+        slots = np.array(sorted(self.now), np.int64)
+        if len(slots):
+            self.series.put(second, slots, happens=np.ones(len(slots)))
+        return slots
+
+    def _back(self, end: Fate) -> bool:
+        """Whether its program was there again so soon that nobody need have felt it, as after a restart on purpose."""
+        begun = [m.tick * 10_000_000 for m in self.members.values() if (m.comm, m.cgroup) == (end.comm, end.cgroup)]
+        return any(-10_000_000 <= start - end.from_ns < self.config.stopped_ns for start in begun)
+
+    def _happen(self, second: int, events: np.ndarray) -> list[Fate]:
+        """Takes a second's events; the stops and ends that they complete."""
+        self._ends = {at: row for at, row in self._ends.items() if at[0] >= second * SECOND - _KEPT_NS}
+        found: list[Fate] = []
+        for row in events:
+            kind, t_ns = fates.kind_of(row), int(row["t_ns"])
+            for pid in self._of(row):
+                member = self.members.get(pid)
+                if kind in STOPS and member is not None and member.matters and pid not in self._stops:
+                    self._stops[pid] = fates.of_row(row, pid, member.tick, member.comm, member.cgroup)
+                elif kind in (*GOES_ON, *ENDS) and pid in self._stops:
+                    found.append(replace(self._stops.pop(pid), to_ns=t_ns))
+                if kind in ENDS and (member is None or member.needed):
+                    before = np.array([*self._ends.values()], events.dtype)
+                    tick = int(row["proc_start_ns"]) // 10_000_000
+                    end = fates.of_row(row, pid, tick, text(row["comm"]), int(row["cgroup_id"]))
+                    found.append(fates.chained(end, before))
+                    self._ends[t_ns, pid] = row
+                    self._ends = dict(list(self._ends.items())[-_MOST_ENDS:])
+                    self.members.pop(pid, None)
+        return found
+
+    def _of(self, row: np.void) -> list[int]:
+        """The processes that a row is about, of those that matter; of ends also what took the place of one that did."""
+        pid, tick = int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000
+        if not known(row["pid"]):
+            return [one for one, m in self.members.items() if m.cgroup == int(row["cgroup_id"])]
+        member = self.members.get(pid)
+        if member is not None and member.tick == tick:
+            return [pid]
+        again = fates.kind_of(row) in ENDS and any(end["comm"] == row["comm"] for end in self._ends.values())
+        return [pid] if again else []
+
+    def _learn(self, second: int, rows: Mapping[str, np.ndarray]) -> None:
+        """Who is at work."""
+        polled = rows.get("queue_lag")
+        if polled is not None:
+            for i in groups([polled["peer"]])[0]:
+                self._brokers[polled["peer"][i].tobytes()] = second
+            self._brokers = dict(list(self._brokers.items())[-_MOST_BROKERS:])
+        for table, its in rows.items():
+            if table == "limiter_decision":
+                self._at_work(second, its, needed=True)
+            elif table == "socket_queue":
+                self._at_work(second, its[its["kind"] == _ACCEPT], needed=True)
+            elif table == "tcp_rtt":
+                mask = its["role"] == _SERVER
+                for raw in self._brokers:
+                    mask |= its["peer"] == np.frombuffer(raw, "V18")[0]
+                self._at_work(second, its[mask], needed=True)
+                self._at_work(second, its[~mask], needed=False)
+        if second % 16 == 0:
+            self.members = {pid: m for pid, m in self.members.items() if second - m.seen_s <= _RECENT_S}
+
+    def _at_work(self, second: int, rows: np.ndarray, needed: bool) -> None:
+        rows = rows[rows["pid"] > 0]
+        if not len(rows):
+            return
+        _, first = np.unique(rows["pid"], return_index=True)
+        some = rows[first]
+        for n, (pid, start_ns, cgroup) in enumerate(zip(*(some[c].tolist() for c in _WHO), strict=True)):
+            tick, member = start_ns // 10_000_000, self.members.get(pid)
+            if member is not None and member.tick == tick:
+                member.seconds += member.seen_s < second
+                member.seen_s, member.needed = second, member.needed or needed
+                if cgroup > 0:
+                    member.cgroup = cgroup
+            elif len(self.members) < self.config.servers:
+                self.members[pid] = Member(tick, text(some["comm"][n]), cgroup, second, needed=needed)
+
+    def describe(self, symptom: str, slot: int) -> Episode:
+        fate = self.now[slot]
+        key = (fate.pid, fate.tick, fate.cgroup)
+        episode = Episode(
+            symptom,
+            key,
+            slot,
+            process(fate.comm, fate.pid),
+            f"{fate.pid}/{fate.tick}",
+            fate.from_ns,
+            0,
+            "happens",
+            "",
+            0.0,
+            0.0,
+            0.0,
+            0,
+        )
+        episode.pid, episode.start_tick, episode.comm = fate.pid, fate.tick, fate.comm
+        return episode

@@ -1,0 +1,115 @@
+"""What brokers said of themselves while somebody's decisions failed, or they refused service: errors, limits, their role, polls that failed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from agent.correlate.episode import Culprit, Episode, item
+from agent.correlate.rows import known
+from agent.correlate.thresholds import SECOND
+from agent.correlate.view import SERVERS, View, place
+from agent.correlate.words import peer, text
+
+#: What ``refusing`` reads.
+READS = {
+    **SERVERS,
+    "queue_lag": (
+        *("system", "status", "failure", "reason", "peer", "server_role", "errors", "errors_per_s"),
+        *("memory_bytes", "memory_limit_bytes", "clients", "clients_limit", "clients_refused"),
+    ),
+}
+_NEAR_NS = 1_500_000_000  # polls are a second apart
+_BEFORE_NS = 60 * SECOND
+
+
+@dataclass(frozen=True)
+class Refusing:
+    """One broker. errors: kinds of its error replies to others, and how many; down: why polls failed meanwhile; turned_away: connections beyond its
+    limit; roles: what it was before, and meanwhile. own: whether it is what the episode is about."""
+
+    where: str
+    scope: str
+    who: str
+    culprit: Culprit
+    own: bool
+    errors: Counter[str]
+    down: tuple[str, ...]
+    turned_away: int
+    roles: tuple[str, str]
+    memory: float | None
+    memory_limit: float | None
+    clients: float | None
+    clients_limit: float | None
+
+    @property
+    def full(self) -> bool:
+        return self.turned_away > 0 or any("max number of clients" in why for why in self.down)
+
+    def replies(self, *kinds: str) -> dict[str, object]:
+        """Evidence: so many error replies of these kinds."""
+        n = sum(self.errors[kind] for kind in kinds)
+        return item(
+            "queue_lag", f"{' and '.join(kinds)} replies", n, "", column="errors", peer=self.where, role=self.roles[1]
+        )
+
+
+def refusing(episode: Episode, view: View) -> list[Refusing]:
+    """The polled brokers that the episode is about, or that its process talks to."""
+    return view.once(_refusing, episode)
+
+
+def _refusing(episode: Episode, view: View) -> list[Refusing]:
+    mine = episode.key[1]
+    own = isinstance(mine, bytes)
+    polls = view.rings["queue_lag"].between(episode.start_ns - _BEFORE_NS, episode.end_ns + _NEAR_NS)
+    found = []
+    for raw in [mine] if isinstance(mine, bytes) else view.peers(episode):
+        rows = polls[polls["peer"] == np.frombuffer(raw, "V18")[0]]
+        if len(rows):
+            found.append(_one(episode, view, raw, own, rows))
+    return found
+
+
+def _one(episode: Episode, view: View, raw: bytes, own: bool, rows: np.ndarray) -> Refusing:
+    name, netns = peer(raw), view.home if own else view.netns(episode, raw)
+    server = view.server(raw, netns, episode)
+    now = rows[rows["t_ns"] >= episode.start_ns - (0 if own else _NEAR_NS)]
+    before = rows[rows["t_ns"] < episode.start_ns]
+    _, first = np.unique(now["t_ns"], return_index=True)  # each of a poll's rows says the same of the server
+    errors: Counter[str] = Counter()
+    for said in now["errors"][first]:
+        for part in text(said).split(", "):
+            kind, _, n = part.partition(" ")
+            errors[kind] += int(n) if n.isdigit() else 0
+    totals = rows["clients_refused"][known(rows["clients_refused"])].astype(np.int64)
+    late = int(np.count_nonzero(known(now["clients_refused"])))
+    turned = int(np.diff(totals[-late - 1 :]).clip(0).sum()) if late else 0
+    down = now[(now["status"] == b"down") & (now["reason"] != b"")]
+    return Refusing(
+        name,
+        place(name, raw, netns),
+        f"{server[0]} (pid {server[1]}) at {name}" if server else f"the server at {name}",
+        Culprit(server[1], server[0], name) if server else Culprit(object=name),
+        own,
+        errors,
+        tuple(dict.fromkeys(text(why).rpartition(f"{name}: ")[2] for why in down["reason"])),
+        turned,
+        (
+            _last(before["server_role"]),
+            _last(now["server_role"][now["server_role"] != b"primary"]) or _last(now["server_role"]),
+        ),
+        *(_number(now[c]) for c in ("memory_bytes", "memory_limit_bytes", "clients", "clients_limit")),
+    )
+
+
+def _last(names: np.ndarray) -> str:
+    some = names[names != b""]
+    return text(some[-1]) if len(some) else ""
+
+
+def _number(values: np.ndarray) -> float | None:
+    some = values[known(values)]
+    return float(some[-1]) if len(some) else None

@@ -1,0 +1,141 @@
+"""What processes have of something, by second: descriptors, room on disks, memory, processor time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from agent.correlate.catalogue import Symptom
+from agent.correlate.episode import Episode
+from agent.correlate.guard import Guard
+from agent.correlate.limiters import took
+from agent.correlate.rows import groups, start_ticks
+from agent.correlate.shortage import CPU, DISK, FD, OOM, full
+from agent.correlate.starved import STEAL
+from agent.correlate.thresholds import SECOND, CorrelatorConfig
+from agent.correlate.watch import Watch
+from agent.correlate.words import process, text
+
+#: What a symptom of resources reads.
+READS = {
+    "resource": ("kind", "object", "interval_ns", "used", "limit", "events", "waited_ns"),
+    "cpu_delay": ("duration_ns",),
+    "cpu_wait": ("interval_ns", "wait_ns", "max_ns"),
+    "limiter_decision": ("result", "wait_ns", "duration_ns"),
+}
+_NAMES = {FD: "fd", DISK: "disk", OOM: "oom"}
+#: What is not told was not.
+_NONE_IS_ZERO = ("throttled_ns", "periods", "delay_ns", "longest_ns", "sum_ns")
+#: Decisions of a second that tell what one in ten of them exceeds.
+_ENOUGH = 2048
+Key = tuple[int, int, str, bytes]
+
+
+class ScarcityWatch(Watch):
+    """One subject is one thing of one process: its descriptors, a file system that it writes to, its memory; ``cpu``: its processor time.
+
+    none: 1 where nothing is left. throttled_ns, periods: withheld by a quota, and the share of the quota's periods in which it was. delay_ns: waits for a
+    processor of some milliseconds, longest_ns: the longest; high_ns: what one in ten of its decisions exceeds, sum_ns: all.
+    """
+
+    metrics = ("none", "used", "limit", "throttled_ns", "periods", "delay_ns", "longest_ns", "sum_ns", "high_ns")
+
+    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
+        super().__init__(config, symptoms, guard)
+        self.names: dict[int, tuple[Key, str]] = {}
+        self._mine: set[tuple[int, int]] = (
+            set()
+        )  # who is watched: others' waits for a processor are not theirs to suffer
+        self.roomy: set[int] = set()  #: slots of what had some left when it was last seen
+
+    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+        return np.union1d(self._limits(second, rows.get("resource")), self._processors(second, rows)).astype(np.int64)
+
+    def _slot(self, row: np.void, what: str, where: bytes, second: int) -> int:
+        key = int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000, what, where
+        if what == "disk":
+            key = 0, 0, what, where  # whoever tells of it
+        slot = self.series.slot(key, second)
+        if slot >= 0:
+            if what == "cpu":
+                self._mine.add(key[:2])
+            if slot in self.names and self.names[slot][0][2:] != (what, where):
+                self.roomy.discard(slot)  # another had it
+            self.names[slot] = (
+                (int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000, what, where),
+                text(row["comm"]),
+            )
+        return slot
+
+    def _limits(self, second: int, r: np.ndarray | None) -> np.ndarray:
+        r = r[np.isin(r["kind"], tuple(_NAMES))] if r is not None else None
+        if r is None or not len(r):
+            return np.empty(0, np.int64)
+        r = r[np.argsort(r["t_ns"], kind="stable")][::-1]  # groups give the first of each: the last
+        gone = full(r) | (r["kind"] == OOM)
+        first, group = groups([r["pid"], start_ticks(r), r["kind"], r["object"]])
+        none = np.zeros(len(first))
+        np.maximum.at(none, group, gone)
+        slots = np.array([self._slot(r[i], _NAMES[int(r["kind"][i])], r["object"][i], second) for i in first], np.int64)
+        fits = slots >= 0
+        self.series.put(second, slots[fits], none=none[fits], used=r["used"][first][fits].astype(float), limit=r["limit"][first][fits].astype(float))  # fmt: skip
+        return slots[fits]
+
+    def _processors(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+        resource, delays, waits, decisions = (rows.get(table) for table in READS)
+        withheld = resource[(resource["kind"] == CPU) & (resource["object"] != STEAL)] if resource is not None else None
+        sums: dict[int, dict[str, float]] = {}
+        known = resource[resource["pid"] > 0] if resource is not None else None
+        if known is not None and len(known):  # of whom nothing is said here, nothing was withheld
+            sums.update({self._slot(known[i], "cpu", b"", second): {} for i, _ in _each(known, [])})
+        if withheld is not None and len(withheld):
+            for i, group in _each(withheld, [withheld["object"]]):
+                of = sums.setdefault(self._slot(withheld[i], "cpu", b"", second), {})
+                ns = float(withheld["waited_ns"][group].sum())
+                if ns > of.get("throttled_ns", 0.0):
+                    periods = max(1.0, float(withheld["limit"][group].clip(0).sum()))
+                    of.update(throttled_ns=ns, periods=float(withheld["events"][group].sum()) / periods)
+        for kept_off, column, longest in ((delays, "duration_ns", "duration_ns"), (waits, "wait_ns", "max_ns")):
+            if kept_off is None or not len(kept_off):
+                continue
+            lengths = kept_off[column].astype(np.float64)
+            if column == "wait_ns":  # where the agent itself starves, an interval is long
+                lengths *= SECOND / np.maximum(kept_off["interval_ns"], SECOND)
+            for i, group in _each(kept_off, []):
+                if (int(kept_off[i]["pid"]), int(kept_off[i]["proc_start_ns"]) // 10_000_000) in self._mine:
+                    of = sums.setdefault(self._slot(kept_off[i], "cpu", b"", second), {})
+                    of["delay_ns"] = max(of.get("delay_ns", 0.0), float(lengths[group].sum()))
+                    of["longest_ns"] = max(of.get("longest_ns", 0.0), float(kept_off[longest][group].max()))
+        if decisions is not None and len(decisions):
+            every = 1 + len(decisions) // _ENOUGH
+            some = decisions[::every]
+            lasted = took(some)
+            timed = (some["pid"] > 0) & ~np.isnan(lasted)
+            some, lasted = some[timed], lasted[timed]
+            for i, group in _each(some, []) if len(some) else ():
+                ordered = np.sort(lasted[group])
+                of = sums.setdefault(self._slot(some[i], "cpu", b"", second), {})
+                of["sum_ns"] = float(ordered.sum()) * every
+                of["high_ns"] = float(ordered[9 * (len(ordered) - 1) // 10])
+        sums.pop(-1, None)
+        slots = np.array(sorted(sums), np.int64)
+        if len(self._mine) > 4 * self.config.subjects:
+            self._mine = {name[0][:2] for name in self.names.values()}
+        values = {name: np.array([sums[int(s)].get(name, 0.0 if name in _NONE_IS_ZERO else np.nan) for s in slots]) for name in self.metrics[3:]}  # fmt: skip
+        if len(slots):
+            self.series.put(second, slots, **values)
+        return slots
+
+    def describe(self, symptom: str, slot: int) -> Episode:
+        (pid, tick, what, where), comm = self.names[slot]
+        who = process(comm, pid)
+        subject = f"file system {text(where)} ({who} writes there)" if what == "disk" else f"process {who}"
+        return Episode(symptom, (pid, tick, what, where), slot, subject, f"{pid}/{tick}", 0, 0, what, "", 0.0, 0.0, 0.0, 0,
+                          pid=pid, start_tick=tick, comm=comm)  # fmt: skip
+
+
+def _each(rows: np.ndarray, more: list[np.ndarray]) -> list[tuple[int, np.ndarray]]:
+    """(its first row, mask of its rows) of each process."""
+    first, group = groups([rows["pid"], start_ticks(rows), *more])
+    return [(int(i), group == n) for n, i in enumerate(first)]

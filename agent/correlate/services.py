@@ -1,0 +1,129 @@
+"""Who fails at what it is asked for: limiters by their decisions, brokers by the error replies that they say they gave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from agent.correlate.catalogue import Symptom
+from agent.correlate.episode import Episode
+from agent.correlate.guard import Guard
+from agent.correlate.late import Habits
+from agent.correlate.rows import groups, known, start_ticks
+from agent.correlate.series import Series
+from agent.correlate.thresholds import SECOND, CorrelatorConfig
+from agent.correlate.watch import Watch
+from agent.correlate.words import peer, process, text
+from agent.tables import TABLES
+
+#: What a symptom of these reads.
+READS = {
+    "limiter_decision": ("limiter_id", "result"),
+    "queue_lag": ("system", "status", "peer", "errors", "clients_refused"),
+}
+_ERROR = TABLES["limiter_decision"].code("result", "error")
+#: Of a broker that refuses service: its own doing, not that of a client which has no password.
+_STATES = frozenset(("OOM", "READONLY", "MISCONF", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS", "BUSY"))
+
+
+class ServiceWatch(Watch):
+    """One subject is a limiter of a process, or a broker. first_ns: of the second's failures, by slot."""
+
+    metrics = ("n", "errors", "replies")
+
+    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
+        super().__init__(config, symptoms, guard)
+        self.series = Series(self.metrics, 2 * config.subjects)  # limiters, and brokers
+        self.habits = Habits()
+        self.first_ns: dict[int, int] = {}
+        self._names: dict[int, tuple[tuple[object, ...], str]] = {}
+        self._refused: dict[tuple[str, bytes], int] = {}
+
+    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+        self.first_ns = {}
+        decisions, polls = rows.get("limiter_decision"), rows.get("queue_lag")
+        slots = np.union1d(self._decisions(second, decisions), self._brokers(second, polls)).astype(np.int64)
+        self.series.dropped = 0  # those who watch the same for other symptoms count them
+        return slots
+
+    def _decisions(self, second: int, d: np.ndarray | None) -> np.ndarray:
+        if d is None or not len(d):
+            return np.empty(0, np.int64)
+        first, group = groups([d["limiter_id"], d["pid"], start_ticks(d)])
+        slots = np.array([self._limiter(d[i], second) for i in first], np.int64)
+        failed = d["result"] == _ERROR
+        n, errors = np.bincount(group), np.bincount(group, failed)
+        for g in np.flatnonzero(errors):
+            self.first_ns[int(slots[g])] = int(d["t_ns"][failed & (group == g)].min())
+        there = slots >= 0
+        self.series.put(second, slots[there], n=n[there], errors=errors[there])
+        return np.asarray(slots[there])
+
+    def _limiter(self, row: np.void, second: int) -> int:
+        pid, tick = (int(row["pid"]) if row["pid"] > 0 else None), int(row["proc_start_ns"]) // 10_000_000
+        key = text(row["limiter_id"]), pid, tick
+        slot = self.series.slot(key, second)
+        if slot >= 0:
+            self._names[slot] = key, text(row["comm"])
+        return slot
+
+    def _brokers(self, second: int, q: np.ndarray | None) -> np.ndarray:
+        if q is None:
+            return np.empty(0, np.int64)
+        told: dict[int, float] = {}
+        q = q[q["status"] != b"down"]
+        for i in (
+            groups([q["t_ns"], q["system"], q["peer"]])[0] if len(q) else ()
+        ):  # each of a poll's rows says the same
+            row = q[i]
+            key = text(row["system"]), row["peer"].tobytes()
+            slot = self.series.slot(key, second)
+            if slot < 0:
+                continue
+            self._names[slot] = key, ""
+            n = _replies(text(row["errors"])) + self._turned_away(key, row["clients_refused"])
+            told[slot] = told.get(slot, 0.0) + n
+            if n and slot not in self.first_ns:
+                self.first_ns[slot] = int(row["t_ns"])
+        slots = np.array(sorted(told), np.int64)
+        self.series.put(second, slots, replies=np.array([told[slot] for slot in slots]))
+        return slots
+
+    def _turned_away(self, key: tuple[str, bytes], total: np.int64) -> int:
+        if not known(np.array([total]))[0]:
+            return 0
+        before = self._refused.get(key, int(total))
+        self._refused[key] = int(total)
+        return max(0, int(total) - before)
+
+    def settle(self, second: int) -> None:
+        """n, errors, replies: in all, while it lasts."""
+        for episode in self.active.values():
+            if episode.last_bad == second:
+                lasted = max(1, min(60, second - episode.start_ns // SECOND + 1))
+                for metric in self.metrics:
+                    seen = self.series.recent(metric, np.array([episode.slot]), second, lasted)[0]
+                    if not np.isnan(seen).all():
+                        episode.facts[metric] = float(np.nansum(seen))
+
+    def describe(self, symptom: str, slot: int) -> Episode:
+        key, comm = self._names[slot]
+        if len(key) == 2:
+            system, raw = key
+            assert isinstance(raw, bytes)
+            where = peer(raw)
+            name = f"the {system} server{f' at {where}' if where else ''}"
+            return Episode(symptom, key, slot, name, where, 0, 0, "", "", 0.0, 0.0, 0.0, 0)
+        limiter, pid, tick = key
+        assert isinstance(tick, int)
+        assert pid is None or isinstance(pid, int)
+        subject, scope = f"limiter {limiter} ({process(comm, pid)})", f"{-1 if pid is None else pid}/{tick}"
+        return Episode(symptom, key, slot, subject, scope, 0, 0, "", "", 0.0, 0.0, 0.0, 0,
+                       pid=pid, start_tick=tick, comm=comm)  # fmt: skip
+
+
+def _replies(said: str) -> int:
+    """How many error replies that are a broker's own doing."""
+    parts = (part.partition(" ") for part in said.split(", "))
+    return sum(int(n) for kind, _, n in parts if kind in _STATES and n.isdigit())

@@ -1,0 +1,48 @@
+"""What was said of a process's memory, descriptors and file systems around an episode."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agent.correlate.episode import Episode
+from agent.correlate.rows import start_ticks
+from agent.correlate.thresholds import SECOND
+from agent.correlate.view import View
+from agent.tables import TABLES
+
+CPU, MEMORY, FD, DISK, OOM = (TABLES["resource"].code("kind", name) for name in ("cpu", "memory", "fd", "disk", "oom"))
+READS = {"resource": ("kind", "object", "interval_ns", "used", "limit", "events", "faults", "waited_ns")}
+#: Less of a file system's room, or of its files, is none; and never more than so many bytes.
+_DISK_SHARE, _DISK_BYTES = 0.005, 64 << 20
+#: What is killed is told when it has ended, and may have been slow for some seconds before.
+_AFTER_NS, _BEFORE_NS = 3 * SECOND, 11 * SECOND
+
+
+def full(rows: np.ndarray) -> np.ndarray:
+    """Which of them say that there is none left."""
+    left = rows["limit"] - rows["used"]
+    none = np.where(rows["kind"] == DISK, left <= np.minimum(_DISK_SHARE * rows["limit"], _DISK_BYTES), left <= 0)
+    return np.asarray(none & (rows["limit"] >= 0) & (rows["used"] >= 0) & np.isin(rows["kind"], (FD, DISK)))
+
+
+def of_process(episode: Episode, view: View, kind: int) -> np.ndarray:
+    """Rows of that kind and of the episode's process: of its time, and a little later."""
+    if episode.pid is None:
+        return view.rings["resource"].between(0, -1)
+    rows = view.rings["resource"].between(episode.start_ns - SECOND, episode.end_ns + _AFTER_NS)
+    mine = (rows["kind"] == kind) & (rows["pid"] == episode.pid) & (start_ticks(rows) == episode.start_tick)
+    return np.asarray(rows[mine])
+
+
+def was_free(row: np.void, episode: Episode, view: View) -> bool:
+    """Whether there was some left of it in the two minutes before: what has always been used up has not done anything now."""
+    rows = view.rings["resource"].between(episode.start_ns - 120 * SECOND, int(row["t_ns"]))
+    same = (rows["kind"] == row["kind"]) & (rows["object"] == row["object"])
+    mine = (rows["pid"] == row["pid"]) | (row["kind"] == DISK)
+    return bool((~full(rows))[same & mine].any())
+
+
+def usual(episode: Episode, view: View) -> np.ndarray:
+    """What the half minute before said of that process."""
+    rows = view.rings["resource"].between(episode.start_ns - 3 * _BEFORE_NS, episode.start_ns - SECOND)
+    return np.asarray(rows[rows["pid"] == (episode.pid or -1)])

@@ -1,0 +1,251 @@
+"""Connections that carry something all the time, both ends of which are on this host: which end stopped.
+
+An end that reads waits for the other, again and again, and never for long: its waits on the peer are seen, by process and peer. Of a pair whose
+reader has waited regularly, and whose writer hardly ever had to,
+
+- the reader waits far longer than ever, and the writer does not: the writer does not send;
+- the writer waits far longer than ever, and the reader, which usually waits all the time, does not: the reader does not read;
+- both wait: what was sent is on its way.
+
+Judged when the wait is over, since a connection that goes on afterwards was no stream that ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from agent.correlate.catalogue import Symptom
+from agent.correlate.episode import Episode
+from agent.correlate.guard import Guard
+from agent.correlate.rows import Ring, as_bytes, groups, start_ticks
+from agent.correlate.thresholds import SECOND, CorrelatorConfig
+from agent.correlate.view import NO_PEER, addresses, to_peer
+from agent.correlate.watch import Watch
+from agent.correlate.words import peer, process, text
+from agent.tables import TABLES
+
+_BLOCKED = TABLES["syscall_latency"].code("basis", "blocked")
+_WAITING = TABLES["syscall_latency"].code("kind", "waiting")
+_SERVER, _CLIENT = (TABLES["tcp_rtt"].code("role", name) for name in ("server", "client"))
+#: What symptoms of streams read.
+READS = {"syscall_latency": ("basis", "kind", "peer", "interval_ns", "count", "max_ns"),
+         "tcp_rtt": ("netns", "role", "saddr", "sport", "peer")}  # fmt: skip
+_KEEP_NS = 60 * SECOND
+_OF_S, _STEADY_S, _STEADY = (
+    40,
+    12,
+    0.75,
+)  # of the time before it, that is looked at, a reader has waited in so many seconds, and so large a share
+_USUALLY = 0.7  # the quantile of the longest waits of its seconds that is called usual
+_EVEN = 0.15  # of their median, within which four in ten of them are: a stream by the clock; of messages by chance they differ by more (0.17 at 1,000 a second)
+_RATIO = 8.0  # times that is far longer
+_READER = 4.0  # ... where two ends say so
+_BEYOND, _BEYOND_ALL, _HABIT = (
+    1.5,
+    3.0,
+    3,
+)  # and so many times a reader's, a writer's third longest: what happened three times is a habit
+_AS_USUAL = 1.5
+_SELDOM = 8  # seconds of that time in which a writer waited for long
+_CHANGES = 3  # connections that followed one another
+_LEAST_NS = {"sender_stalled": 400_000_000, "receiver_stalled": 250_000_000}
+_MOST = 16  # waits looked at in a second
+_PAIRS = 1024
+Process = tuple[int, int, str]
+
+
+@dataclass(frozen=True)
+class Stall:
+    """reader, writer: (pid, start in ticks, comm). server: whose ip:port it is (18 bytes); usual_ns: the longest wait of the minute before."""
+
+    symptom: str
+    reader: Process
+    writer: Process
+    server: bytes
+    from_ns: int
+    to_ns: int
+    usual_ns: float
+
+
+class StreamWatch(Watch):
+    """One subject is a pair of processes, of which one has a connection to the other."""
+
+    metrics = ("stalled_ns",)
+
+    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
+        super().__init__(config, symptoms, guard)
+        self.stalls: dict[int, Stall] = {}
+        self.names: dict[int, Stall] = {}
+        self._waits: Ring | None = None
+        self._since_ns = 0
+        self._clients: dict[tuple[bytes, bytes, int, int], str] = {}  # who was not seen for longest is first
+        self._servers: dict[tuple[int, int, bytes], bytes] = {}
+
+    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+        self.stalls = {}
+        talks, waits = rows.get("tcp_rtt"), rows.get("syscall_latency")
+        if waits is None:
+            return np.empty(0, np.int64)
+        waits = waits[(waits["basis"] == _BLOCKED) & (waits["kind"] == _WAITING) & (waits["peer"] != NO_PEER)]
+        if talks is not None:
+            self._learn(talks, waits)
+        if self._waits is None:
+            self._waits, self._since_ns = Ring(waits.dtype, self.config.keep_decisions, _KEEP_NS), second * SECOND
+        self._waits.add(waits)
+        long = waits[waits["max_ns"] >= min(_LEAST_NS.values())]
+        for row in long[np.argsort(long["max_ns"], kind="stable")[::-1][:_MOST]]:
+            stall = self._reads_nothing(row) or self._sends_nothing(row)
+            if stall is not None:
+                slot = self.series.slot((stall.symptom, stall.reader, stall.writer, stall.server), second)
+                if slot >= 0:
+                    self.stalls[slot] = self.names[slot] = stall
+        slots = np.array(sorted(self.stalls), np.int64)
+        took = np.array([self.stalls[s].to_ns - self.stalls[s].from_ns for s in slots.tolist()], np.float64)
+        self.series.put(second, slots, stalled_ns=took)
+        return slots
+
+    def _learn(self, rows: np.ndarray, waits: np.ndarray) -> None:
+        """Who waits for which end of a server's connection, and who talks to such a server: of each pair once a second."""
+        served = rows[(rows["role"] == _SERVER) & (rows["pid"] > 0)]
+        served = served[np.isin(as_bytes(served["peer"]), as_bytes(waits["peer"]))]
+        for i in groups([served["pid"], served["peer"]])[0][:_PAIRS]:
+            row = served[i]
+            key = int(row["pid"]), _tick(row), row["peer"].tobytes()
+            self._servers.pop(key, None)
+            self._servers[key] = row["saddr"].tobytes() + int(row["sport"]).to_bytes(2, "little")
+        if not self._servers:
+            return
+        clients = rows[(rows["role"] == _CLIENT) & (rows["pid"] > 0)]
+        clients = clients[np.isin(as_bytes(clients["peer"]), np.array(list(self._servers.values()), "S18"))]
+        for i in groups([clients["peer"], clients["saddr"], clients["sport"], clients["pid"]])[0][:_PAIRS]:
+            row = clients[i]
+            end = row["saddr"].tobytes() + int(row["sport"]).to_bytes(2, "little")
+            pair = row["peer"].tobytes(), end, int(row["pid"]), _tick(row)
+            self._clients.pop(pair, None)
+            self._clients[pair] = text(row["comm"])
+        while len(self._servers) > _PAIRS:
+            del self._servers[next(iter(self._servers))]
+        while len(self._clients) > _PAIRS:
+            del self._clients[next(iter(self._clients))]
+
+    def _sends_nothing(self, row: np.void) -> Stall | None:
+        """The wait is that of a server's end that reads."""
+        reader, raw, waited = _who(row), row["peer"].tobytes(), int(row["max_ns"])
+        server = self._servers.get((*reader[:2], raw))
+        if server is None or waited < _LEAST_NS["sender_stalled"] or 0 <= int(row["count"]) < 3:
+            return None
+        from_ns = int(row["t_ns"]) - waited
+        usual = self._steady(reader, raw, from_ns, waited)
+        writers = self._writers(server, raw)
+        if usual is None or usual > waited / _RATIO or len(writers) != 1:
+            return None
+        if self._longest(writers[0], server, from_ns, int(row["t_ns"])) > waited / _RATIO:
+            return None  # it waits, too
+        return Stall("sender_stalled", reader, writers[0], server, from_ns, int(row["t_ns"]), usual)
+
+    def _writers(self, server: bytes, raw: bytes) -> list[Process]:
+        """Who has that end of a connection to it; where its port was not seen, who of that address has one."""
+        theirs = {(pid, tick, comm): end for (at, end, pid, tick), comm in self._clients.items() if at == server}
+        exact = [who for who, end in theirs.items() if end == raw]
+        return exact or [who for who, end in theirs.items() if end[:16] == raw[:16]]
+
+    def _reads_nothing(self, row: np.void) -> Stall | None:
+        """The wait is that of a client's end that writes, to a reader of this host."""
+        writer, server, waited = _who(row), row["peer"].tobytes(), int(row["max_ns"])
+        ends = {(pid, tick, raw[:16]) for (pid, tick, raw), at in self._servers.items() if at == server}
+        if not ends or writer[:2] not in {(pid, tick) for at, _, pid, tick in self._clients if at == server}:
+            return None
+        to_ns = int(row["t_ns"])
+        from_ns = to_ns - waited
+        before = np.sort(self._of(writer, server, from_ns - _OF_S * SECOND, from_ns)["max_ns"])
+        habit = float(before[-_HABIT]) if len(before) >= _HABIT else 0.0
+        if np.count_nonzero(before > waited / _RATIO) > _SELDOM or _BEYOND_ALL * habit > waited:
+            return None  # one that asks, and waits for each answer; or that has to wait every now and then
+        for pid, tick, address in sorted(ends):
+            usual = self._steady((pid, tick, ""), address, from_ns, waited)
+            if usual is None or usual > waited / _READER:
+                continue
+            if self._from(pid, tick, address, from_ns, to_ns)["max_ns"].max(initial=0) <= _AS_USUAL * usual:
+                comm = text(self._from(pid, tick, address, from_ns - _OF_S * SECOND, from_ns)["comm"][-1])
+                return Stall("receiver_stalled", (pid, tick, comm), writer, server, from_ns, to_ns, usual)
+        return None
+
+    def _of(self, who: Process, raw: bytes, from_ns: int, to_ns: int) -> np.ndarray:
+        assert self._waits is not None
+        rows = to_peer(self._waits.between(from_ns, to_ns), raw)
+        return np.asarray(rows[(rows["pid"] == who[0]) & (start_ticks(rows) == who[1])])
+
+    def _from(self, pid: int, tick: int, address: bytes, from_ns: int, to_ns: int) -> np.ndarray:
+        """Its waits for whoever has that address."""
+        assert self._waits is not None
+        rows = self._waits.between(from_ns, to_ns)
+        rows = rows[(rows["pid"] == pid) & (start_ticks(rows) == tick)]
+        return np.asarray(rows[(addresses(rows) == np.frombuffer(address, np.uint8)).all(axis=1)])
+
+    def _longest(self, who: Process, raw: bytes, from_ns: int, to_ns: int) -> float:
+        return float(self._of(who, raw, from_ns, to_ns)["max_ns"].max(initial=0))
+
+    def _steady(self, who: Process, raw: bytes, until_ns: int, waited_ns: float) -> float | None:
+        """What its longest wait of a second was usually, where it waited in almost each second for that address, by one connection at a time, for
+        much the same time, and hardly ever nearly as long as now."""
+        rows = self._from(who[0], who[1], raw[:16], until_ns - _OF_S * SECOND, until_ns)
+        seconds = len(np.unique(rows["t_ns"] // SECOND))
+        known_s = (until_ns - self._since_ns) // SECOND
+        if seconds < max(_STEADY_S, _STEADY * min(_OF_S, known_s)) or len(rows) > seconds + _CHANGES:
+            return None
+        waits = np.sort(rows["max_ns"])
+        low, median, usual = (float(waits[int(q * (len(waits) - 1))]) for q in (1 - _USUALLY, 0.5, _USUALLY))
+        return usual if usual - low <= _EVEN * median and waited_ns > _BEYOND * float(waits[-_HABIT]) else None
+
+    def describe(self, symptom: str, slot: int) -> Episode:
+        stall = self.names[slot]
+        (pid, tick, comm), name = stall.reader, peer(stall.server)
+        if symptom == "receiver_stalled":
+            pid, tick, comm = stall.writer
+        subject = f"connection of {process(stall.writer[2], stall.writer[0])} to {name}"
+        scope = f"{stall.writer[0]} to {name}"
+        return Episode(
+            symptom,
+            (stall.server, stall.reader, stall.writer),
+            slot,
+            subject,
+            scope,
+            stall.from_ns,
+            stall.to_ns,
+            "stalled_ns",
+            "ns",
+            stall.usual_ns,
+            0.0,
+            0.0,
+            0,
+            pid=pid,
+            start_tick=tick,
+            comm=comm,
+        )
+
+    def told(self, symptom: str, second: int) -> list[Episode]:
+        """The episodes of this symptom that this second opens."""
+        opened = []
+        for slot, stall in self.stalls.items():
+            if stall.symptom != symptom:
+                continue
+            waited = float(stall.to_ns - stall.from_ns)
+            episode = self.active.get((symptom, slot))
+            if episode is not None:
+                self.extend(episode, second, waited, stall.to_ns)
+                continue
+            episode = self.describe(symptom, slot)
+            self.open(episode, second, waited, 1)
+            opened.append(episode)
+        return opened
+
+
+def _tick(row: np.void) -> int:
+    return int(row["proc_start_ns"]) // 10_000_000
+
+
+def _who(row: np.void) -> Process:
+    return int(row["pid"]), _tick(row), text(row["comm"])

@@ -1,0 +1,74 @@
+"""Connects to a peer that fail, and connections to it that are reset, where hardly any were."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agent.correlate.catalogue import Symptom
+from agent.correlate.connects import READS, ConnectWatch
+from agent.correlate.episode import Episode
+from agent.correlate.thresholds import SECOND
+from agent.correlate.watch import Second
+from agent.correlate.words import Words, tell, value, when
+
+_WITHIN_S = 3
+_LEAST, _SHARE = 3, 0.3  # so many, and of all connects, within that time or less
+
+
+def judge(watch: ConnectWatch, second: Second) -> list[Episode]:
+    """Bad: three or more, and a third, of the connects of the last second, or two, or three, failed or were reset, where in nine of ten seconds none is."""
+    series, at, slots = watch.series, second.at, second.slots
+    slots = slots[np.fmax(*(series.recent(m, slots, at, 1)[:, 0] for m in ("failed", "broken"))) > 0]
+    if not len(slots):
+        return []
+
+    def lately(metric: str) -> np.ndarray:
+        return np.cumsum(np.nan_to_num(series.recent(metric, slots, at, _WITHIN_S))[:, ::-1], axis=1)
+
+    failed, broken, ok = lately("failed"), lately("broken"), lately("ok")
+    bad = failed + broken
+    share = np.where(bad >= _LEAST, bad / np.maximum(ok + failed, 1), 0.0).clip(max=1).max(axis=1)
+    usual = series.baseline("failed", slots, at, _WITHIN_S)
+    usually = usual.high + series.baseline("broken", slots, at, _WITHIN_S).high
+    opened = []
+    for i in np.flatnonzero((bad[:, 0] > 0) & (share >= _SHARE) & (usually == 0) & (usual.seen >= watch.config.warm_s)):
+        slot = int(slots[i])
+        episode = watch.active.get((SYMPTOM.name, slot))
+        if episode is not None:
+            watch.extend(episode, at, float(share[i]))
+        else:
+            first = at - int(np.argmax(bad[i] == bad[i, -1]))
+            episode = watch.describe(SYMPTOM.name, slot)
+            episode.metric, episode.unit, episode.start_ns = "failed", SYMPTOM.unit, first * SECOND
+            watch.open(episode, at, float(share[i]), at - first + 1)
+            opened.append(episode)
+        for fact, of in (("failed", failed), ("broken", broken)):
+            episode.facts[fact] = max(episode.facts.get(fact, 0.0), float(of[i, -1]))
+    return opened
+
+
+def clause(e: Episode) -> Words:
+    did = "failed" if e.facts.get("failed", 0) >= e.facts.get("broken", 0) else "were reset"
+    return tell(
+        "Up to {share} of the connections to {peer} {did} {when}",
+        share=value(e.value, "ratio"),
+        peer=e.subject,
+        did=did,
+        when=when(e),
+    )
+
+
+SYMPTOM = Symptom(
+    "connect_failures",
+    58,
+    "connects to a peer fail, or connections to it are reset, where hardly any were",
+    "a peer",
+    "",
+    "tcp_connect",
+    READS,
+    clause,
+    "see how they fail: tickscope query tcp_connect --where \"result <> 'ok'\" --group-by peer; tickscope query tcp_reset",
+    ConnectWatch,
+    judge,
+    measured={"failed": "result"},
+)

@@ -1,0 +1,76 @@
+"""Peers to which segments are lost, so that who asks them has to wait for the next try."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agent.correlate.catalogue import Symptom
+from agent.correlate.episode import Episode
+from agent.correlate.peers import READS, PeerWatch
+from agent.correlate.thresholds import SECOND
+from agent.correlate.watch import Second
+from agent.correlate.words import Words, measured, tell, when
+
+_WITHIN_S, _TIMES = 5, 2
+_RTO_NS = 180_000_000  # the shortest time after which a lone segment is sent again is 200 ms
+_RATIO = 5.0
+_SLOWER_US = 20_000.0  # who waits longer than usual for acknowledgements sends again what was not lost
+
+
+def judge(watch: PeerWatch, second: Second) -> list[Episode]:
+    """Bad: though round trips were no slower than usual, in two of the last five seconds segments were sent again, and somebody waited for the peer as long as that takes and five times as long as
+    in nine of ten usual seconds, in which nothing is sent again."""
+    series, at, slots = watch.series, second.at, second.slots
+    slots = slots[series.recent("again", slots, at, 1)[:, 0] > 0]
+    if not len(slots):
+        return []
+    again, waits = (series.recent(metric, slots, at, _WITHIN_S) for metric in ("again", "wait_ns"))
+    usual, before = (series.baseline(metric, slots, at, _WITHIN_S) for metric in ("wait_ns", "again"))
+    bar = np.maximum(_RTO_NS, _RATIO * usual.high)
+    bad = (again > 0) & (waits > bar[:, None])
+    floor = series.recent("floor_us", slots, at, _WITHIN_S)
+    slower = (
+        np.nanmedian(floor, axis=1) > _RATIO * series.baseline("floor_us", slots, at, _WITHIN_S).median + _SLOWER_US
+    )
+    lasting = (bad.sum(axis=1) >= _TIMES) & (usual.seen >= watch.config.warm_s) & (before.high == 0) & ~slower
+    opened = []
+    for i in np.flatnonzero(lasting & bad[:, -1]):
+        slot, worst = int(slots[i]), float(np.nanmax(np.where(bad[i], waits[i], 0)))
+        episode = watch.active.get((SYMPTOM.name, slot))
+        if episode is not None:
+            watch.extend(episode, at, worst)
+        else:
+            first = at - _WITHIN_S + 1 + int(np.argmax(bad[i]))
+            episode = watch.describe(SYMPTOM.name, slot)
+            episode.metric, episode.unit, episode.base = "wait_ns", SYMPTOM.unit, float(usual.median[i])
+            episode.start_ns = first * SECOND
+            watch.open(episode, at, worst, at - first + 1)
+            opened.append(episode)
+        episode.count += int(again[i, -1])
+    return opened
+
+
+def clause(e: Episode) -> Words:
+    return tell(
+        "Who asked {peer} waited up to {took} for it instead of {base} where segments were sent again, {when}",
+        peer=e.subject,
+        took=measured(e.value, e.unit),
+        base=measured(e.base, e.unit),
+        when=when(e),
+    )
+
+
+SYMPTOM = Symptom(
+    "network_loss",
+    84,
+    "who asks a peer waits for segments that are sent again, again and again",
+    "a peer",
+    "ns",
+    "syscall_latency",
+    READS,
+    clause,
+    "see whose they are: tickscope query tcp_retransmit --group-by peer",
+    PeerWatch,
+    judge,
+    measured={"wait_ns": "max_ns"},
+)

@@ -1,0 +1,51 @@
+"""Processes that end though nobody asked them to."""
+
+from __future__ import annotations
+
+from agent.correlate.catalogue import Symptom
+from agent.correlate.episode import Episode
+from agent.correlate.processes import READS, ProcessWatch
+from agent.correlate.thresholds import SECOND
+from agent.correlate.watch import Second
+from agent.correlate.words import Words, capital, tell, value, when
+
+
+def judge(watch: ProcessWatch, second: Second) -> list[Episode]:
+    """Bad: it was killed, crashed or failed, after it had lived for some time, or as the one before it had."""
+    opened = []
+    for slot in second.slots.tolist():
+        fate = watch.now[slot]
+        lived_ns = fate.from_ns - fate.tick * 10_000_000
+        if fate.stop or fate.orderly or (lived_ns < watch.config.lived_ns and fate.lives == 1):
+            continue
+        episode = watch.describe(SYMPTOM.name, slot)
+        episode.end_ns = min(fate.from_ns + 1, (second.at + 1) * SECOND)
+        watch.open(episode, second.at, float(fate.lives), 1)
+        opened.append(episode)
+    return opened
+
+
+def clause(e: Episode) -> Words:
+    if e.value > 1:
+        return tell(
+            "{who} ended, the {n} of its program, {when}",
+            who=capital(e.subject),
+            n=value(e.value, "time"),
+            when=when(e),
+        )
+    return tell("{who} ended at {at}", who=capital(e.subject), at=e.start_ns)
+
+
+SYMPTOM = Symptom(
+    "process_gone",
+    52,
+    "a process that others depend on was killed, crashed, or failed",
+    "a process",
+    "",
+    "process_event",
+    READS,
+    clause,
+    "see how it ended, and who made it: tickscope query process_event",
+    ProcessWatch,
+    judge,
+)

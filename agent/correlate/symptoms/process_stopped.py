@@ -1,0 +1,51 @@
+"""Processes that stand still."""
+
+from __future__ import annotations
+
+from agent.correlate.catalogue import Symptom
+from agent.correlate.episode import Episode
+from agent.correlate.processes import READS, ProcessWatch
+from agent.correlate.thresholds import SECOND
+from agent.correlate.watch import Second
+from agent.correlate.words import Words, capital, measured, tell, when
+
+
+def judge(watch: ProcessWatch, second: Second) -> list[Episode]:
+    """Bad: it was stopped, or frozen, for long enough that whoever asks it has to wait."""
+    opened = []
+    until_ns = (second.at + 1) * SECOND
+    for slot in second.slots.tolist():
+        fate = watch.now[slot]
+        took = fate.lasted(until_ns)
+        if not fate.stop or took < watch.config.stopped_ns:
+            continue
+        episode, end_ns = watch.active.get((SYMPTOM.name, slot)), min(fate.to_ns, until_ns)
+        if episode is not None and episode.start_ns == fate.from_ns:
+            watch.extend(episode, second.at, float(took), end_ns)
+        else:
+            episode = watch.describe(SYMPTOM.name, slot)
+            episode.unit, episode.end_ns, episode.bar = SYMPTOM.unit, end_ns, float(watch.config.stopped_ns)
+            watch.open(episode, second.at, float(took), 1)
+            opened.append(episode)
+    return opened
+
+
+def clause(e: Episode) -> Words:
+    return tell(
+        "{who} did nothing for {took} {when}", who=capital(e.subject), took=measured(e.value, e.unit), when=when(e)
+    )
+
+
+SYMPTOM = Symptom(
+    "process_stopped",
+    54,
+    "a process that others depend on stands still: it was stopped, or frozen",
+    "a process",
+    "ns",
+    "process_event",
+    READS,
+    clause,
+    "see who stopped it: tickscope query process_event; kill -CONT lets it go on",
+    ProcessWatch,
+    judge,
+)

@@ -1,0 +1,36 @@
+"""Connections whose reader does not read."""
+
+from __future__ import annotations
+
+from agent.correlate.catalogue import Symptom
+from agent.correlate.episode import Episode
+from agent.correlate.streams import READS, StreamWatch
+from agent.correlate.watch import Second
+from agent.correlate.words import Words, measured, tell, when
+
+
+def judge(watch: StreamWatch, second: Second) -> list[Episode]:
+    """Bad: who writes waited far longer than ever, while who reads, and usually waits for it, did not."""
+    return watch.told(SYMPTOM.name, second.at)
+
+
+def clause(e: Episode) -> Words:
+    return tell(
+        "The {subject} took nothing for {took} {when}", subject=e.subject, took=measured(e.value, e.unit), when=when(e)
+    )
+
+
+SYMPTOM = Symptom(
+    "receiver_stalled",
+    62,
+    "who reads a steady connection does not read, so that who writes has to wait",
+    "a connection between processes of this host",
+    "ns",
+    "syscall_latency",
+    READS,
+    clause,
+    "see what the reader does instead: tickscope query slow_syscall; ss -tm shows what is unread",
+    StreamWatch,
+    judge,
+    measured={"stalled_ns": "max_ns"},
+)

@@ -1,0 +1,125 @@
+"""Something that a process needs is used up, or withheld from it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agent.correlate.catalogue import Symptom
+from agent.correlate.episode import Episode
+from agent.correlate.scarcity import READS, ScarcityWatch
+from agent.correlate.thresholds import SECOND
+from agent.correlate.watch import Second
+from agent.correlate.words import Words, span, tell, value, when
+
+#: Of a second, withheld by a quota in most of its periods, two seconds on end; and this many times what was usual.
+_THROTTLED_NS, _PERIODS, _RATIO = 350e6, 0.6, 4.0
+#: Of a second on average, and at least half of it in each, waits for a processor, two seconds on end, while decisions take far longer than they usually do.
+_DELAY_NS, _SLOWER, _SLOWER_NS = 100e6, 4.0, 20e6
+#: Waits as long as no busy host has them, and their sum in a second: then nobody has to tell what became slow.
+_LONG_NS, _STARVED_NS = 100e6, 300e6
+#: Of the time that decisions took, waits for a processor from which they are why.
+_SHARE = 0.4
+_LAST = 2
+#: Seconds of the time before that must be known.
+_WARM = 5
+
+
+def judge(watch: ScarcityWatch, second: Second) -> list[Episode]:
+    """Bad: it had some left before, and has none now; or the processor was kept from it as it usually is not."""
+    opened = _used_up(watch, second)
+    processors = np.array([s for s in second.slots if watch.names[int(s)][0][2] == "cpu"], np.int64)
+    if len(processors):
+        opened += _withheld(watch, second.at, processors)
+    return opened
+
+
+def _used_up(watch: ScarcityWatch, second: Second) -> list[Episode]:
+    opened = []
+    limited = np.array([s for s in second.slots if watch.names[int(s)][0][2] != "cpu"], np.int64)
+    none = watch.series.recent("none", limited, second.at, 1)[:, 0] if len(limited) else np.empty(0)
+    for slot, gone in zip(limited.tolist(), none == 1, strict=True):
+        what = watch.names[slot][0][2]
+        if gone and (slot in watch.roomy or what == "oom"):
+            used, limit = (
+                float(watch.series.recent(m, np.array([slot]), second.at, 1)[0, 0]) for m in ("used", "limit")
+            )
+            episode = watch.active.get((SYMPTOM.name, slot))
+            if episode is not None:
+                watch.extend(episode, second.at, used)
+            else:
+                episode = watch.describe(SYMPTOM.name, slot)
+                episode.start_ns, episode.bar = second.at * SECOND, limit
+                episode.facts["limit"] = limit
+                watch.open(episode, second.at, used, 1)
+                opened.append(episode)
+        elif not gone:
+            watch.roomy.add(slot)
+    return opened
+
+
+def _withheld(watch: ScarcityWatch, at: int, slots: np.ndarray) -> list[Episode]:
+    series = watch.series
+    opened = []
+    names = ("throttled_ns", "periods", "delay_ns", "longest_ns", "sum_ns", "high_ns")
+    recent = {m: series.recent(m, slots, at, _LAST) for m in names}
+    active = np.isin(slots, [slot for symptom, slot in watch.active if symptom == SYMPTOM.name])
+    some = (recent["throttled_ns"] > 0).any(axis=1) | (recent["delay_ns"] > 0).any(axis=1)
+    if not (some | active).any():
+        return []
+    usual = {m: series.baseline(m, slots, at, _LAST) for m in names}
+    sums = {m: recent[m].sum(axis=1) for m in names}
+    high = {m: np.nan_to_num(usual[m].high) for m in names}
+    slower = np.nanmax(np.nan_to_num(recent["high_ns"]), axis=1) > np.maximum(
+        _SLOWER * usual["high_ns"].median, usual["high_ns"].high + _SLOWER_NS
+    )
+    slower &= usual["high_ns"].seen >= _WARM
+    most = np.all((recent["throttled_ns"] >= _THROTTLED_NS) & (recent["periods"] >= _PERIODS), axis=1)
+    quota = most | (slower & (sums["throttled_ns"] >= _LAST * _DELAY_NS))
+    quota &= (usual["throttled_ns"].seen >= _WARM) & (sums["throttled_ns"] > _LAST * _RATIO * high["throttled_ns"])
+    long = np.all(recent["longest_ns"] >= _LONG_NS, axis=1) & np.all(recent["delay_ns"] >= _STARVED_NS, axis=1)
+    long &= recent["longest_ns"].min(axis=1) > _RATIO * high["longest_ns"]
+    some = np.all(recent["delay_ns"] >= _DELAY_NS / 2, axis=1) & (sums["delay_ns"] >= _LAST * _DELAY_NS)
+    some &= sums["delay_ns"] >= _SHARE * sums["sum_ns"]  # else they are slow for another reason
+    kept = (long | (some & slower)) & (usual["delay_ns"].seen >= _WARM)
+    kept &= sums["delay_ns"] > _LAST * _RATIO * high["delay_ns"]
+    for i in np.flatnonzero(quota | kept | active):
+        slot = int(slots[i])
+        episode = watch.active.get((SYMPTOM.name, slot))
+        metric = "throttled_ns" if quota[i] else "delay_ns"
+        worst = float(recent[metric][i].max())
+        if episode is not None:
+            if recent[episode.metric][i, -1] > episode.bar:
+                watch.extend(episode, at, float(recent[episode.metric][i, -1]))
+        elif quota[i] or kept[i]:
+            episode = watch.describe(SYMPTOM.name, slot)
+            episode.metric, episode.unit, episode.start_ns = metric, "ns", (at - _LAST + 1) * SECOND
+            episode.base = float(np.nan_to_num(usual[metric].median[i]))
+            episode.bar = _THROTTLED_NS if quota[i] else _DELAY_NS / 2
+            watch.open(episode, at, worst, _LAST)
+            opened.append(episode)
+    return opened
+
+
+def clause(e: Episode) -> Words:
+    if e.unit == "ns":
+        return tell("The {who} was kept from the processor for up to {waited} in a second, its threads together, {when}", who=e.subject, waited=span(e.value), when=when(e))  # fmt: skip
+    if e.metric == "oom":
+        return tell("The {who} was killed {when}", who=e.subject, when=when(e))
+    what = {"fd": "open files", "disk": "bytes"}[e.metric]
+    return tell("The {who} had {used} of {limit} {what} in use {when}", who=e.subject, used=value(e.value), limit=value(e.facts.get("limit")), what=what, when=when(e))  # fmt: skip
+
+
+SYMPTOM = Symptom(
+    "resource_low",
+    45,
+    "something that a process needs is used up, or is withheld from it: descriptors, room on a disk, memory, the processor",
+    "a process, or a file system",
+    "",
+    "resource",
+    READS,
+    clause,
+    "see what uses it up: tickscope query resource; of the processor: tickscope query cpu_wait",
+    ScarcityWatch,
+    judge,
+    measured={"fd": "used", "disk": "used", "oom": "events", "throttled_ns": "waited_ns", "delay_ns": "waited_ns"},
+)

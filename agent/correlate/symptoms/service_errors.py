@@ -1,0 +1,116 @@
+"""Decisions that fail, and brokers that refuse service.
+
+One second, or five, are bad where so many decisions failed as would by chance once in 10^8 such times, by the share that failed before (Chernoff's bound
+of the binomial, with one failure more than was seen): at least three, and a fifth of them. One broker's poll is, where it told of more refusals than
+any before. Errors in bursts are no chance: what was as bad three times within half an hour is usual (``Habits``).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from agent.correlate.catalogue import Symptom
+from agent.correlate.episode import Episode
+from agent.correlate.series import quantile
+from agent.correlate.services import READS, ServiceWatch
+from agent.correlate.thresholds import SECOND
+from agent.correlate.watch import Second
+from agent.correlate.words import Words, capital, tell, value, when
+
+_LEAST, _SHARE, _CHANCE = 3, 0.2, math.log(1e-8)
+_WINDOWS = (1, 5)
+_REPLIES, _TIMES = 2, 3.0
+
+
+def judge(watch: ServiceWatch, second: Second) -> list[Episode]:
+    if not watch.first_ns:
+        return []
+    return [*_decisions(watch, second), *_brokers(watch, second)]
+
+
+def _decisions(watch: ServiceWatch, second: Second) -> list[Episode]:
+    slots, skip = second.slots, max(_WINDOWS)
+    before, failed = (
+        np.nansum(watch.series.history(metric, slots, second.at, skip), axis=1) for metric in ("n", "errors")
+    )
+    warm = watch.series.baseline("n", slots, second.at, skip).seen >= watch.config.warm_s
+    usual = (failed + 1) / (before + 1)
+    opened = []
+    for s in _WINDOWS:
+        n, errors = (np.nansum(watch.series.recent(metric, slots, second.at, s), axis=1) for metric in ("n", "errors"))
+        share = errors / np.maximum(n, 1)
+        bad = warm & (errors >= _LEAST) & (share >= usual + _SHARE) & (_chance(share, usual, n) < _CHANCE)
+        bad &= ~np.isnan(watch.series.recent("errors", slots, second.at, 1)[:, 0]) & np.isin(
+            slots, list(watch.first_ns)
+        )
+        for i in np.flatnonzero(bad):
+            opened += _open(
+                watch, int(slots[i]), "share", second.at, float(share[i]), float(failed[i] / max(before[i], 1))
+            )
+    return opened
+
+
+def _chance(share: np.ndarray, usual: np.ndarray, n: np.ndarray) -> np.ndarray:
+    """The logarithm of the chance of such a share or a larger one, at most."""
+    q = np.clip(share, 1e-9, 1 - 1e-9)
+    p = np.clip(usual, 1e-9, 1 - 1e-9)
+    apart = q * np.log(q / p) + (1 - q) * np.log((1 - q) / (1 - p))
+    return np.where(q > p, -n * apart, 0.0)
+
+
+def _brokers(watch: ServiceWatch, second: Second) -> list[Episode]:
+    slots = second.slots
+    replies = watch.series.recent("replies", slots, second.at, 1)[:, 0]
+    before = watch.series.history("replies", slots, second.at, 1)
+    seen = np.count_nonzero(~np.isnan(before), axis=1) >= watch.config.warm_s
+    most = np.nan_to_num(quantile(before, 1.0))
+    opened = []
+    for i in np.flatnonzero(seen & (replies >= _REPLIES) & (replies > _TIMES * most)):
+        opened += _open(watch, int(slots[i]), "replies", second.at, float(replies[i]), float(most[i]))
+    return opened
+
+
+def _open(watch: ServiceWatch, slot: int, metric: str, second: int, worst: float, usual: float) -> list[Episode]:
+    habit = watch.habits.has(slot, metric, second, worst)
+    episode = watch.active.get((SYMPTOM.name, slot))
+    if episode is not None:
+        watch.extend(episode, second, worst)
+        return []
+    if habit:
+        return []
+    episode = watch.describe(SYMPTOM.name, slot)
+    episode.metric, episode.base = metric, usual
+    at = watch.first_ns[slot]
+    episode.start_ns = at - SECOND if metric == "replies" else at  # a poll tells of the time since the one before
+    watch.open(episode, second, worst, 1)
+    return [episode]
+
+
+def clause(e: Episode) -> Words:
+    if e.metric == "replies":
+        return tell("{broker} refused {n} within a second {when}", broker=capital(e.subject), n=value(e.value, "command"), when=when(e))  # fmt: skip
+    return tell(
+        "{limiter} failed in up to {share} of decisions instead of {base} {when}",
+        limiter=capital(e.subject),
+        share=value(e.value, "ratio"),
+        base=value(e.base, "ratio") if e.base else "none",
+        when=when(e),
+    )
+
+
+SYMPTOM = Symptom(
+    "service_errors",
+    25,
+    "decisions of a limiter fail, or a broker refuses service, more often than usually",
+    "a limiter of a process, or a broker",
+    "",
+    "limiter_decision",
+    READS,
+    clause,
+    "see what the errors say: the program's log; tickscope queues",
+    ServiceWatch,
+    judge,
+    measured={"share": "result"},
+)

@@ -1,0 +1,87 @@
+"""What the helper attaches on request: uprobes inside executable segments, and the few raw tracepoints that are wanted only at times."""
+
+from __future__ import annotations
+
+import ctypes as ct
+import errno
+import os
+import struct
+
+from agent.kernel import syscall
+
+_RAW_TRACEPOINTS = (b"sys_enter", b"sys_exit", b"tcp_probe", b"sock_send_length")
+_PERF_EVENT_OPEN = 298 if os.uname().machine == "x86_64" else 241
+_IOC_ENABLE, _IOC_SET_BPF = 0x2400, 0x40042408
+_BPF_RAW_TRACEPOINT_OPEN, _BPF_LINK_CREATE, _TRACE_UPROBE_MULTI = 17, 28, 48
+_PMU = "/sys/bus/event_source/devices/uprobe"
+
+_libc = ct.CDLL(None, use_errno=True)
+
+
+def executable_ranges(fd: int) -> list[tuple[int, int]]:
+    """File ranges of a 64-bit ELF file's executable segments (at most 64 program headers are looked at). Raises OSError."""
+    head = os.pread(fd, 64, 0)
+    if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
+        raise OSError(errno.ENOEXEC, "not a 64-bit little-endian ELF file")
+    at, size, count = struct.unpack_from("<Q", head, 32)[0], *struct.unpack_from("<HH", head, 54)
+    if size != 56 or at >= 1 << 63:
+        raise OSError(errno.ENOEXEC, "odd program headers")
+    table = os.pread(fd, 56 * min(count, 64), at)
+    headers = [struct.unpack_from("<IIQQQQ", table, i) for i in range(0, len(table) - 55, 56)]
+    return [(offset, offset + length) for kind, flags, offset, _, _, length in headers if kind == 1 and flags & 1]
+
+
+def attach_uprobe(program: int, file: int, offsets: list[int], ret: bool) -> list[int]:
+    """Attaches for all processes; closing what is returned detaches. Raises OSError, EINVAL for an offset outside code.
+
+    One uprobe_multi link where the program was loaded for it (kernel 6.6), else a perf event an offset.
+    """
+    ranges = executable_ranges(file)
+    if not all(any(low <= o < high for low, high in ranges) for o in offsets):
+        raise OSError(errno.EINVAL, "an offset lies outside the executable segments")
+    path = ct.create_string_buffer(f"/proc/self/fd/{file}".encode())
+    try:
+        return [_multi_link(program, path, offsets, ret)]
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    return _perf_events(program, path, offsets, ret)
+
+
+def _multi_link(program: int, path: ct.Array[ct.c_char], offsets: list[int], ret: bool) -> int:
+    places = struct.pack(f"<{len(offsets)}Q", *offsets)
+    buffer = ct.create_string_buffer(places, len(places))
+    head = struct.pack("<IIIIQQQQ", program, 0, _TRACE_UPROBE_MULTI, 0, ct.addressof(path), ct.addressof(buffer), 0, 0)
+    return syscall.require(_BPF_LINK_CREATE, head + struct.pack("<II", len(offsets), int(ret)))
+
+
+def _perf_events(program: int, path: ct.Array[ct.c_char], offsets: list[int], ret: bool) -> list[int]:
+    with open(f"{_PMU}/type") as pmu:
+        kind = int(pmu.read())
+    with open(f"{_PMU}/format/retprobe") as form:
+        config = (1 << int(form.read().split(":")[1])) if ret else 0
+    links: list[int] = []
+    try:
+        for offset in offsets:
+            attr = struct.pack("<IIQQQQQIIQQ", kind, 112, config, 1, 0, 0, 0, 1, 0, ct.addressof(path), offset).ljust(
+                112, b"\0"
+            )
+            pid, cpu, group, cloexec = ct.c_int(-1), ct.c_int(0), ct.c_int(-1), ct.c_ulong(8)
+            fd = syscall.call(_PERF_EVENT_OPEN, ct.c_char_p(attr), pid, cpu, group, cloexec)
+            links.append(fd)
+            for request, value in ((_IOC_SET_BPF, program), (_IOC_ENABLE, 0)):
+                if _libc.ioctl(fd, ct.c_ulong(request), ct.c_ulong(value)) < 0:
+                    raise OSError(ct.get_errno(), os.strerror(ct.get_errno()))
+    except OSError:
+        for fd in links:
+            os.close(fd)
+        raise
+    return links
+
+
+def attach_raw_tracepoint(program: int, name: bytes) -> int:
+    """Attaches to one of the tracepoints that are wanted only at times; closing detaches. Raises OSError."""
+    if name not in _RAW_TRACEPOINTS:
+        raise OSError(errno.EPERM, "not a tracepoint that may be asked for")
+    text = ct.create_string_buffer(name)
+    return syscall.require(_BPF_RAW_TRACEPOINT_OPEN, struct.pack("<QI", ct.addressof(text), program))

@@ -1,0 +1,149 @@
+"""What the helper opens of other processes: executables, libraries, maps, cgroups; and their digests. It parses nothing but the first bytes of a file."""
+
+from __future__ import annotations
+
+import ctypes as ct
+import errno
+import os
+import stat
+import struct
+from _blake2 import blake2b  # hashlib would bring OpenSSL with it, for 4 MB
+from collections.abc import Callable
+
+from agent.kernel.limits import DIGEST_BYTES, MAPS_BYTES
+from agent.kernel.spaces import spaces
+from agent.kernel.syscall import call
+
+DIGEST_SIZE = 32
+_OPEN_BY_HANDLE_AT, _OPENAT2 = (304, 437) if os.uname().machine == "x86_64" else (265, 437)
+_RESOLVE_IN_ROOT, _RESOLVE_NO_XDEV = 0x10, 0x01
+_FILEID_KERNFS, _O_PATH = 0xFE, 0o10000000
+_LINKER_CACHES = (b"glibc-ld.so.cache", b"ld.so-1.7.0")
+_PART = 1 << 16
+
+
+def open_proc(pid: int, what: str) -> int:
+    """Opens a file of a process read-only: its ``maps``, a text of the ``spaces`` that it writes to (agent/kernel/spaces.py), or, where they are executables or shared libraries, its ``exe``, ``root:PATH`` or ``map:RANGE``.
+
+    RANGE names a mapping as /proc/PID/map_files does; it finds files that have been deleted. ``linker-cache``: its root's /etc/ld.so.cache.
+    ``below:FOLDER``, a zero byte, and ``root:PATH`` or ``linker-cache``: as if this folder of its root's were the root; no mount in it is looked into.
+    """
+    folder = ""
+    if what.startswith("below:") and what.rpartition("\0")[2].startswith(("root:", "linker-cache")):
+        folder, _, what = what.removeprefix("below:").partition("\0")
+    if what == "maps":
+        return _copy_of(f"/proc/{pid}/maps")
+    if what == "spaces":
+        return _text(spaces(pid))
+    if what == "exe":
+        named = os.open(f"/proc/{pid}/exe", _O_PATH | os.O_CLOEXEC)
+    elif what.startswith("map:") and all(c in "0123456789abcdef-" for c in what[4:]):
+        named = os.open(f"/proc/{pid}/map_files/{what[4:]}", _O_PATH | os.O_CLOEXEC)
+    elif what.startswith("root:"):
+        named = _name_in_root(pid, what.removeprefix("root:"), folder)
+    elif what == "linker-cache":
+        named = _name_in_root(pid, "/etc/ld.so.cache", folder)
+    else:
+        raise OSError(errno.EINVAL, what)
+    try:
+        return _open_regular(named, _is_cache if what == "linker-cache" else _is_program)
+    finally:
+        os.close(named)
+
+
+def _open_regular(named: int, is_one: Callable[[bytes], bool]) -> int:
+    """What an O_PATH descriptor names, read-only. Nothing but a regular file is opened: to open a device or a FIFO is to do something with it."""
+    fd = -1
+    try:
+        if stat.S_ISREG(os.fstat(named).st_mode):
+            fd = os.open(f"/proc/self/fd/{named}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        if fd < 0 or not is_one(os.pread(fd, 18, 0)):
+            raise OSError(errno.ENOEXEC, "not an executable, a shared library or a linker's cache")
+    except OSError:
+        if fd >= 0:
+            os.close(fd)
+        raise
+    return fd
+
+
+def _text(content: bytes) -> int:
+    copy = os.memfd_create("text", os.MFD_CLOEXEC)
+    os.write(copy, content)
+    os.lseek(copy, 0, os.SEEK_SET)
+    return copy
+
+
+def _copy_of(path: str) -> int:
+    """A text of the kernel's, copied: to read it may wait for the process that it is about, which must hold up nobody but this helper."""
+    copy = os.memfd_create("text", os.MFD_CLOEXEC)
+    source = -1
+    try:
+        source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        left = MAPS_BYTES
+        while left > 0 and (part := os.read(source, min(left, 1 << 16))):
+            os.write(copy, part)
+            left -= len(part)
+        os.lseek(copy, 0, os.SEEK_SET)
+    except OSError:
+        os.close(copy)
+        raise
+    finally:
+        if source >= 0:
+            os.close(source)
+    return copy
+
+
+def _is_program(head: bytes) -> bool:
+    """Whether an ELF header is an executable's or a shared library's (e_type 2, 3): a core dump, of whatever process, is none of ours."""
+    order = {1: "little", 2: "big"}.get(head[5]) if len(head) == 18 else None
+    return head[:4] == b"\x7fELF" and order is not None and int.from_bytes(head[16:18], order) in (2, 3)  # type: ignore[arg-type]
+
+
+def _is_cache(head: bytes) -> bool:
+    return head.startswith(_LINKER_CACHES)
+
+
+def open_cgroup(number: int) -> int:
+    """The directory of a cgroup, by the id that kernel programs see (kernel 5.5): a descriptor that only names it. Raises OSError, ESTALE where it is gone."""
+    with open("/proc/self/mountinfo", "rb") as mounts:  # users name mounts of theirs as they like
+        point = next((line.split()[4] for line in mounts if b" - cgroup2 " in line), None)
+    if point is None:
+        raise OSError(errno.ENOENT, "no cgroup2 file system is mounted")
+    mount = os.open(point, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        handle = ct.create_string_buffer(struct.pack("<IiQ", 8, _FILEID_KERNFS, number), 16)
+        return call(_OPEN_BY_HANDLE_AT, ct.c_int(mount), handle, ct.c_int(_O_PATH | os.O_CLOEXEC))
+    finally:
+        os.close(mount)
+
+
+def _name_in_root(pid: int, path: str, folder: str = "") -> int:
+    """A descriptor that only names a path as the process sees it; symbolic links resolve inside its root, or inside a folder of it
+    (openat2, kernel 5.6)."""
+    root = os.open(f"/proc/{pid}/root", _O_PATH | os.O_CLOEXEC)
+    try:
+        if folder:
+            below = _open_at(root, folder, _O_PATH | os.O_DIRECTORY, _RESOLVE_IN_ROOT)
+            os.close(root)
+            root = below
+        return _open_at(root, path, _O_PATH, _RESOLVE_IN_ROOT | (_RESOLVE_NO_XDEV if folder else 0))
+    finally:
+        os.close(root)
+
+
+def _open_at(root: int, path: str, flags: int, resolve: int) -> int:
+    how = struct.pack("<QQQ", flags | os.O_CLOEXEC, 0, resolve)
+    return call(_OPENAT2, ct.c_int(root), ct.c_char_p(os.fsencode(path)), ct.c_char_p(how), ct.c_size_t(len(how)))
+
+
+def digest(fds: list[int]) -> bytes:
+    """Of a file's whole content and, of the files beside it, their sizes, first and last parts (where a build's id is). Raises OSError, EFBIG."""
+    content = blake2b(digest_size=DIGEST_SIZE)
+    for i, fd in enumerate(fds):
+        size = os.fstat(fd).st_size
+        if size > DIGEST_BYTES and not i:
+            raise OSError(errno.EFBIG, "too large to be told apart by its content")
+        content.update(struct.pack("<Q", size))
+        for at in (0, max(size - _PART, 0)) if i else range(0, size, _PART):
+            content.update(os.pread(fd, _PART, at))
+    return content.digest()

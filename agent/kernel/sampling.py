@@ -1,0 +1,123 @@
+"""Programs that would cost too much all the time, attached for a short while each second."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from agent.common.clocks import boot_ns
+from agent.contracts import Due, Finishing
+
+if TYPE_CHECKING:
+    from agent.batch import Batch
+    from agent.kernel.helper_client import Helper
+    from agent.kernel.load import Family
+
+PERIOD_NS = 1_000_000_000
+_BUSY_TIMES = 3
+_REMEDIES = {
+    errno.EPIPE: "restart tickscope",
+    errno.ETIMEDOUT: "see `tickscope status`: it goes on when the helper answers again",
+}
+
+
+def attach(helper: Helper, family: Family, function: str) -> int:
+    """Attaches an on-demand program; closing the result detaches it. Raises OSError."""
+    target = next(p.target for p in family.probe.programs if p.function == function)
+    return helper.attach_raw_tracepoint(family.programs[function], target)
+
+
+def degrade(family: Family, function: str, error: OSError) -> None:
+    """Says in the family's state that the program could not be attached, and what is not seen now."""
+    loses = next(p.loses for p in family.probe.programs if p.function == function)
+    family.trouble(
+        function,
+        f"{function}: attach: {error.strerror or error} (not seen: {loses})",
+        _REMEDIES.get(error.errno or 0, ""),
+    )
+
+
+class Window(Due, Finishing):
+    """The window, a source of the agent's loop: opens once a second, for ``length_ns``. Nothing waits for its end: the loop comes back at ``due_ns``.
+
+    While it is open no interval of the kernel source ends (``busy``, see ``KernelSource.hold``), so that a window lies in one interval.
+    A program that cannot be attached is tried again each second; its family is degraded meanwhile, from the third time on where the helper was only busy.
+    """
+
+    name = "window"
+
+    def __init__(self, helper: Helper, length_ns: int) -> None:
+        self._helper, self._length_ns = helper, length_ns
+        self._programs: list[tuple[Family, str]] = []
+        self._opens: list[Callable[[int], None]] = []
+        self._closed: list[tuple[Family, Callable[[int], None]]] = []
+        self._links: list[int] = []
+        self._failed: set[str] = set()
+        self._in_a_row: Counter[str] = Counter()
+        self._opened_ns = self._next_ns = 0
+
+    def add(self, family: Family, functions: Iterable[str], opens: Callable[[int], None] | None = None,
+            closed: Callable[[int], None] | None = None) -> None:  # fmt: skip
+        """Of these programs those that the kernel took and that are not attached already (to a function, for want of a tracepoint). opens: called before with the start, CLOCK_BOOTTIME ns; closed: after, with how long it was open for all of them, ns."""
+        self._programs += [(family, f) for f in functions if f in family.programs and f not in family.links]
+        self._opens += [opens] if opens else []
+        self._closed += [(family, closed)] if closed else []
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is open."""
+        return bool(self._opened_ns)
+
+    @property
+    def due_ns(self) -> int:
+        """When it must be closed, CLOCK_BOOTTIME; 0 while it is not open."""
+        return self._opened_ns + self._length_ns if self._opened_ns else 0
+
+    def fds(self) -> list[int]:
+        return []
+
+    def drain(self, now_ns: int) -> Iterable[Batch]:
+        if self._opened_ns:
+            if boot_ns() >= self.due_ns:
+                self._close()
+        elif self._programs and now_ns >= self._next_ns:
+            self._next_ns = now_ns + PERIOD_NS
+            self._open()
+        return ()
+
+    def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterable[Batch]:
+        """Closes it before its time."""
+        self._close()
+        return ()
+
+    def _open(self) -> None:
+        self._opened_ns = boot_ns()
+        for call in self._opens:
+            call(self._opened_ns)
+        self._failed.clear()
+        for family, function in self._programs:
+            try:
+                self._links.append(attach(self._helper, family, function))
+            except OSError as error:
+                self._failed.add(family.probe.name)
+                self._in_a_row[function] += 1
+                if error.errno not in (errno.EAGAIN, errno.ETIMEDOUT) or self._in_a_row[function] >= _BUSY_TIMES:
+                    degrade(family, function, error)
+            else:
+                del self._in_a_row[function]
+                family.well(function)
+
+    def _close(self) -> None:
+        if not self._opened_ns:
+            return
+        while self._links:
+            os.close(self._links.pop())
+        took, self._opened_ns = boot_ns() - self._opened_ns, 0
+        for family, closed in self._closed:
+            closed(0 if family.probe.name in self._failed else took)
+
+    def close(self) -> None:
+        self._close()

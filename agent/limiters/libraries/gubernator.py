@@ -1,0 +1,11 @@
+"""github.com/gubernator-io/gubernator: known, not seen."""
+
+from agent.limiters.library import LimiterLibrary, Step
+
+LIBRARY = LimiterLibrary(
+    "github.com/gubernator-io/gubernator",
+    "go",
+    "wall",
+    "token bucket or leaky bucket",
+    (Step("limits expire D late", "limits reset D early"),),
+)

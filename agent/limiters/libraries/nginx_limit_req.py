@@ -1,0 +1,5 @@
+"""nginx limit_req: known, not seen."""
+
+from agent.limiters.library import LimiterLibrary, Step
+
+LIBRARY = LimiterLibrary("nginx limit_req", "c", "monotonic", "leaky bucket", (Step("none", "none"),))

@@ -1,0 +1,113 @@
+"""The directories that the agent's own user writes in, made or taken over while there still is privilege to do so.
+
+That user's processes may put another name, a symbolic link or a hard link of somebody else's file there at any time. So root changes the owner of what it
+has opened, never of what a name says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import stat
+
+from agent.common.remedy import UNANSWERED
+from agent.errors import UNREACHABLE, AgentError
+from agent.posix.signals import sheltered
+
+#: Whatever a directory of another owner may hold for it to be taken over: what this package put there, and a new file system's own.
+_OURS = re.compile(
+    r"hot-\d+\.tsl|sealed-\d+|seal-\d+\.tmp|(seal\.)?lock|clock\.last|(age|outage)\.json|(control|intake|intake\.seq|notices)\.sock"
+)
+#: The same of a sealed segment.
+_SEALED = re.compile(r"\w+\.(parquet|cells)|head\.json(\.tmp)?")
+_NOBODYS = {"lost+found"}
+
+
+def require_answer(path: str, within_s: float = 5.0) -> None:
+    """Raises AgentError (exit code 4) where the file system of a path, which need not exist yet, takes no change within that time.
+
+    Nothing can interrupt a process that waits for one that is frozen, or whose disk is gone. So a child tries, and is left alone. Call from a single-threaded process.
+    """
+    with sheltered():
+        child = os.fork()
+        if not child:
+            try:
+                os.closerange(0, os.sysconf("SC_OPEN_MAX"))
+                while not os.path.exists(path):
+                    path = os.path.dirname(os.path.abspath(path))
+                os.chown(path, -1, -1)
+            finally:
+                os._exit(0)  # whatever fails is told by who really needs it
+    ended = os.pidfd_open(child)
+    try:
+        if select.select([ended], [], [], within_s)[0]:
+            os.waitpid(child, 0)
+            return
+    finally:
+        os.close(ended)
+    raise AgentError(f"the file system of {path} does not answer", why=f"it took no change within {within_s:g} s", remedy=f"{UNANSWERED}, or name another place: --store DIR",
+                     exit_code=UNREACHABLE)  # fmt: skip
+
+
+def prepare(path: str, mode: int, uid: int, gid: int) -> int:
+    """Makes a directory, owned by uid:gid, and returns its descriptor. What this package put into it becomes theirs too, whosever it was: a backup
+    that was restored, or a user that was made anew, has other numbers.
+
+    The descriptor outlives a change of user, so the directories above need not be searchable. Raises AgentError (exit code 4),
+    also where it is somebody else's and holds something else: a slip like ``--store /var/lib`` must not change its owner.
+    """
+    try:
+        os.makedirs(path, exist_ok=True)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _unusable(path, error) from error
+    try:
+        entries = [entry for entry in os.scandir(fd) if entry.name not in _NOBODYS]
+        foreign = next((entry.name for entry in entries if not _OURS.fullmatch(entry.name)), None)
+        if os.fstat(fd).st_uid != uid:
+            if foreign is not None:
+                raise AgentError(f"{path} is not tickscope's", why=f"it holds {foreign!r}, and using it would change its owner",
+                                 remedy="name a new or an empty directory", exit_code=UNREACHABLE)  # fmt: skip
+            os.fchown(fd, uid, gid)
+        os.fchmod(fd, mode)
+        for entry in entries:
+            if _OURS.fullmatch(entry.name):
+                _give(entry.name, fd, uid, gid)
+    except OSError as error:
+        os.close(fd)
+        raise _unusable(path, error) from error
+    except AgentError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _give(name: str, directory: int, uid: int, gid: int) -> None:
+    """Gives the user a file, or a sealed segment with its files. A file with a second name may be somebody else's: whoever made the link need not own it."""
+    with contextlib.suppress(FileNotFoundError):
+        if os.stat(name, dir_fd=directory, follow_symlinks=False).st_uid == uid:
+            return
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    except OSError:  # a link, a socket, or gone: nothing that the agent has to write to
+        return
+    try:
+        found = os.fstat(fd)
+        if stat.S_ISDIR(found.st_mode):
+            for inner in filter(
+                _SEALED.fullmatch, os.listdir(fd)
+            ):  # before the directory itself, which is looked at first when this was interrupted
+                _give(inner, fd, uid, gid)
+        elif not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+            return
+        if found.st_uid != uid:
+            os.fchown(fd, uid, gid)
+    finally:
+        os.close(fd)
+
+
+def _unusable(path: str, error: OSError) -> AgentError:
+    return AgentError(f"cannot use {path}", why=str(error.strerror),
+                      remedy="choose another with --store or TICKSCOPE_STORE, the sockets' with TICKSCOPE_RUN_DIR", exit_code=UNREACHABLE)  # fmt: skip

@@ -1,0 +1,235 @@
+"""Giving up privilege for good: user, capabilities, no_new_privs, dumpable, parent-death signal. Linux only, through ctypes.
+
+Loaded before the first fork (agent/start.py), so what only the agent needs is imported late.
+
+Numbers: include/uapi/linux/{capability,prctl,seccomp}.h.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes as ct
+import grp
+import os
+import pwd
+import signal
+import struct
+from collections.abc import Callable, Iterator, Mapping
+
+USER = "tickscope"
+CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF, CAP_CHECKPOINT_RESTORE = (
+    1,
+    2,
+    19,
+    21,
+    38,
+    39,
+    40,
+)
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_SET_NAME, _PR_SET_SECCOMP = 1, 4, 8, 15, 22
+_PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
+_CAPSET_V3 = 0x20080522
+_libc = ct.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, *args: int) -> None:
+    values = [ct.c_ulong(a) for a in (*args, 0, 0, 0, 0)[:4]]
+    if _libc.prctl(ct.c_int(option), *values) != 0:
+        errno = ct.get_errno()
+        raise OSError(errno, f"prctl {option}: {os.strerror(errno)}")
+
+
+def _capset(permitted: int, effective: int) -> None:
+    header = struct.pack("<Ii", _CAPSET_V3, 0)
+    low, high = (1 << 32) - 1, 32
+    data = struct.pack("<6I", effective & low, permitted & low, 0, effective >> high, permitted >> high, 0)
+    if _libc.capset(ct.c_char_p(header), ct.c_char_p(data)) != 0:
+        errno = ct.get_errno()
+        raise OSError(errno, f"capset: {os.strerror(errno)}")
+
+
+def effective_capabilities() -> int:
+    """CapEff of this process as a bit mask."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1], 16) for line in status if line.startswith("CapEff"))
+
+
+def require_root() -> None:
+    """Raises AgentError (exit code 5) unless this process can load programs and change its user."""
+    from agent.errors import PRIVILEGE, AgentError
+
+    if os.geteuid() != 0:
+        raise AgentError(
+            "tickscope needs root to load BPF programs",
+            why=f"running as uid {os.geteuid()}; privileges are given up right after the programs are attached",
+            remedy="sudo tickscope run",
+            exit_code=PRIVILEGE,
+        )
+    missing = [
+        name
+        for name, bit in (("CAP_SYS_ADMIN", CAP_SYS_ADMIN), ("CAP_SETUID", 7))
+        if not effective_capabilities() >> bit & 1
+    ]
+    if missing:
+        raise AgentError(
+            f"root lacks {', '.join(missing)} here",
+            why="a container or service manager took it away",
+            remedy="run with --privileged, or as a systemd service without CapabilityBoundingSet",
+            exit_code=PRIVILEGE,
+        )
+
+
+def closed_to_others() -> str:
+    """The first directory above this package or Python's own library that others cannot enter, or empty.
+
+    The agent's processes import after they have become their own user.
+    """
+    from pathlib import Path
+
+    above = [p for path in (Path(__file__), Path(os.__file__)) for p in reversed(path.resolve().parents)]
+    return next((str(p) for p in above if not p.stat().st_mode & 0o001), "")
+
+
+def require_readable() -> None:
+    """Raises AgentError where the agent could not import its own code once it is its own user."""
+    from agent.errors import PRIVILEGE, AgentError
+
+    closed = closed_to_others()
+    if closed:
+        raise AgentError(
+            f"{closed} is closed to other users", why="tickscope's code or its Python lies below it, and the agent gives up root",
+            remedy="install with ./run.sh (into /opt), or chmod o+x it", exit_code=PRIVILEGE,
+        )  # fmt: skip
+
+
+def service_user() -> tuple[int, int]:
+    """(uid, gid) of the service's own user, made where it is missing. Raises AgentError where it cannot be made."""
+    try:
+        entry = pwd.getpwnam(USER)
+    except KeyError:
+        import subprocess
+
+        from agent.errors import PRIVILEGE, AgentError
+
+        command = ["useradd", "--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent"]
+        try:
+            subprocess.run([*command, "--shell", "/usr/sbin/nologin", USER], check=True, capture_output=True)
+            entry = pwd.getpwnam(USER)
+        except (OSError, subprocess.CalledProcessError, KeyError) as error:
+            detail = getattr(error, "stderr", b"") or str(error).encode()
+            raise AgentError(
+                f"there is no user {USER}",
+                why=detail.decode().strip(),
+                remedy=f"useradd --system --user-group {USER}",
+                exit_code=PRIVILEGE,
+            ) from error
+    return entry.pw_uid, grp.getgrgid(entry.pw_gid).gr_gid
+
+
+@contextlib.contextmanager
+def acting_as(uid: int, gid: int) -> Iterator[None]:
+    """Root looks up, makes and removes files as that user in the block, and so can do no more than it; a process that is no longer root is that user.
+
+    Single-threaded processes only: the C library changes the user of every thread. Raises OSError.
+    """
+    if os.geteuid() != 0 or uid == 0:
+        yield
+        return
+    groups, own_gid = os.getgroups(), os.getegid()
+    os.setgroups([])
+    os.setegid(gid)
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(own_gid)
+        os.setgroups(groups)
+
+
+def drop(uid: int, gid: int, keep: tuple[int, ...] = ()) -> None:
+    """Becomes uid:gid for good, with no capability but ``keep``, no_new_privs, not dumpable. Raises OSError.
+
+    Nothing can be regained: saved ids change too, the bounding set is emptied, no_new_privs bars setuid programs.
+    """
+    for capability in range(64):
+        try:
+            _prctl(_PR_CAPBSET_DROP, capability)
+        except OSError:
+            break
+    _prctl(_PR_SET_KEEPCAPS, int(bool(keep)))
+    os.setgroups([])
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    keep_capabilities(keep)
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def drop_unless_needed(uid: int, gid: int, capability: int, enough: Callable[[], bool]) -> None:
+    """As ``drop``, and keeps ``capability`` only where ``enough``, asked without it, says False and it is held. Raises OSError."""
+    held = (capability,) if effective_capabilities() >> capability & 1 else ()
+    drop(uid, gid, held)
+    if held:
+        _capset(1 << capability, 0)
+        keep_capabilities(() if enough() else held)
+
+
+def keep_capabilities(keep: tuple[int, ...]) -> None:
+    """Gives up every capability but these, of those that are held. Raises OSError."""
+    mask = sum(1 << c for c in keep)
+    _capset(mask, mask)
+
+
+def die_with_parent(parent: int) -> None:
+    """SIGKILL when the parent dies; exits at once where it already has. A change of user clears it: call after ``drop``."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def give_up_all(parent: int) -> None:
+    """For a process that only computes: no capability, no_new_privs, not dumpable, and an end with its parent. Raises OSError."""
+    _capset(0, 0)
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    _prctl(_PR_SET_DUMPABLE, 0)
+    die_with_parent(parent)
+
+
+def keep_only(*fds: int) -> None:
+    """Closes every descriptor above stderr but these: what a forked child did not ask for it must not hold."""
+    low = 3
+    for fd in sorted(fds):
+        os.closerange(low, fd)
+        low = fd + 1
+    os.closerange(low, os.sysconf("SC_OPEN_MAX"))
+
+
+def set_name(name: str) -> None:
+    """The process's name in ps and /proc/PID/comm (15 bytes)."""
+    buffer = ct.create_string_buffer(name.encode()[:15])
+    _prctl(_PR_SET_NAME, ct.addressof(buffer))
+
+
+def allow_only(calls: tuple[int, ...], where: Mapping[int, tuple[int, int]] | None = None) -> None:
+    """A seccomp filter: these system call numbers, EPERM for all others; x86-64 and arm64. Needs no_new_privs.
+
+    where: numbers that are allowed with one argument's lower half as given, (index, value).
+    """
+    arch = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[os.uname().machine]
+    load, equal, result = 0x20, 0x15, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_RET|K
+    kill, refuse, allow = 0x80000000, 0x00050001, 0x7FFF0000
+    code = [(load, 0, 0, 4), (equal, 1, 0, arch), (result, 0, 0, kill), (load, 0, 0, 0)]
+    for nr, (index, value) in (where or {}).items():
+        code += [
+            (equal, 0, 4, nr),
+            (load, 0, 0, 16 + 8 * index),
+            (equal, 0, 1, value),
+            (result, 0, 0, allow),
+            (result, 0, 0, refuse),
+        ]
+    code += [(equal, len(calls) - i, 0, nr) for i, nr in enumerate(calls)]
+    code += [(result, 0, 0, refuse), (result, 0, 0, allow)]
+    program = ct.create_string_buffer(b"".join(struct.pack("<HBBI", *c) for c in code))
+    fprog = ct.create_string_buffer(struct.pack("<HxxxxxxQ", len(code), ct.addressof(program)))
+    _prctl(_PR_SET_SECCOMP, 2, ct.addressof(fprog))

@@ -1,0 +1,70 @@
+"""A Go binary with limiters as the agent knows it: its key in the kernel's map, and its row of ``probe_status``."""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass, field
+
+from agent.batch import Batch, make
+from agent.binaries.gofacts import Probed
+from agent.kernel.detach import Closing
+from agent.limiters.catalogue import seen
+from agent.tables import TABLES
+
+
+@dataclass(kw_only=True)
+class Binary(Probed):
+    """A Go binary that contains a library, or might.
+
+    key: of ``limiter_binaries``; file: our descriptor of it while it is attached; measured: its hits can be counted; every: 1 watched always, k one second in k;
+    turned_ns: when its probes were last turned off; attaching: they are being turned on.
+    """
+
+    path: str
+    key: bytes
+    file: int = -1
+    links: list[int] = field(default_factory=list)
+    closing: Closing | None = None
+    attaching: bool = False
+    measured: bool = True
+    every: int = 1
+    since_ns: int = 0
+    decisions: int = 0
+    turned_ns: int = 0
+
+
+def name_of(one: Binary) -> str:
+    return f"limiter:{one.path.rpartition('/')[2]}"
+
+
+def key_of(fd: int, shared: bool, library: int = 0) -> bytes:
+    """``struct limiter_file``. library: its number. A device that no mount here has is not that of the file system's own (btrfs, some overlays), or of a mount namespace elsewhere;
+    shared: an overlay's file, whose device is another one in each container."""
+    st = os.fstat(fd)
+    major, minor = os.major(st.st_dev), os.minor(st.st_dev)
+    with open(
+        "/proc/self/mountinfo", "rb"
+    ) as mounts:  # lines end with \n alone, whatever else a user has put into a name
+        known = not shared and any(line.split(b" ", 3)[2] == b"%d:%d" % (major, minor) for line in mounts)
+    return struct.pack("<QII", st.st_ino, major << 20 | minor if known else 0, library)
+
+
+def path_of(fd: int) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
+
+
+def status_of(one: Binary, now_ns: int) -> Batch:
+    module = seen()[one.library].module if one.library else ""
+    versions = ", ".join(
+        filter(
+            None,
+            (one.go_version, f"{module} {one.library_version or '(' + one.unversioned + ')'}" if one.sites else ""),
+        )
+    )
+    reason = one.path + (f" ({versions})" if versions else "") + (f": {one.reason}" if one.reason else "")
+    return make("probe_status", 1, t_ns=now_ns, probe=name_of(one).encode()[:32], state=TABLES["probe_status"].code("state", one.state),
+                reason=reason.encode()[:256], remedy=one.remedy.encode()[:160])  # fmt: skip

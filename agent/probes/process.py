@@ -1,0 +1,28 @@
+"""Processes that are stopped, go on, and end, and who made them; see bpf/process.bpf.c."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from agent.batch import Batch
+from agent.kernel.probe import Probe, Program, Ring
+from agent.kernel.wire import decode
+
+
+def decode_events(records: np.ndarray) -> Iterator[Batch]:
+    """Records of ``struct process_event`` -> one batch of process_event."""
+    yield decode(records, "process_event")
+
+
+PROBE = Probe(
+    name="process",
+    programs=(
+        Program("process_on_signal", target="signal_generate", loses="who is stopped, and who ended whom"),
+        Program("process_on_exit", target="sched_process_exit", loses="processes that end"),
+        Program("process_on_freeze", target="cgroup_freeze", loses="containers that are paused"),
+        Program("process_on_unfreeze", target="cgroup_unfreeze", loses="containers that go on"),
+    ),
+    rings=(Ring("process_events", "process_event", decode_events),),
+)

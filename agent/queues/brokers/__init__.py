@@ -1,0 +1,1 @@
+"""Brokers that can be polled: a file a kind, with ``BROKER`` (agent/queues/catalogue.py)."""

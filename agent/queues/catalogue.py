@@ -1,0 +1,80 @@
+"""Which brokers can be polled: each kind is one file of ``brokers/``, registered by being there.
+
+Such a file defines ``BROKER``, named as the file is. Its setting, the flag of ``run``, the variable of the environment, ``doctor`` and the documents follow
+from it. Whoever reads settings loads these files, so a client that takes much memory is imported when a server is polled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, Protocol
+
+#: Values by column of ``queue_lag``: texts and bytes, numbers, an enum's name. What is left out, or None, is unknown.
+Row = Mapping[str, object]
+
+
+class Queue(Protocol):
+    """A server that can be asked for the state of its queues."""
+
+    name: str
+
+    def poll(self) -> list[Row]:
+        """Asks once; may block up to its own timeout. A server that does not answer is a row (``status`` down, ``failure``, ``reason``), not an exception."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Broker:
+    """A kind of broker.
+
+    name: of its setting, a list of servers, and of ``queue_lag.system``. title: what people call it. watched: what is told of it. form: how a server is
+    written, an example; note: what else is to be said of that. parse: such a text -> a server; raises AgentError, whose words have no password in them.
+    open: a server -> what is polled.
+    """
+
+    name: str
+    title: str
+    watched: str
+    form: str
+    note: str
+    parse: Callable[[str], Any]
+    open: Callable[[Any], Queue]
+
+    @property
+    def variable(self) -> str:
+        """Of the environment: servers, separated by spaces."""
+        return f"TICKSCOPE_{self.name.upper()}_URL"
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name.replace('_', '-')}"
+
+    def sources(self, servers: Iterable[str]) -> list[Queue]:
+        """Raises AgentError."""
+        return [self.open(self.parse(server)) for server in servers]
+
+
+def names() -> list[str]:
+    """Of all kinds. Loads none of them."""
+    from agent.queues import brokers as room
+
+    return sorted(info.name for info in iter_modules(room.__path__))
+
+
+@cache
+def broker(name: str) -> Broker:
+    """The one of this name, and no other is loaded. Raises ModuleNotFoundError."""
+    found: Broker = import_module(f"agent.queues.brokers.{name}").BROKER
+    assert found.name == name, f"agent.queues.brokers.{name} declares {found.name}"
+    return found
+
+
+def brokers() -> dict[str, Broker]:
+    """All of them by name."""
+    return {name: broker(name) for name in names()}

@@ -1,0 +1,70 @@
+"""What the brokers' process (agent/queues/worker.py) sends, as the agent takes it: checked before anything of it is used. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from agent.queues.packing import TABLE
+from agent.queues.worker import ALIVE, HEADER, MOST_FAILURES, PIECE_BYTES, ROWS, SAID_CHARACTERS
+
+#: Of a message.
+MOST_BYTES = 1 << 18
+_MOST_DROPPED = 1 << 32
+
+
+class NoMessage(ValueError):
+    """What came is none."""
+
+
+class Message(NamedTuple):
+    """rows: of ``queue_lag``; failures: name -> why, None where the message has rows; dropped: rows, since the message before."""
+
+    rows: npt.NDArray[np.void]
+    failures: dict[str, str] | None
+    dropped: int
+
+
+def checked(data: bytes, systems: Collection[str], from_ns: int, now_ns: int) -> Message:
+    """systems: the kinds that are asked. Rows are of those, from after ``from_ns`` until ``now_ns`` (CLOCK_BOOTTIME). Raises NoMessage."""
+    if not HEADER.size <= len(data) < MOST_BYTES:
+        raise NoMessage(f"{len(data)} bytes")
+    kind, dropped = HEADER.unpack_from(data)
+    if dropped > _MOST_DROPPED:
+        raise NoMessage(f"{dropped} rows dropped")
+    said = data[HEADER.size :]
+    if kind == ROWS:
+        return Message(_rows(said, systems, from_ns, now_ns), None, dropped)
+    if kind == ALIVE:
+        return Message(TABLE.empty(0), _failures(said), dropped)
+    raise NoMessage(f"kind {kind}")
+
+
+def _rows(said: bytes, systems: Collection[str], from_ns: int, now_ns: int) -> npt.NDArray[np.void]:
+    if not said or len(said) > PIECE_BYTES or len(said) % TABLE.dtype.itemsize:
+        raise NoMessage(f"{len(said)} bytes of rows")
+    rows: npt.NDArray[np.void] = np.frombuffer(said, TABLE.dtype)
+    if not ((rows["t_ns"] > from_ns) & (rows["t_ns"] <= now_ns)).all():
+        raise NoMessage("rows of another time")
+    if not np.isin(rows["system"], [name.encode()[: TABLE.dtype["system"].itemsize] for name in systems]).all():
+        raise NoMessage("rows of a broker that is not asked")
+    for column in TABLE.columns:
+        if column.kind == "enum" and not ((rows[column.name] >= -1) & (rows[column.name] < len(column.names))).all():
+            raise NoMessage(f"rows with no such {column.name}")
+    return rows
+
+
+def _failures(said: bytes) -> dict[str, str]:
+    try:
+        found = json.loads(said)
+    except (ValueError, RecursionError) as error:
+        raise NoMessage("no JSON") from error
+    if not isinstance(found, dict) or len(found) > MOST_FAILURES:
+        raise NoMessage("no failures, or too many")
+    if not all(isinstance(text, str) and len(text) <= SAID_CHARACTERS for one in found.items() for text in one):
+        raise NoMessage("failures that are no texts, or too long ones")
+    return found

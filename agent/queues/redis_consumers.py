@@ -1,0 +1,30 @@
+"""Which consumer of a group has asked for nothing for longest, of those that are known to work: who has left is no longer looked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+MAX_CONSUMERS = 64  #: of a group; larger ones are not asked for
+MAX_NAME_BYTES = 256
+_WORKS_NS = 60_000_000_000  # since it was last seen to ask for something
+
+
+class Consumers:
+    """Of one group, from poll to poll. A server before 7.2 counts a consumer's idleness from what it last got, later ones from when it last asked."""
+
+    def __init__(self) -> None:
+        self._asked: dict[bytes, int] = {}  # when it was last seen to have asked since the poll before
+        self._t_ns = 0
+
+    def longest(self, entries: list[dict[str, Any]], t_ns: int) -> tuple[bytes, float] | None:
+        """(name, seconds). entries: of ``XINFO CONSUMERS``. Raises KeyError or TypeError for what is none."""
+        since_ms = (t_ns - self._t_ns) / 1e6
+        idle = {e["name"]: int(e["idle"]) for e in entries[:MAX_CONSUMERS] if len(e["name"]) <= MAX_NAME_BYTES}
+        if self._t_ns:
+            self._asked |= {name: t_ns for name, ms in idle.items() if ms < since_ms}
+        self._asked = {n: at for n, at in self._asked.items() if n in idle and t_ns - at < _WORKS_NS}
+        self._t_ns = t_ns
+        if not self._asked:
+            return None
+        name = max(self._asked, key=lambda n: (idle[n], n))
+        return name, idle[name] / 1000

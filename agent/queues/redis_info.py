@@ -1,0 +1,96 @@
+"""What a Redis server says of itself at each poll: its role, its limits, and the errors by which it refuses service to others.
+
+``INFO`` takes some 20 us a section there. What a version does not tell, or does not let us ask, is unknown.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import hiredis
+
+Values = dict[str, object]
+
+#: Error replies that are no client's mistake: the server does not do what it is there for.
+REFUSING = frozenset(
+    [
+        "OOM",
+        "READONLY",
+        "MISCONF",
+        "LOADING",
+        "MASTERDOWN",
+        "CLUSTERDOWN",
+        "NOREPLICAS",
+        "NOAUTH",
+        "WRONGPASS",
+        "NOPERM",
+        "BUSY",
+    ]
+)
+COMMANDS = tuple(("INFO", section) for section in ("clients", "memory", "stats", "replication", "errorstats"))
+_MAX_BYTES, _MAX_LINES = 65536, 512
+_MOST = (1 << 63) - 1
+
+
+class Server:
+    """Remembers one server's counters from poll to poll."""
+
+    def __init__(self) -> None:
+        self._errors: dict[str, int] | None = None
+        self._t_ns = 0
+
+    def forget(self) -> None:
+        """It was not there, and may be another one when it comes back."""
+        self._errors = None
+
+    def told(self, replies: Iterable[object], own: Counter[str], t_ns: int) -> Values:
+        """Columns of ``queue_lag``, of the replies to ``COMMANDS``. own: kinds of the errors that we got ourselves in this poll."""
+        said: dict[str, str] = {}
+        for reply in replies:
+            if isinstance(reply, bytes) and len(reply) <= _MAX_BYTES:
+                lines = reply.decode("utf-8", "replace").split("\r\n")[:_MAX_LINES]
+                said.update((key, value) for key, colon, value in (line.partition(":") for line in lines) if colon)
+        limit = _number(said.get("maxmemory"))
+        return {
+            "server_role": _role(said),
+            "memory_bytes": _number(said.get("used_memory")),
+            "memory_limit_bytes": limit or None,
+            "clients": _number(said.get("connected_clients")),
+            "clients_limit": _number(said.get("maxclients")),
+            "clients_refused": _number(said.get("rejected_connections")),
+            **self._refused(said, own, t_ns),
+        }
+
+    def _refused(self, said: dict[str, str], own: Counter[str], t_ns: int) -> Values:
+        if "total_error_replies" not in said:  # before 6.2
+            return {}
+        now = {
+            kind: count
+            for key, value in said.items()
+            if (kind := key.removeprefix("errorstat_")) in REFUSING and kind != key
+            if (count := _number(value.removeprefix("count="))) is not None
+        }
+        before, self._errors = self._errors, now
+        since_ns, self._t_ns = t_ns - self._t_ns, t_ns
+        if before is None or since_ns <= 0:
+            return {}
+        more = {kind: count - before.get(kind, 0) - own[kind] for kind, count in now.items()}
+        more = {kind: n for kind, n in more.items() if n > 0}
+        words = ", ".join(f"{kind} {n}" for kind, n in sorted(more.items(), key=lambda e: (-e[1], e[0])))
+        return {"errors_per_s": sum(more.values()) * 1e9 / since_ns, "errors": words}
+
+
+def errors(replies: Iterable[object]) -> Counter[str]:
+    """The kinds of the error replies among them."""
+    return Counter(str(reply).partition(" ")[0] for reply in replies if isinstance(reply, hiredis.ReplyError))
+
+
+def _role(said: dict[str, str]) -> str | None:
+    if said.get("role") == "slave":
+        return "replica" if said.get("master_link_status") == "up" else "cut off"
+    return "primary" if said.get("role") == "master" else None
+
+
+def _number(text: str | None) -> int | None:
+    return min(int(text), _MOST) if text is not None and text.isascii() and text.isdigit() and len(text) < 20 else None

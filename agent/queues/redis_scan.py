@@ -1,0 +1,79 @@
+"""Finds the streams of a Redis server by SCAN, a bounded step a poll."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+import hiredis
+
+from agent.common.resp import RedisDown, RespClient
+
+MAX_STREAMS = 256  #: found by SCAN; those that the URL names are all asked
+MAX_NAME_BYTES = 1024  #: of a stream's or a group's name; longer ones are not watched, which a row tells, too
+SCAN_STEPS, SCAN_COUNT = 4, 500  #: of the keyspace at most 2,000 keys a poll are looked through for streams
+REDISCOVER_NS = 15_000_000_000
+_MAX_CURSOR_BYTES = 32
+
+
+class Scan:
+    """Finds streams by SCAN, a bounded step a poll; what was found counts until the next full pass.
+
+    A keyspace that one SCAN covers is looked through at every poll, so that a new stream shows at once; a larger one after REDISCOVER_NS.
+    """
+
+    def __init__(self, wanted: Sequence[str]) -> None:
+        self._wanted = wanted
+        self._cursor: bytes = b"0"
+        self._found: set[bytes] = set()
+        self._beyond = False
+        self._streams: list[bytes] = []
+        self._again_ns = 0
+        self.more = False  #: there are streams beyond MAX_STREAMS
+        self.whole = False  #: all keys have been looked at once
+
+    def step(self, client: RespClient, now_ns: int) -> list[bytes]:
+        """The streams known now, at most MAX_STREAMS. Raises RedisDown, and whatever an answer that is none leads to."""
+        if now_ns < self._again_ns:
+            return self._streams
+        try:
+            return self._pass(client, now_ns)
+        except Exception:  # the next poll begins anew, maybe with another server
+            self._cursor, self._found, self._beyond = b"0", set(), False
+            raise
+
+    def _pass(self, client: RespClient, now_ns: int) -> list[bytes]:
+        for step in range(SCAN_STEPS):
+            small = step == 0 and self._cursor == b"0"
+            (reply,) = client.pipeline([("SCAN", self._cursor, "COUNT", SCAN_COUNT, "TYPE", "stream")])
+            if isinstance(reply, hiredis.ReplyError):
+                raise RedisDown(f"cannot list streams: {reply}; name them in the URL with ?streams=")
+            cursor, keys = reply
+            if not cursor.isdigit() or len(cursor) > _MAX_CURSOR_BYTES:
+                raise ValueError("no cursor")
+            self._cursor = cursor
+            self._beyond |= any(len(k) > MAX_NAME_BYTES for k in keys)
+            short = (k for k in keys if len(k) <= MAX_NAME_BYTES)
+            self._found.update(
+                k
+                for k in short
+                if not self._wanted or any(fnmatchcase(k.decode("utf-8", "replace"), w) for w in self._wanted)
+            )
+            found, beyond = _first(self._found)  # no more are kept, however long a server goes on
+            self._found, self._beyond = set(found), self._beyond or beyond
+            self._streams, beyond = _first({*self._streams, *self._found})
+            self.more |= beyond or self._beyond
+            if self._cursor == b"0":
+                self._streams, self.more, self.whole = found, self._beyond, True
+                self._found, self._beyond, self._again_ns = set(), False, now_ns if small else now_ns + REDISCOVER_NS
+                break
+        return self._streams
+
+
+def _first(names: set[bytes]) -> tuple[list[bytes], bool]:
+    """The first MAX_STREAMS by name, and whether there are more."""
+    return sorted(names)[:MAX_STREAMS], len(names) > MAX_STREAMS
+
+
+def is_pattern(name: str) -> bool:
+    return any(c in name for c in "*?[")

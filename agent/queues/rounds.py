@@ -1,0 +1,87 @@
+"""Asks queues again and again. Asking a broker blocks (a stalled one for its whole timeout), so each queue is asked on a thread of its own: one that hangs
+delays no other. The threads sleep nearly all the time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+#: How soon another ``interval_s`` counts.
+_LOOK_S = 1.0
+
+
+class Polled(Protocol[T_co]):
+    """Something that can be asked for the state of its queues."""
+
+    name: str
+
+    def poll(self) -> T_co:
+        """Asks once; may block up to the queue's own timeout. A server that does not answer is rows, not an exception."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Rounds(Generic[T]):
+    """Every ``interval_s`` seconds, which may change. take: gets an answer, and when it was asked for (time.monotonic). told: gets the failures that are not
+    a server's, name -> what happened, whenever they have changed. Both are called on the threads."""
+
+    def __init__(
+        self,
+        queues: Sequence[Polled[T]],
+        interval_s: float,
+        take: Callable[[T, float], None],
+        told: Callable[[dict[str, str]], None],
+    ) -> None:
+        self.interval_s = interval_s
+        self._take, self._told = take, told
+        self._failures: dict[int, tuple[str, str]] = {}  # by place: two URLs of one server have one name
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        for place, queue in enumerate(queues):
+            thread = threading.Thread(target=self._run, args=(place, queue), name=queue.name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # the others are asked all the same
+                self._note(place, queue.name, f"not asked: {error}")
+            else:
+                self._threads.append(thread)
+
+    def close(self) -> None:
+        """Stops the threads; waits for at most one timeout of a queue that hangs."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, place: int, queue: Polled[T]) -> None:
+        asked_s = time.monotonic()
+        try:
+            while not self._stop.is_set():
+                try:
+                    self._take(queue.poll(), asked_s)
+                    self._note(place, queue.name, "")
+                except Exception as error:  # noqa: BLE001 - one queue's defect must not end the polling
+                    self._note(place, queue.name, f"{type(error).__name__}: {error}")
+                answered_s = time.monotonic()
+                while (
+                    left_s := max(asked_s + self.interval_s, answered_s) - time.monotonic()
+                ) > 0 and not self._stop.is_set():
+                    self._stop.wait(min(left_s, _LOOK_S))
+                asked_s = max(asked_s + self.interval_s, answered_s)  # an even pace also when an answer takes long
+        finally:
+            queue.close()
+
+    def _note(self, place: int, name: str, why: str) -> None:
+        with self._lock:
+            if self._failures.get(place, (name, ""))[1] == why:
+                return
+            if why:
+                self._failures[place] = name, why
+            else:
+                del self._failures[place]
+            self._told(dict(self._failures.values()))

@@ -1,0 +1,125 @@
+"""The brokers' process: asks each configured server on a thread of its own, and hands their rows over packed. It has no privilege and no numpy.
+
+``python -m agent.queues.worker SOCKET SETTINGS PARENT``: descriptors, and the agent's pid. SETTINGS is JSON: servers by kind of broker, and how often they
+are asked. SOCKET is of SOCK_SEQPACKET and is only written to: ``HEADER`` and what it says. The agent's side is agent/queues/process.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+
+from agent.posix import privilege
+from agent.queues.catalogue import Queue, Row, broker
+from agent.queues.packing import ROW_BYTES, pack
+from agent.queues.rounds import Rounds
+
+#: What follows, rows or, as a sign of life, the failures that are not a server's as JSON; and how many rows were dropped since the message before.
+HEADER = struct.Struct("<BQ")
+ROWS, ALIVE = range(2)
+#: A message fits well into what a socket holds by default.
+PIECE_BYTES = 64 * ROW_BYTES
+#: Of memory that the process may write to, its threads' stacks included. What is beyond is refused, and that poll fails.
+BUDGET_BYTES = 256 << 20
+#: Of a thread: each server has one, and they count.
+_STACK_BYTES = 512 << 10
+#: For an agent that does not read. Then rows are dropped.
+_PATIENCE_S = 1
+_BEAT_S, _LATE_S = 0.25, 0.5
+#: Times of standing still that are remembered.
+_PAUSES = 16
+#: Of failures that are told at a time, and of each one's name and reason: they are one message.
+MOST_FAILURES, SAID_CHARACTERS = 16, 200
+
+
+class Worker:
+    """``run`` never returns: the process ends with the agent."""
+
+    def __init__(self, agent: socket.socket, servers: dict[str, list[str]], interval_s: float) -> None:
+        agent.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _PATIENCE_S, 0))
+        self._agent, self._dropped = agent, 0
+        self._lock = threading.Lock()
+        self._unusable: dict[str, str] = {}
+        self._failures: dict[str, str] = {}
+        queues = [queue for name, some in servers.items() for queue in self._sources(name, some)]
+        self._beat_s = time.monotonic()
+        self._late: deque[tuple[float, float]] = deque(maxlen=_PAUSES)  # until when, and for how long
+        self._rounds = Rounds(queues, interval_s, self._take, self._note)
+
+    def run(self) -> None:
+        while True:
+            now_s = time.monotonic()
+            self._late += self._pause(now_s)
+            self._beat_s = now_s
+            failures = list((self._unusable | self._failures).items())[:MOST_FAILURES]
+            said = {name[:SAID_CHARACTERS]: why[:SAID_CHARACTERS] for name, why in failures}
+            self._send(ALIVE, json.dumps(said, ensure_ascii=False).encode(errors="replace"))
+            time.sleep(_BEAT_S)
+
+    def _sources(self, name: str, servers: Iterable[str]) -> list[Queue]:
+        try:
+            return broker(name).sources(servers)
+        except Exception as error:  # noqa: BLE001 - one client that cannot be used must not end the others
+            self._unusable[name] = f"{type(error).__name__}: {error}"
+            return []
+
+    def _take(self, rows: list[Row], asked_s: float) -> None:
+        if self._stood_still(asked_s):  # it says how long this process waited, not how long a server took
+            with self._lock:
+                self._dropped += len(rows)
+            return
+        data = pack(rows)
+        for at in range(0, len(data), PIECE_BYTES):
+            self._send(ROWS, data[at : at + PIECE_BYTES])
+
+    def _stood_still(self, since_s: float) -> bool:
+        """Whether for most of the time since then this process could not run."""
+        now_s = time.monotonic()
+        pauses = [*self._pause(now_s), *self._late]
+        return (
+            2 * sum(min(late_s, until_s - since_s) for until_s, late_s in pauses if until_s > since_s) > now_s - since_s
+        )
+
+    def _pause(self, now_s: float) -> list[tuple[float, float]]:
+        late_s = now_s - self._beat_s - _BEAT_S
+        return [(now_s, late_s)] if late_s > _LATE_S else []
+
+    def _note(self, failures: dict[str, str]) -> None:
+        self._failures = failures
+
+    def _send(self, kind: int, data: bytes) -> None:
+        with self._lock:
+            try:
+                self._agent.send(HEADER.pack(kind, self._dropped) + data)
+                self._dropped = 0
+            except (BrokenPipeError, ConnectionResetError):
+                os._exit(0)  # the agent has ended
+            except OSError:  # it does not read, or the kernel has no room for this
+                self._dropped += len(data) // ROW_BYTES if kind == ROWS else 0
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    agent, settings, parent = map(int, sys.argv[1:4])
+    privilege.keep_only(agent, settings)
+    privilege.set_name("tickscope-poll")
+    privilege.give_up_all(parent)
+    resource.setrlimit(resource.RLIMIT_DATA, (BUDGET_BYTES, BUDGET_BYTES))
+    threading.stack_size(_STACK_BYTES)
+    with os.fdopen(settings) as file:
+        said = json.load(file)
+    Worker(socket.socket(fileno=agent), said["brokers"], said["poll_s"]).run()
+
+
+if __name__ == "__main__":
+    main()

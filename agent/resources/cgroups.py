@@ -1,0 +1,115 @@
+"""What cgroups withhold from their processes, by their own counters, which everybody may read. Both versions, side by side too."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+#: Of a path, the innermost levels that are asked: any of them may have a limit.
+LEVELS = 6
+
+
+@dataclass(frozen=True)
+class Mounts:
+    """Where the trees are, empty for none: version 1's of these controllers, and the one of version 2."""
+
+    cpu: str = ""
+    memory: str = ""
+    two: str = ""
+
+    @classmethod
+    def parse(cls, mounts: str) -> Mounts:
+        """Of /proc/mounts."""
+        found: dict[str, str] = {}
+        for line in mounts.splitlines():
+            _, where, kind, options, *_ = line.split(" ")
+            names = ("two",) if kind == "cgroup2" else set(options.split(",")) & {"cpu", "memory"}
+            for name in names if kind.startswith("cgroup") else ():
+                found.setdefault(name, where)
+        return cls(**found)
+
+    def groups(self, text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """(cpu's, memory's) directories of a process, the innermost first; of the text of its /proc/PID/cgroup. Without the root, which has no limit."""
+        paths: dict[str, str] = {}
+        for line in text.splitlines():
+            _, controllers, path = line.split(":", 2)
+            paths.update(dict.fromkeys(controllers.split(","), path) if controllers else {"": path})
+        out = []
+        for name, tree in (("cpu", self.cpu), ("memory", self.memory)):
+            tree, path = (tree, paths[name]) if tree and name in paths else (self.two, paths.get("", "/"))
+            out.append(tuple(_levels(tree, path)) if tree else ())
+        return out[0], out[1]
+
+
+def _levels(tree: str, path: str) -> list[str]:
+    parts = [part for part in path.split("/") if part]
+    return [] if ".." in parts else ["/".join([tree, *parts[:n]]) for n in range(len(parts), 0, -1)][:LEVELS]
+
+
+def _numbers(text: str) -> dict[str, int]:
+    pairs = (line.split() for line in text.splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def read(path: str) -> str:
+    """A small file of the kernel's; empty where there is none."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        return os.read(fd, 4096).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
+
+
+@dataclass
+class Group:
+    """One directory, and by how much its counters grew between the last two readings. periods: of its quota; throttled: of them; met: charges beyond the limit (v1: failed ones)."""
+
+    place: str
+    modern: bool = False
+    periods: int = 0
+    throttled: int = 0
+    throttled_ns: int = 0
+    met: int = 0
+    killed: int = 0  #: in this interval or the last: who is killed takes a while to end
+    _killed: int = 0
+    _before: dict[str, int] = field(default_factory=dict)
+
+    def _grown(self, name: str, now: int) -> int:
+        before, self._before[name] = self._before.get(name, now), now
+        return max(0, now - before)
+
+    def read_cpu(self) -> None:
+        now = _numbers(read(f"{self.place}/cpu.stat"))
+        self.periods = self._grown("all", now.get("nr_periods", 0))
+        self.throttled = self._grown("periods", now.get("nr_throttled", 0))
+        ns = now.get("throttled_usec", 0) * 1000 if "throttled_usec" in now else now.get("throttled_time", 0)
+        self.throttled_ns = self._grown("ns", ns)
+
+    def read_memory(self) -> None:
+        now = _numbers(read(f"{self.place}/memory.events"))
+        self.modern = bool(now)
+        if not now:
+            now = {**_numbers(read(f"{self.place}/memory.oom_control")), "max": _one(f"{self.place}/memory.failcnt")}
+        self.met = self._grown("met", max(0, now.get("max", 0)))
+        before, self._killed = self._killed, self._grown("killed", now.get("oom_kill", 0))
+        self.killed = self._killed + before
+
+    def memory(self) -> tuple[int, int]:
+        """(bytes used, limit), -1 where there is none."""
+        used, limit = ("memory.current", "memory.max") if self.modern else ("memory.usage_in_bytes", "memory.limit_in_bytes")  # fmt: skip
+        return _one(f"{self.place}/{used}"), _one(f"{self.place}/{limit}")
+
+
+def _one(path: str) -> int:
+    text = read(path).strip()
+    return int(text) if text.isdigit() else -1
+
+
+def mounts() -> Mounts:
+    return Mounts.parse(Path("/proc/mounts").read_text(encoding="utf-8", errors="surrogateescape"))

@@ -1,0 +1,48 @@
+"""What one process uses, as /proc tells everybody."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from agent.resources.cgroups import read
+
+_TICK_NS = 10_000_000  # of /proc/PID/stat
+
+
+class Stat(NamedTuple):
+    state: str
+    faults: int  #: pages that had to be read, since it started
+    start_tick: int
+
+    @classmethod
+    def parse(cls, text: str) -> Stat | None:
+        """Of /proc/PID/stat; None of an empty text: it has ended."""
+        fields = text.rpartition(")")[2].split()
+        return cls(fields[0], int(fields[9]), int(fields[19])) if len(fields) > 19 else None
+
+
+def stat(pid: int) -> Stat | None:
+    return Stat.parse(read(f"/proc/{pid}/stat"))
+
+
+def is_it(now: Stat | None, start_ns: int) -> bool:
+    """Whether this is the process that started then, still alive, and not one that got its number later."""
+    return now is not None and now.state not in "ZX" and now.start_tick == start_ns // _TICK_NS
+
+
+def descriptors(pid: int) -> int | None:
+    """How many files it has open. None before Linux 6.2, which would have us search its directory."""
+    try:
+        return os.stat(f"/proc/{pid}/fd").st_size or None
+    except OSError:
+        return None
+
+
+def most_descriptors(limits: str) -> int | None:
+    """The soft limit, of the text of /proc/PID/limits."""
+    for line in limits.splitlines():
+        if line.startswith("Max open files"):
+            words = line.split()
+            return int(words[3]) if words[3].isdigit() else None
+    return None

@@ -1,0 +1,198 @@
+"""Polls what watched processes use: a row where something nears its end, or is withheld; each object again from time to time, so that what was usual is known.
+
+Watched is who reports decisions, or serves others. All by files that everybody may read, 10 us each; ``MOST`` processes at most.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from agent.batch import Batch, make
+from agent.resources import cgroups, process
+from agent.tables import TABLES
+
+TABLE = TABLES["resource"]
+POLL_NS, AGAIN_NS, FORGET_NS = 500_000_000, 10_000_000_000, 600_000_000_000
+MOST = 64
+#: From which share of a limit on a row is made whenever the number changes.
+NEAR = 0.8
+#: Pages read within one poll that are worth a row.
+FAULTS = 16
+_SERVER, _ACCEPT = TABLES["tcp_rtt"].code("role", "server"), TABLES["socket_queue"].code("kind", "accept")
+
+
+@dataclass
+class Watched:
+    """One process. told: by kind, (when a row was made last, its numbers)."""
+
+    pid: int
+    start_ns: int
+    comm: bytes
+    seen_ns: int
+    cpu: tuple[str, ...] = ()
+    memory: tuple[str, ...] = ()
+    faults: int = -1
+    told: dict[str, tuple[int, tuple[int, int]]] = field(default_factory=dict)
+
+
+class Resources:
+    """A source, and a filter that learns of processes from rows."""
+
+    name = "resources"
+
+    def __init__(self) -> None:
+        self.watched: dict[tuple[int, int], Watched] = {}
+        self._mounts = cgroups.mounts()
+        self._groups: dict[str, cgroups.Group] = {}
+        self._next_ns = 0
+        self._whole = False  #: every other poll; between them only descriptors, which run out at once
+        self._polled_ns = 0
+        self._own = os.getpid()
+        self._steal = -1
+
+    def fds(self) -> list[int]:
+        return []
+
+    def close(self) -> None: ...
+
+    def __call__(self, batch: Batch, now_ns: int) -> Iterable[Batch]:
+        self.watch(batch, now_ns)
+        return (batch,)
+
+    def watch(self, batch: Batch, now_ns: int) -> None:
+        """Notes whose rows these are."""
+        rows = batch.rows
+        if batch.table == "tcp_rtt":
+            rows = rows[rows["role"] == _SERVER]
+        elif batch.table == "socket_queue":
+            rows = rows[rows["kind"] == _ACCEPT]
+        elif batch.table != "limiter_decision":
+            return
+        rows = rows[(rows["pid"] > 0) & (rows["pid"] != self._own) & (rows["proc_start_ns"] > 0)]
+        if not len(rows):
+            return
+        _, first = np.unique(rows["pid"], return_index=True)
+        for row in rows[first]:
+            key = int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000
+            known = self.watched.get(key)
+            if known is not None:
+                known.seen_ns = now_ns
+            elif len(self.watched) < MOST or self._make_room(now_ns):
+                self.watched[key] = Watched(key[0], int(row["proc_start_ns"]), bytes(row["comm"]), now_ns)
+
+    def _make_room(self, now_ns: int) -> bool:
+        """Whoever was not heard of for longest gives way, after a while."""
+        oldest = min(self.watched, key=lambda key: self.watched[key].seen_ns)
+        if self.watched[oldest].seen_ns > now_ns - 2 * AGAIN_NS:
+            return False
+        del self.watched[oldest]
+        return True
+
+    def drain(self, now_ns: int) -> Iterable[Batch]:
+        if now_ns < self._next_ns:
+            return
+        self._next_ns, self._whole = now_ns + POLL_NS, not self._whole
+        if not self._whole:
+            rows = [row for one in self.watched.values() if one.faults >= 0 for row in self._files(one, now_ns)]
+            if rows:
+                yield batch_of(rows, now_ns, POLL_NS)
+            return
+        since_ns, self._polled_ns = self._polled_ns or now_ns, now_ns
+        rows = self._stolen()
+        self._read_groups()
+        for key, one in list(self.watched.items()):
+            now = process.stat(one.pid)
+            gone = not process.is_it(now, one.start_ns)
+            rows += self._withheld(one, now, gone)
+            if gone or one.seen_ns < now_ns - FORGET_NS:
+                del self.watched[key]
+            else:
+                rows += self._files(one, now_ns)
+        if rows:
+            yield batch_of(rows, now_ns, now_ns - since_ns)
+
+    def _read_groups(self) -> None:
+        wanted: dict[str, str] = {}
+        for one in self.watched.values():
+            if one.faults < 0:
+                one.cpu, one.memory = self._mounts.groups(cgroups.read(f"/proc/{one.pid}/cgroup"))
+            wanted.update(dict.fromkeys(one.cpu, "cpu"))
+            for place in one.memory:
+                wanted[place] = "both" if place in wanted and wanted[place] != "memory" else "memory"
+        self._groups = {place: self._groups.get(place) or cgroups.Group(place) for place in wanted}
+        for place, what in wanted.items():
+            if what != "memory":
+                self._groups[place].read_cpu()
+            if what != "cpu":
+                self._groups[place].read_memory()
+
+    def _withheld(self, one: Watched, now: process.Stat | None, gone: bool) -> Iterable[dict[str, Any]]:
+        """Processor and memory, by its cgroups; and its end, if that was the kernel's for want of memory."""
+        mine = who(one)
+        for place in one.cpu:
+            group = self._groups[place]
+            if group.throttled_ns or group.throttled:
+                yield {
+                    **mine,
+                    "kind": "cpu",
+                    "object": place,
+                    "events": group.throttled,
+                    "limit": group.periods,
+                    "waited_ns": group.throttled_ns,
+                }
+        faults = now.faults - one.faults if now is not None and not gone and one.faults >= 0 else 0
+        one.faults = now.faults if now is not None and not gone else one.faults
+        met = next((self._groups[place] for place in one.memory if self._groups[place].met), None)
+        if met is not None or faults >= FAULTS:
+            used, limit = met.memory() if met is not None else (-1, -1)
+            yield {**mine, "kind": "memory", "object": met.place if met else "", "events": met.met if met else 0, "faults": faults, "used": used, "limit": limit}  # fmt: skip
+        killed = next((place for place in one.memory if self._groups[place].killed), None)
+        if gone and killed is not None:
+            yield {**mine, "kind": "oom", "object": killed, "events": self._groups[killed].killed}
+
+    def _files(self, one: Watched, now_ns: int) -> Iterable[dict[str, Any]]:
+        used = process.descriptors(one.pid)
+        limit = process.most_descriptors(cgroups.read(f"/proc/{one.pid}/limits"))
+        if used is not None and limit is not None and due(one.told, "fd", used, limit, now_ns):
+            yield {**who(one), "kind": "fd", "used": used, "limit": limit}
+
+    def _stolen(self) -> list[dict[str, Any]]:
+        """What a hypervisor kept from this host's processors."""
+        ticks = int(cgroups.read("/proc/stat").partition("\n")[0].split()[8])
+        stolen, self._steal = (ticks - self._steal if self._steal >= 0 else 0), ticks
+        waited_ns = stolen * 10_000_000
+        return [{"kind": "cpu", "object": "steal", "waited_ns": waited_ns}] if waited_ns >= POLL_NS // 10 else []
+
+
+def due(told: dict[str, tuple[int, tuple[int, int]]], kind: str, used: int, limit: int, now_ns: int) -> bool:
+    """Whether a row is to be made: it is near its end and has changed or is there, was so at the last one, or that is long ago."""
+    at_ns, (before, most) = told.get(kind, (0, (0, 0)))
+    near, was_near = used >= NEAR * limit, before >= NEAR * most
+    changed = (used, limit) != (before, most)
+    if (near and (changed or used >= limit)) or near != was_near or now_ns - at_ns >= AGAIN_NS:
+        told[kind] = now_ns, (used, limit)
+        return True
+    return False
+
+
+def who(one: Watched) -> dict[str, Any]:
+    return {"pid": one.pid, "proc_start_ns": one.start_ns, "comm": one.comm}
+
+
+def batch_of(rows: list[dict[str, Any]], t_ns: int, interval_ns: int) -> Batch:
+    """Negative numbers are unknown."""
+    batch = make(TABLE.name, len(rows), t_ns=t_ns, interval_ns=interval_ns)
+    for i, row in enumerate(rows):
+        for name, value in row.items():
+            if name == "kind":
+                value = TABLE.code("kind", value)
+            elif isinstance(value, str):
+                value = value.encode("utf-8", "surrogateescape")[: TABLE.by_name[name].width]
+            if isinstance(value, bytes) or value >= 0:
+                batch.rows[name][i] = value
+    return batch

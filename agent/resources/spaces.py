@@ -1,0 +1,125 @@
+"""The room that is left in file systems that watched processes write to. Another's files only the helper may look at (agent/kernel/spaces.py).
+
+Each process is asked every ten seconds which file systems it writes to; of those that write to one, the first is asked again each half second.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from agent.batch import Batch
+from agent.kernel import steps
+from agent.resources.source import AGAIN_NS, POLL_NS, Resources, Watched, batch_of, due, who
+
+if TYPE_CHECKING:
+    from agent.kernel.helper_client import Helper
+
+_ESCAPED = re.compile(rb"\\([0-7]{3})")
+#: Requests on their way at once: the helper has more to do.
+_AT_ONCE = 4
+#: Of a file system's bytes or files, and at most so many bytes: less is no room.
+SHARE, BYTES = 0.005, 64 << 20
+
+
+class Space(NamedTuple):
+    """used, limit: bytes; or files, where it is those that are short. full: there is next to no room."""
+
+    point: bytes
+    used: int
+    limit: int
+    full: bool
+
+    @classmethod
+    def parse(cls, text: bytes) -> list[Space]:
+        """Of what the helper tells; what is no such line is left out."""
+        out = []
+        for line in text.splitlines():
+            words = line.split(b" ", 5)
+            if len(words) == 6 and all(word.isdigit() for word in words[:4]):
+                size, left, files, free = (int(word) for word in words[:4])
+                point = _ESCAPED.sub(lambda match: bytes([int(match[1], 8) & 255]), words[5])
+                few = files > 0 and free * max(size, 1) < left * files and free < SHARE * files
+                used, limit = (files - free, files) if few else (size - left, size)
+                out.append(cls(point, used, limit, few or left <= min(SHARE * size, BYTES)))
+        return out
+
+
+@dataclass
+class _Known:
+    """A file system. asked: the process that tells of it."""
+
+    asked: tuple[int, int]
+    told: dict[str, tuple[int, tuple[int, int]]] = field(default_factory=dict)
+    was_full: bool = False
+    due_ns: int = 0
+
+
+class Spaces:
+    """A source."""
+
+    name = "spaces"
+
+    def __init__(self, helper: Helper, resources: Resources) -> None:
+        self._helper, self._resources = helper, resources
+        self._known: dict[
+            tuple[bytes, int], _Known
+        ] = {}  # by mount point and size: namespaces may have a mount each of one name
+        self._asked_ns: dict[tuple[int, int], int] = {}
+        self._rows: list[dict[str, Any]] = []
+        self._waiting: set[tuple[int, int]] = set()
+        self._next_ns = 0
+
+    def fds(self) -> list[int]:
+        return []
+
+    def close(self) -> None: ...
+
+    def drain(self, now_ns: int) -> Iterable[Batch]:
+        if now_ns >= self._next_ns:
+            self._next_ns = now_ns + POLL_NS
+            self._ask(now_ns)
+        rows, self._rows = self._rows, []
+        if rows:
+            yield batch_of(rows, now_ns, POLL_NS)
+
+    def _ask(self, now_ns: int) -> None:
+        watched = self._resources.watched
+        self._asked_ns = {key: at for key, at in self._asked_ns.items() if key in watched}
+        self._known = {place: known for place, known in self._known.items() if known.asked in watched}
+        wanted = [known.asked for known in self._known.values() if known.due_ns <= now_ns]
+        wanted += sorted((key for key in watched if self._asked_ns.get(key, 0) <= now_ns - AGAIN_NS), key=lambda key: self._asked_ns.get(key, 0))  # fmt: skip
+        for key in [key for key in dict.fromkeys(wanted) if key not in self._waiting][: _AT_ONCE - len(self._waiting)]:
+            if self._helper.silent or not self._helper.alive:
+                return
+            self._asked_ns[key] = now_ns
+            self._waiting.add(key)
+            steps.run(self._looking(watched[key], key, now_ns), lambda _value, _error: None)
+
+    def _looking(self, one: Watched, key: tuple[int, int], now_ns: int) -> steps.Steps[None]:
+        try:
+            fd = yield self._helper.opening(one.pid, "spaces")
+            try:
+                text = os.read(fd, 1 << 14)
+            finally:
+                os.close(fd)
+        except OSError:  # it has ended, or has nothing to tell
+            return
+        finally:
+            self._waiting.discard(key)
+        for space in Space.parse(text):
+            self._note(one, key, space, now_ns)
+
+    def _note(self, one: Watched, key: tuple[int, int], space: Space, now_ns: int) -> None:
+        known = self._known.setdefault((space.point, space.limit), _Known(key))
+        if known.asked != key:
+            return
+        changed, known.was_full = known.was_full != space.full, space.full
+        known.due_ns = now_ns + POLL_NS - POLL_NS // 4
+        if due(known.told, "disk", space.used, space.limit, now_ns) or changed or space.full:
+            self._rows.append(
+                {**who(one), "kind": "disk", "object": space.point, "used": space.used, "limit": space.limit}
+            )

@@ -1,0 +1,1 @@
+"""The resident agent: its one thread, and what stands around it."""

@@ -1,0 +1,72 @@
+"""Each finding on stderr, once when it is opened and once when it is closed: what a service tells where nobody watches it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from agent.batch import Batch
+from agent.common.duration import span
+from agent.common.sentence import pieces, told
+from agent.errors import printable
+from agent.log import INFO, NOTICE, WARNING, say
+from agent.tables import TABLES
+
+_TABLE = TABLES["finding"]
+_KEPT = 256  # closed ones that are remembered, so that their later rows are told again only where they reopen
+
+
+class FindingLog:
+    """A sink. wall: Unix ns of CLOCK_BOOTTIME ns, arrays of shape (n,)."""
+
+    name = "finding log"
+
+    def __init__(self, wall: Callable[[np.ndarray], np.ndarray]) -> None:
+        self._wall = wall
+        self._open: dict[
+            bytes, bool
+        ] = {}  # finding id -> whether it still is; no more than the correlator keeps open, and _KEPT
+
+    def offer(self, batch: Batch) -> None:
+        if batch.table != "finding":
+            return
+        for row in batch.rows:
+            found, closed = bytes(row["finding_id"]), row["state"] == _TABLE.code("state", "closed")
+            before = self._open.pop(found, None)
+            if before is None or (not before and not closed):
+                self._tell(row, "opened" if before is None else "opened again")
+            if closed and before is not False:
+                self._tell(row, "closed")
+            self._open[found] = not closed
+        for old in [f for f, still in self._open.items() if not still][:-_KEPT]:
+            del self._open[old]
+
+    def losses(self) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    def _tell(self, row: np.void, event: str) -> None:
+        severity = _TABLE.by_name["severity"].names[row["severity"]]
+        lasted = f" after {span(row['end_ns'] - row['start_ns'])}" if event == "closed" else ""
+        finding_id, sentence = (
+            printable(row["finding_id"]),
+            printable(told(pieces(bytes(row["said"]), bytes(row["sentence"])), self._wall)),
+        )
+        level = INFO if event == "closed" else NOTICE if severity == "notice" else WARNING
+        say(
+            f"tickscope: finding {finding_id} {event}{lasted} ({severity}): {sentence}",
+            level,
+            event=f"finding_{event.replace(' ', '_')}",
+            finding_id=finding_id,
+            severity=severity,
+            symptom=printable(row["symptom"]),
+            subject=printable(row["subject"]),
+            cause=printable(row["cause"]),
+            confidence=float(row["confidence"]),
+            sentence=sentence,
+            start_ns=int(row["start_ns"]),
+            end_ns=int(row["end_ns"]),
+        )

@@ -1,0 +1,267 @@
+"""The agent's one thread: drains sources, advances the correlator, feeds the sinks. It never blocks on any of them."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from types import FunctionType, MethodType
+from typing import NamedTuple
+
+import numpy as np
+
+from agent.batch import Batch, Loss, losses
+from agent.columns import NULL_I64
+from agent.common.clocks import boot_ns
+from agent.common.faults import AGAIN_NS, Faults
+from agent.contracts import Closing, Due, Filter, Finishing, Sink, Source
+from agent.correlate.correlator import Correlator
+from agent.log import say
+from agent.service.containers import Containers
+from agent.store.writer import Writer
+from agent.tables import TABLES
+
+BUSY_S, QUIET_S = 0.010, 0.100
+#: Turns in a row for which something was readable at once. From then on each takes BUSY_S, half of it where it had something to do: what is readable and never
+#: read, by whichever fault, must not cost a processor.
+_AT_ONCE = 16
+#: Rings and processors deliver out of order by less than this; the correlator works behind it.
+WATERMARK_NS = 300_000_000
+_ADVANCE_NS = 100_000_000
+_SECOND_NS = 1_000_000_000
+#: Tables whose rows arrive by the clock, not because something happened: they do not keep the loop at its busy pace.
+_PERIODIC = {
+    "tcp_rtt",
+    "syscall_latency",
+    "socket_queue",
+    "queue_lag",
+    "clock_offset",
+    "clock_daemon",
+    "probe_status",
+    "notice_status",
+}
+
+
+class _Call(NamedTuple):
+    """What is to be called when a socket is readable; of a source's descriptors there is only the source."""
+
+    back: Callable[[], None]
+
+
+class Loop:
+    """Sources in, sinks out. ``totals`` counts rows by table, ``lost`` records by (stage, source) since the start; ``lost_unknown`` names those of
+    which nobody knows how many.
+
+    store: takes every row first. filters: each sees what the one before let through of a drained batch, and says what goes on. each_second: called with
+    CLOCK_BOOTTIME ns, for what is shown or watched. removed: called with a source that is left out. What parts may have beside is in agent/contracts.py.
+    ``faults``: no part's fault ends the loop (agent/common/faults.py). What a source's may have cost is a ``loss`` row without a count, what a sink's has cost
+    one with a count; a batch at which a filter fails goes on as it is; rows that the correlator has not judged are stored all the same (``unjudged``).
+    """
+
+    def __init__(self, sources: list[Source], store: Writer, correlator: Correlator, sinks: list[Sink]) -> None:
+        self.sources: list[Source] = []
+        self.store, self.correlator, self.sinks = store, correlator, sinks
+        self.totals: Counter[str] = Counter()
+        self.lost: Counter[tuple[str, str]] = Counter()
+        self.lost_unknown: set[tuple[str, str]] = set()
+        self.faults = Faults()
+        self.closing: list[Closing] = []
+        self.removed: list[Callable[[Source], None]] = []
+        self.each_second: list[Callable[[int], None]] = []
+        self.stopping = False
+        self.filters: list[Filter] = []
+        self.containers = Containers()
+        self._waiting: list[Batch] = []
+        self._advanced_ns = self._second_ns = 0
+        self._sink_losses: dict[tuple[str, str], int] = {}
+        self._not_offered: Counter[str] = Counter()
+        self._not_judged = 0
+        self.selector = selectors.DefaultSelector()
+        self._due: list[Due] = []
+        for source in sources:
+            self.add(source)
+
+    def add(self, source: Source) -> None:
+        """One source more, drained after the others."""
+        self.sources.append(source)
+        self.faults.whole(source.name, boot_ns())
+        self._due += [source] if isinstance(source, Due) else []
+        for fd in source.fds():
+            self.selector.register(fd, selectors.EVENT_READ, source)
+
+    def _remove(self, source: Source) -> None:
+        self.sources.remove(source)
+        for callback in self.removed:
+            self.faults.attempt(_name(callback), callback, source, otherwise=None)
+        self._due = [left for left in self.sources if isinstance(left, Due)]
+        for key in [k for k in self.selector.get_map().values() if k.data is source]:
+            self.selector.unregister(key.fileobj)
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Parts that failed -> their last fault, in words."""
+        return self.faults.failures
+
+    def unjudged(self) -> dict[str, int]:
+        """What the correlator did not take into account, by reason (``Correlator.losses``); ``faults``: batches at which it failed, or that came after."""
+        return {**self.correlator.losses(), "faults": self._not_judged}
+
+    def on_readable(self, sock: socket.socket, callback: Callable[[], None]) -> None:
+        """Calls back from the loop when the socket is readable."""
+        self.selector.register(sock, selectors.EVENT_READ, _Call(callback))
+
+    def run(self, until_ns: int = 0) -> None:
+        """Until ``stopping``, or CLOCK_BOOTTIME reaches until_ns."""
+        busy, at_once = True, 0
+        while not self.stopping and (not until_ns or boot_ns() < until_ns):
+            readable = self.selector.select(self._rest_s(BUSY_S if busy else QUIET_S))
+            begun = time.monotonic()
+            for key, _ in readable:
+                if isinstance(key.data, _Call):
+                    self.faults.attempt(_name(key.data.back), key.data.back, otherwise=None)
+                    if self.faults.out(_name(key.data.back)):
+                        self.selector.unregister(key.fileobj)
+            busy = self.step(boot_ns())
+            at_once = at_once + 1 if readable else 0
+            if at_once > _AT_ONCE:
+                rest_s = begun + (BUSY_S / 2 if busy else BUSY_S) - time.monotonic()
+                time.sleep(self._rest_s(max(0, rest_s)))
+
+    def _rest_s(self, most_s: float) -> float:
+        """How long to wait for something to happen: no longer than until the first source is due."""
+        due = [due_ns for source in self._due if (due_ns := source.due_ns)]
+        return min(most_s, max(0, min(due) - boot_ns()) / 1e9) if due else most_s
+
+    def step(self, now_ns: int) -> bool:
+        """One turn; True when something happened."""
+        happened = False
+        for source in list(self.sources):
+            for drained in self._drain(source, source.drain, now_ns):
+                for batch in self._filtered(drained, now_ns):
+                    happened |= batch.table not in _PERIODIC
+                    self.take(batch)
+        if now_ns - self._advanced_ns >= _ADVANCE_NS:
+            self._advanced_ns = now_ns
+            self.advance(now_ns - WATERMARK_NS)
+        if now_ns - self._second_ns >= _SECOND_NS:
+            self._second_ns = now_ns
+            self._count_losses(now_ns)
+            for callback in self.each_second:
+                self.faults.attempt(_name(callback), callback, now_ns, otherwise=None)
+        return happened
+
+    def _drain(self, source: Source, read: Callable[[int], Iterable[Batch]], now_ns: int) -> list[Batch]:
+        """What ``read`` yields. Where it fails: what it yielded before, since that is taken out of the kernel, and a ``loss`` row."""
+        batches: list[Batch] = []
+        try:
+            batches.extend(read(now_ns))
+            self.faults.whole(source.name, now_ns)
+        except Exception as error:  # noqa: BLE001 - one source's fault must not stop the others
+            batches.append(self.faults.lost(source.name, now_ns))
+            if self.faults.failed(source.name, error):
+                self._remove(source)
+        return batches
+
+    def _filtered(self, batch: Batch, now_ns: int) -> Iterable[Batch]:
+        """Rows that are too many are better than none."""
+        batches = [batch]
+        for one in self.filters:
+            batches = [out for each in batches for out in self._through(one, each, now_ns)]
+        return batches
+
+    def _through(self, one: Filter, batch: Batch, now_ns: int) -> list[Batch]:
+        return self.faults.attempt(f"{one.name} of {batch.table}", lambda: list(one(batch, now_ns)), otherwise=[batch])
+
+    def take(self, batch: Batch) -> None:
+        """One batch into everything that follows."""
+        if not len(batch.rows):
+            return
+        self.faults.attempt("container ids", self.containers.fill, batch, otherwise=None)
+        self.totals[batch.table] += len(batch.rows)
+        if batch.table == "loss":
+            self._note_losses(batch.rows)
+        self._waiting.append(batch)
+        if self.faults.out("correlator"):
+            self._not_judged += 1
+        else:
+            self._not_judged += (
+                self.faults.attempt("rows for the correlator", self.correlator.feed, batch, otherwise=1) or 0
+            )
+        self._offer(batch)
+
+    def _offer(self, batch: Batch) -> None:
+        for sink in self.sinks:
+            self._not_offered[sink.name] += (
+                self.faults.attempt(sink.name, sink.offer, batch, otherwise=len(batch.rows)) or 0
+            )
+
+    def advance(self, watermark_ns: int) -> None:
+        """Moves the correlator on, and writes what came together with the watermark, so that a replay sees the same."""
+        findings = self.faults.attempt("correlator", self.correlator.advance, watermark_ns, otherwise=None)
+        self._not_judged += findings is None
+        for told in self.correlator.guard.fresh():
+            say(f"tickscope: {told}")
+        before, self._waiting = self._waiting, []
+        for batch in findings or ():
+            self.totals[batch.table] += len(batch.rows)
+            self._offer(batch)
+        self.store.append(before, tick_ns=watermark_ns)
+        if findings:
+            self.store.append(findings)
+
+    def _note_losses(self, rows: np.ndarray) -> None:
+        stages = TABLES["loss"].by_name["stage"].names
+        for row in rows:
+            key = stages[row["stage"]], row["source"].decode()
+            if row["count"] == NULL_I64:
+                self.lost_unknown.add(key)
+            else:
+                self.lost[key] += max(int(row["count"]), 0)
+
+    def _count_losses(self, now_ns: int, since_ns: int = AGAIN_NS) -> None:
+        """Turns what sinks say they dropped since the last look into ``loss`` rows, and what left out sources did not see for ``since_ns``."""
+        for missing in self.faults.missing(now_ns, since_ns):
+            self.take(missing)
+        for sink in self.sinks:
+            told = self.faults.attempt(f"{sink.name} losses", sink.losses, otherwise=None)
+            for reason, count in {**(told or {}), "failed": self._not_offered[sink.name]}.items():
+                key = (sink.name, reason)
+                more = count - self._sink_losses.get(key, 0)
+                if more > 0:
+                    self.take(losses("export", Loss(f"{sink.name} {reason}", more, now_ns - _SECOND_NS, now_ns)))
+                self._sink_losses[key] = count
+
+    def finish(self) -> None:
+        """Takes what is still on its way, closes sources, then sinks, then the store. The fault of one does not stop the others."""
+        sources = list(self.sources)
+        for source in sources:
+            self._end(source.name, partial(self._empty, source))
+        self._end("end of the correlator", lambda: self.advance(boot_ns()))
+        closing: list[Closing] = [*sources, *self.sinks, *self.closing]
+        for one in closing:
+            self._end(one.name, one.close)
+        self._end("losses", lambda: self._count_losses(boot_ns(), since_ns=0))  # what they could not deliver any more
+        self._end("store", lambda: self.store.append(self._waiting))
+        self.store.close()
+
+    def _empty(self, source: Source) -> None:
+        now_ns = boot_ns()
+        for drained in self._drain(
+            source, partial(source.finish, wait=time.sleep) if isinstance(source, Finishing) else source.drain, now_ns
+        ):
+            for batch in self._filtered(drained, now_ns):
+                self.take(batch)
+
+    def _end(self, name: str, work: Callable[[], None]) -> None:
+        """Also of a part that is left out."""
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - what is done after it must be done
+            self.faults.failed(name, error)
+
+
+def _name(callback: Callable[..., object]) -> str:
+    return callback.__qualname__ if isinstance(callback, (FunctionType, MethodType)) else type(callback).__name__

@@ -1,0 +1,190 @@
+"""SIGHUP: the settings are read again. What can change while the agent runs does at once; what cannot is named.
+
+A process of its own reads them (``python -m agent.service.reload``): a file may hang, and YAML is not in the agent's memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent.config import Config, resolve
+from agent.errors import AgentError
+from agent.log import NOTICE, WARNING, say
+from agent.posix.signals import sheltered
+
+if TYPE_CHECKING:
+    from agent.limiters.intake import Intake
+    from agent.queues.poller import QueuePoller
+    from agent.queues.process import Brokers
+    from agent.service.loop import Loop
+
+_LIMIT_BYTES = 1 << 20
+
+
+class Reload:
+    """appliers: by setting, what makes the running agent use the new configuration; a setting without one needs a restart."""
+
+    def __init__(self, config: Config, loop: Loop, appliers: Mapping[str, Callable[[Config], None]]) -> None:
+        self.config = config
+        self._loop, self._appliers = loop, appliers
+        self._child: subprocess.Popen[bytes] | None = None
+        self._ending: list[subprocess.Popen[bytes]] = []
+        self._answer: socket.socket | None = None
+        self._text = b""
+
+    def start(self) -> None:
+        """Has the settings read; one that was still at it is ended, its file hangs."""
+        self._end()
+        asked = os.memfd_create("tickscope-config", os.MFD_CLOEXEC)  # not the command line, which everybody may read
+        os.write(asked, json.dumps(self.config.to_json()).encode())
+        os.lseek(asked, 0, os.SEEK_SET)
+        ours, theirs = socket.socketpair()
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")))
+            ),
+        }
+        try:
+            with sheltered():
+                self._child = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "agent.service.reload"],
+                    stdin=asked,
+                    stdout=theirs.fileno(),
+                    env=environment,
+                )
+        except OSError as error:
+            say(
+                f"tickscope: cannot read the settings again: {error.strerror}; nothing was changed",
+                event="reload_failed",
+            )
+            ours.close()
+            return
+        finally:
+            os.close(asked)
+            theirs.close()
+        ours.setblocking(False)
+        self._answer, self._text = ours, b""
+        self._loop.on_readable(ours, self._take)
+
+    def _take(self) -> None:
+        assert self._answer is not None
+        with contextlib.suppress(BlockingIOError):
+            piece = self._answer.recv(1 << 16)
+            self._text += piece
+            if piece and len(self._text) < _LIMIT_BYTES:
+                return
+            text = self._text
+            self._end()
+            self._finish(text)
+
+    def _end(self) -> None:
+        """Kills it. It is not waited for: the file system that its file is on may keep it from dying."""
+        if self._answer is not None and self._child is not None:
+            self._loop.selector.unregister(self._answer)
+            self._answer.close()
+            self._child.kill()
+            self._ending.append(self._child)
+        self._ending = [child for child in self._ending if child.poll() is None]
+        self._answer = self._child = None
+
+    def _finish(self, text: bytes) -> None:
+        try:
+            answer = json.loads(text)
+        except ValueError:
+            answer = {"error": "the process that reads them ended early"}
+        if "error" in answer:
+            say(f"tickscope: cannot use the settings: {answer['error']}\n  nothing was changed", event="reload_failed")
+            return
+        changed, waiting = self._apply(Config.from_json(answer["config"]))
+        done = "; ".join(map(self._now, changed)) or "nothing changed"
+        rest = f"; needs a restart: {', '.join(waiting)}" if waiting else ""
+        say(
+            f"tickscope: read {answer['file']} again: {done}{rest}",
+            WARNING if waiting else NOTICE,
+            event="reloaded",
+            changed=changed,
+            needs_restart=waiting,
+        )
+
+    def _now(self, name: str) -> str:
+        if name == "brokers":  # a server's URL may hold a password
+            return f"brokers are now {', '.join(f'{len(servers)} of {kind}' for kind, servers in self.config.brokers.items()) or 'none'}"
+        return f"{name} is now {getattr(self.config, name)!r}"
+
+    def _apply(self, new: Config) -> tuple[list[str], list[str]]:
+        """(settings that are in force now, settings that need a restart)."""
+        differing = [
+            f.name
+            for f in dataclasses.fields(Config)
+            if f.name != "source" and getattr(new, f.name) != getattr(self.config, f.name)
+        ]
+        changed = [name for name in differing if name in self._appliers]
+        self.config = dataclasses.replace(self.config, **{name: getattr(new, name) for name in changed})
+        for name in changed:
+            self._appliers[name](self.config)
+        return changed, [name for name in differing if name not in self._appliers]
+
+
+def appliers(loop: Loop, intake: Intake, queues: QueuePoller, brokers: Brokers) -> dict[str, Callable[[Config], None]]:
+    """What each setting that can change does."""
+    from agent import log
+    from agent.config import jump_threshold_ns
+    from agent.correlate.thresholds import with_threshold
+
+    def limit(config: Config) -> None:
+        loop.store.limit(max_bytes=config.max_bytes, max_age_s=config.max_age_days * 86400)
+
+    def pace(config: Config) -> None:
+        queues.rounds.interval_s = config.poll_s
+        ask(config)
+
+    def ask(config: Config) -> None:
+        brokers.use(config.brokers, config.poll_s)
+
+    return {
+        "log_format": lambda config: log.use(config.log_format),
+        "max_bytes": limit,
+        "max_age_days": limit,
+        "intake_keys": lambda config: intake.store_keys(config.intake_keys),
+        "brokers": ask,
+        "poll_s": pace,
+        "jump_threshold": lambda config: loop.correlator.judge_jumps(
+            with_threshold(jump_threshold_ns(config.jump_threshold))
+        ),
+    }
+
+
+def main() -> None:
+    """The child: the configuration in force on stdin, the one that a start now would have on stdout."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    old = Config.from_json(json.load(sys.stdin))
+    try:
+        flags = dict(old.source.get("flags", {}))  # type: ignore[call-overload]
+        file = str(old.source.get("file", ""))
+        new = resolve(
+            {k: tuple(v) if isinstance(v, list) else v for k, v in flags.items()},
+            os.environ,
+            file if old.source.get("chosen") else None,
+        )
+        print(
+            json.dumps(
+                {"config": new.to_json(), "file": file if Path(file).exists() else f"the settings (there is no {file})"}
+            )
+        )
+    except AgentError as error:
+        print(json.dumps({"error": str(error)}))
+
+
+if __name__ == "__main__":
+    main()

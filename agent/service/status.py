@@ -1,0 +1,260 @@
+"""What the agent says about itself: the document of ``tickscope status`` and the totals at its end."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from agent.batch import Loss, losses, make
+from agent.columns import NULL_I64
+from agent.contracts import Failing, Owning, Parted, Source, Stating
+from agent.kernel import bpf
+from agent.log import INFO, say
+from agent.service.bounds import Bounds
+from agent.tables import TABLES
+
+if TYPE_CHECKING:
+    from agent.clock.history import History
+    from agent.config import Config
+    from agent.kernel.helper_client import Helper
+    from agent.kernel.load import Loaded
+    from agent.service.loop import Loop
+
+
+#: A part that fails and recovers all the time is said so often at most.
+_SAY_NS = 5_000_000_000
+
+
+class Shown(NamedTuple):
+    """Whose words a section of the document is."""
+
+    source: Source
+    say: Callable[[], Any]
+
+
+class Status:
+    """Facts of the running agent. ``ready_s``: from start to all attached. shown: by the document's sections ``clock notices time_daemons intake programs
+    examining``; page: of the metrics, where it is served."""
+
+    ready_s = 0.0
+
+    def __init__(self, config: Config, loop: Loop, loaded: Loaded, helper: Helper, watch: Any, history: History, shown: Mapping[str, Shown] | None = None,
+                 page: Stating | None = None) -> None:  # fmt: skip
+        self._config, self._loop, self._loaded, self._shown, self._page = config, loop, loaded, shown or {}, page
+        self._helper, self._watch, self._history = helper, watch, history
+        self._started = time.monotonic()
+        self._told: dict[str, str] = {}
+        self._said_ns: dict[str, int] = {}
+        self._missed: dict[str, tuple[int, int]] = {}
+
+    def counts(self) -> tuple[int, int]:
+        """(families attached whole, families degraded or unavailable)."""
+        states = [family.state for family in self._loaded.families.values()]
+        return states.count("attached"), len(states) - states.count("attached")
+
+    def wall(self, t_ns: np.ndarray) -> np.ndarray:
+        """Unix ns of CLOCK_BOOTTIME ns by the offset history, shape (n,); NULL_I64 where not known."""
+        return self._history.wall(t_ns)
+
+    def probes(self) -> list[dict[str, Any]]:
+        out = []
+        for name, family in self._loaded.families.items():
+            hits, run_ns, missed = self._stats(family.programs)
+            out.append({"probe": name, "state": family.state, "reason": family.reason or None, "remedy": family.remedy or None,
+                        "hits": hits, "run_ns": run_ns, "missed": missed, "programs": len(family.plan)})  # fmt: skip
+        if self._config.syscalls == "off":
+            out.append({"probe": "syscalls", "state": "off", "reason": "turned off", "remedy": "--syscalls sampled", "hits": None,
+                        "run_ns": None, "missed": None, "programs": 0})  # fmt: skip
+        return out
+
+    @staticmethod
+    def _stats(programs: dict[str, int]) -> tuple[int | None, int | None, int]:
+        """(hits, run_ns, missed); the first two where the kernel counts them (kernel.bpf_stats_enabled), else unknown."""
+        run_ns, hits, missed = (
+            sum(column) for column in zip((0, 0, 0), *map(bpf.program_stats, programs.values()), strict=True)
+        )
+        return (hits, run_ns, missed) if hits else (None, None, missed)
+
+    def processes(self) -> list[dict[str, Any]]:
+        """pid and role; uid, capabilities and memory are for the asker to read from /proc."""
+        out = [{"pid": os.getpid(), "role": "agent"}]
+        if self._watch.alive:
+            out.append({"pid": self._watch.pid, "role": "clock watch"})
+        if self._helper.alive:
+            out.append({"pid": self._helper.pid, "role": "helper"})
+        for source in self._loop.sources:
+            out += source.processes() if isinstance(source, Owning) else ()
+        for sink in self._loop.sinks:
+            out += sink.processes() if isinstance(sink, Owning) else ()
+        return out
+
+    def losses(self) -> list[dict[str, Any]]:
+        """Records lost since the start; ``count`` is None where nobody knows how many."""
+        lost: dict[tuple[str, str], int | None] = {key: n for key, n in self._loop.lost.items() if n}
+        lost.update({("store", table): n for table, n in self._loop.store.losses().items() if n})
+        lost.update(dict.fromkeys(self._loop.lost_unknown))
+        return [{"stage": stage, "source": source, "count": lost[stage, source]} for stage, source in sorted(lost)]
+
+    def lost(self) -> str:
+        """The same in words; empty where nothing was lost."""
+        return ", ".join(
+            f"{'an unknown number' if x['count'] is None else x['count']} of {x['source']} ({x['stage']})"
+            for x in self.losses()
+        )
+
+    def sources(self) -> list[dict[str, Any]]:
+        """Parts that failed, how often (None: not counted), why, and whether they are left out now; a queue's own failures too."""
+        told: dict[str, dict[str, Any]] = {}
+        for faults in (self._loop.faults, *(s.faults for s in self._loop.sources if isinstance(s, Parted))):
+            told.update(
+                {
+                    n: {"failure": why, "count": faults.counts.get(n), "left_out": faults.out(n)}
+                    for n, why in faults.failures.items()
+                }
+            )
+        for source in self._loop.sources:
+            if isinstance(source, Failing):
+                told.update(
+                    {n: {"failure": why, "count": None, "left_out": False} for n, why in source.failures().items()}
+                )
+        return [{"source": name, **row} for name, row in told.items()]
+
+    def clock(self) -> dict[str, Any]:
+        """The clock source's own words; empty where the clock family is off."""
+        return dict(self._said("clock", {}))
+
+    def time_daemons(self) -> list[dict[str, Any]]:
+        """What the time daemons of this host, and the servers asked past them, said last."""
+        return list(self._said("time_daemons", []))
+
+    def notices(self) -> dict[str, Any]:
+        """The jump notices: subscribers, acknowledgements, hooks."""
+        return dict(self._said("notices", {}))
+
+    def bounds(self) -> dict[str, dict[str, int]]:
+        """Bounds that were hit: by source, what that has cost so far, in words."""
+        return {
+            source.probe: hit for source in self._loop.sources if isinstance(source, Bounds) and (hit := source.hit())
+        }
+
+    def intake(self) -> dict[str, int]:
+        """Connections of programs that report their decisions, and what was refused or lost there."""
+        return dict(self._said("intake", {}))
+
+    def helper(self) -> str:
+        """The helper's state in words: running, or what is not seen and what to do."""
+        if not self._helper.alive:
+            return "gone: no new uprobes; restart tickscope"
+        return (
+            "does not answer: no new uprobes until it does; if it stays so, restart tickscope"
+            if self._helper.silent
+            else "running"
+        )
+
+    def programs(self) -> list[dict[str, Any]]:
+        """Programs and libraries that are not seen, or not wholly, and why."""
+        return list(self._said("programs", []))
+
+    def examining(self) -> dict[str, int]:
+        """What looking into files takes."""
+        return dict(self._said("examining", {}))
+
+    def _said(self, section: str, otherwise: Any) -> Any:
+        """Nothing of a source that is left out."""
+        shown = self._shown.get(section)
+        return (
+            shown.say()
+            if shown is not None and any(shown.source is source for source in self._loop.sources)
+            else otherwise
+        )
+
+    def export(self) -> dict[str, Any]:
+        states = {s.name: s.state() for s in self._loop.sinks if isinstance(s, Stating)}
+        served: dict[str, Any] = self._page.state() if self._page is not None else {}
+        page: dict[str, Any] = {"state": "ok", "address": self._config.prometheus, **served}
+        if "prometheus" in self._loop.failures:
+            page.update(
+                state="failed",
+                last_error=self._loop.failures["prometheus"],
+                remedy="free the address, or set another in prometheus:, and restart",
+            )
+        elif not self._config.prometheus:
+            page = {"state": "off", "remedy": "set prometheus: address:port"}
+        return {"otlp": {"state": "off", "remedy": "set OTEL_EXPORTER_OTLP_ENDPOINT"}, "prometheus": page, **states}
+
+    def parts(self) -> dict[str, Any]:
+        """What the agent's own metrics are made of."""
+        return {
+            "processes": self.processes(),
+            "probes": self.probes(),
+            "store": self._loop.store.state(),
+            "export": self.export(),
+        }
+
+    def document(self) -> dict[str, Any]:
+        """The JSON of ``tickscope status``, without what only the asker can read."""
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        uptime = time.monotonic() - self._started
+        return {
+            "pid": os.getpid(), "uptime_s": round(uptime, 3), "ready_s": round(self.ready_s, 3),
+            "cpu_s": round(usage.ru_utime + usage.ru_stime, 3), "processes": self.processes(), "probes": self.probes(),
+            "sources": self.sources(), "bounds": self.bounds(), "intake": self.intake(),
+            "rows": dict(self._loop.totals), "correlator_dropped": self._loop.unjudged(), "rules": self._loop.correlator.guard.state(),
+            "loss": self.losses(), "clock": self.clock(), "notices": self.notices(), "time_daemons": self.time_daemons(),
+            "store": {"dir": self._config.store, **self._loop.store.state()},
+            "export": self.export(), "helper": self.helper(), "programs": self.programs(), "examining": self.examining(),
+        }  # fmt: skip
+
+    def tell(self, now_ns: int) -> None:
+        """Feeds the loop ``probe_status`` rows of the families whose state differs from what was last said, and what runs were left out as ``loss``."""
+        store = self._loop.store.trouble() or "running"
+        for name, now in (
+            ("helper", self.helper()),
+            ("clock watch", self._watch.failure() or "running"),
+            ("store", store),
+        ):
+            if self._told.get(name, "running") != now and now_ns - self._said_ns.get(name, 0) >= _SAY_NS:
+                self._told[name], self._said_ns[name] = now, now_ns
+                say(f"tickscope: {name}: {now}")
+        table = TABLES["probe_status"]
+        for probe in self.probes():
+            self._lose(probe, now_ns)
+            said = f"{probe['state']} {probe['reason']}"
+            if self._told.get(probe["probe"]) == said:
+                continue
+            self._told[probe["probe"]] = said
+            batch = make("probe_status", 1, t_ns=now_ns, probe=probe["probe"].encode(), state=table.code("state", probe["state"]),
+                         reason=(probe["reason"] or "").encode(), remedy=(probe["remedy"] or "").encode())  # fmt: skip
+            for column in ("hits", "run_ns"):
+                if probe[column] is not None:
+                    batch.rows[column] = np.int64(probe[column])
+            self._loop.take(batch)
+
+    def _lose(self, probe: dict[str, Any], now_ns: int) -> None:
+        """Runs that the kernel left out: nobody knows what they would have told, so each counts as one record."""
+        missed, since_ns = self._missed.get(probe["probe"], (0, NULL_I64))
+        now_missed = probe["missed"] or 0
+        if now_missed > missed:
+            self._loop.take(losses("kernel", Loss(f"{probe['probe']} runs", now_missed - missed, since_ns, now_ns)))
+        self._missed[probe["probe"]] = max(now_missed, missed), now_ns
+
+    def farewell(self) -> None:
+        """Totals and losses on stderr."""
+        rows = ", ".join(
+            f"{n} {name}"
+            for name, n in sorted(self._loop.totals.items())
+            if name not in ("loss", "finding", "evidence")
+        )
+        found = self._loop.totals["finding"]
+        say(
+            f"stopped after {time.monotonic() - self._started:.1f} s: {rows or 'no rows'}; {found} finding updates; lost: {self.lost() or 'nothing'}",
+            INFO,
+            event="stopped",
+            rows=dict(self._loop.totals),
+            loss=self.losses(),
+        )

@@ -1,0 +1,15 @@
+"""Findings' sentences with times in UTC, for whoever reads them as they are stored: SQL, files, recordings."""
+
+from __future__ import annotations
+
+from agent.batch import Batch
+from agent.common.sentence import ToWall, pieces, told
+
+
+def in_utc(batch: Batch, to_wall: ToWall) -> Batch:
+    """The batch, its rows copied where they have sentences. They fit: the correlator leaves room for the longer instants."""
+    if batch.table != "finding":
+        return batch
+    rows = batch.rows.copy()
+    rows["sentence"] = [told(pieces(row["said"], row["sentence"]), to_wall, utc=True).encode() for row in rows]
+    return Batch(batch.table, rows)

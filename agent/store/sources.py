@@ -1,0 +1,25 @@
+"""Which source answers for a place: a directory is a store, a file is a recording."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from agent.ask.source import Source
+
+
+def opened(place: str | Path, tables: Iterable[str], since: str | None = None, until: str | None = None, *, whole: bool = False,
+           bounded: bool = False) -> Source:  # fmt: skip
+    """The source of rows at ``place``; the caller leaves it (``with``).
+
+    tables: all that will be asked for. since, until: the window (agent/ask/window.py). whole: rows outside of the window are asked for too, with
+    ``within=False``. bounded: SQL sees no row outside. Raises AgentError: exit 4 where there is nothing to read, 2 for a bad time.
+    """
+    if os.path.isfile(place):
+        from agent.store.recorded import Recorded
+
+        return Recorded(place, tables, since, until, bounded=bounded)
+    from agent.store.query import Session
+
+    return Session(place, tables, since, until, whole=whole, bounded=bounded)

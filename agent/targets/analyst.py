@@ -1,0 +1,224 @@
+"""Has files examined by a process of its own (agent/targets/examiner.py), which is started when there is something to examine and ended when there is not.
+
+The agent reads nothing of a file that others made: it hands the descriptor over and gets plain facts, or why there are none. An examiner that takes too long or dies
+is ended, its question answered with the reason, and the next question starts another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter, deque
+from pathlib import Path
+from typing import Any
+
+from agent.kernel import helper
+from agent.kernel.limits import (
+    EXAMINER_CPU_S,
+    EXAMINER_IDLE_S,
+    EXAMINER_MAX_MESSAGE,
+    EXAMINER_START_S,
+    EXAMINER_WALL_S,
+    EXAMINERS,
+)
+from agent.kernel.steps import Done, Wait
+from agent.posix.signals import sheltered
+
+#: Number of the first answer of a process, to no question: it is ready to be asked.
+READY = 0
+
+
+class Unexamined(Exception):
+    """Why there are no facts. ``overrun``: examining it took more than it may; ``passing``: which may be the machine's fault rather than the file's."""
+
+    def __init__(self, why: str, overrun: bool = False, passing: bool = False) -> None:
+        super().__init__(why)
+        self.overrun, self.passing = overrun, passing
+
+
+class _Question:
+    def __init__(self, analysis: str, arguments: dict[str, Any], fds: list[int], done: Done) -> None:
+        self.analysis, self.arguments, self.done = analysis, arguments, done
+        self.fds: list[int] = []
+        try:
+            for fd in fds:
+                self.fds.append(os.dup(fd))
+        except OSError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+        self.fds.clear()
+
+
+class _Examiner:
+    """One process at a time, and both ends of its socket: so it can be replaced, and nobody who polls our end notices."""
+
+    def __init__(self) -> None:
+        self.ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.ours.setblocking(False)
+        self.child: subprocess.Popen[bytes] | None = None
+        self._ending: list[subprocess.Popen[bytes]] = []
+        self.question: _Question | None = None
+        self.number = 0
+        self.since_s = 0.0
+        self.ready = False
+
+    def ask(self, question: _Question) -> None:
+        self.number += 1
+        self.question, self.since_s = question, time.monotonic()
+        if self.child is None:
+            self._start()
+        message = json.dumps([self.number, question.analysis, question.arguments]).encode()
+        socket.send_fds(self.ours, [message], question.fds)
+        question.close()
+
+    def _start(self) -> None:
+        root = str(Path(__file__).resolve().parents[2])
+        env = {"PYTHONPATH": root, "OPENBLAS_NUM_THREADS": "1", "PATH": os.environ.get("PATH", ""), "LC_ALL": "C.UTF-8"}
+        while True:  # what the one before left unread
+            try:
+                _, fds = helper.receive(
+                    self.theirs, EXAMINER_MAX_MESSAGE, socket.MSG_DONTWAIT
+                )  # an examiner makes the socket a blocking one
+            except OSError:
+                break
+            for fd in fds:
+                os.close(fd)
+        command = [sys.executable, "-P", "-m", "agent.targets.examiner", str(self.theirs.fileno())]
+        with sheltered():
+            self.ready = False
+            self.child = subprocess.Popen(
+                command, pass_fds=[self.theirs.fileno()], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            )
+
+    def answer(self) -> list[Any] | None:
+        """The answer to the question; None where there is none yet. Answers to those before it are dropped; its time begins when the process is ready."""
+        while True:
+            try:
+                data = self.ours.recv(EXAMINER_MAX_MESSAGE)
+            except OSError:
+                return None
+            answer: list[Any] = json.loads(data)
+            if answer[0] == self.number:
+                return answer
+            if answer[0] == READY and not self.ready:
+                self.ready, self.since_s = True, time.monotonic()
+
+    def failed(self) -> Unexamined | None:
+        """Why there will be no answer; None while there may be one. Who takes too long is ended."""
+        code = self.child.poll() if self.child is not None else 0
+        if code is not None:
+            self.child = None
+            if code == -signal.SIGXCPU:
+                return Unexamined(f"examining it took more than {EXAMINER_CPU_S} s of processor time", overrun=True)
+            how = signal.Signals(-code).name if code < 0 else code
+            return Unexamined(f"the process that examined it ended with {how}", overrun=True, passing=True)
+        if time.monotonic() - self.since_s <= (EXAMINER_WALL_S if self.ready else EXAMINER_START_S):
+            return None
+        self.end()
+        said = (
+            f"examining it took more than {EXAMINER_WALL_S:.0f} s"
+            if self.ready
+            else f"the process to examine it did not start within {EXAMINER_START_S:.0f} s"
+        )
+        return Unexamined(said, overrun=True, passing=True)
+
+    def end(self) -> None:
+        """Kills it. It is not waited for: a file system that does not answer may keep it from dying."""
+        if self.child is not None:
+            self.child.kill()
+            self._ending.append(self.child)
+            self.child = None
+        self._ending = [child for child in self._ending if child.poll() is None]
+
+
+class Analyst:
+    """``overruns`` counts questions that took too long or ended their process; ``took_s``: how long the last one took, without the start of the process."""
+
+    def __init__(self, processes: int = EXAMINERS) -> None:
+        self._examiners = [_Examiner() for _ in range(processes)]
+        self._queue: deque[_Question] = deque()
+        self.overruns: Counter[str] = Counter()
+        self.took_s = 0.0
+
+    def examining(self, analysis: str, fds: list[int], **arguments: Any) -> Wait:
+        """A wait for the facts that ``agent.binaries.analyses.KINDS[analysis]`` finds in these files; resumed with them or Unexamined. The descriptors stay the caller's."""
+
+        def wait(done: Done) -> None:
+            try:
+                self._queue.append(_Question(analysis, arguments, fds, done))
+                self._next()
+            except OSError as error:
+                done(None, error)
+
+        return wait
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that run now."""
+        return [e.child.pid for e in self._examiners if e.child is not None]
+
+    def fds(self) -> list[int]:
+        return [e.ours.fileno() for e in self._examiners]
+
+    def pump(self) -> None:
+        """Takes answers, ends who takes too long, and starts what waits."""
+        for examiner in self._examiners:
+            self._look(examiner)
+        self._next()
+
+    def rest(self) -> None:
+        """Ends those that have nothing to do now."""
+        for examiner in self._examiners:
+            if examiner.question is None:
+                examiner.end()
+
+    def close(self) -> None:
+        for examiner in self._examiners:
+            examiner.end()
+            examiner.ours.close()
+            examiner.theirs.close()
+        for question in self._queue:
+            question.close()
+        self._queue.clear()
+
+    def _next(self) -> None:
+        for examiner in self._examiners:
+            if self._queue and examiner.question is None:
+                question = self._queue.popleft()
+                try:
+                    examiner.ask(question)
+                except OSError as error:
+                    question.close()
+                    self._tell(
+                        examiner,
+                        None,
+                        OSError(error.errno, f"cannot start the process that examines it: {error.strerror}"),
+                    )
+
+    def _look(self, one: _Examiner) -> None:
+        answer = one.answer()
+        if one.question is None:
+            if one.child is None or time.monotonic() - one.since_s > EXAMINER_IDLE_S:
+                one.end()
+        elif answer is not None:
+            _, facts, why, self.took_s = answer
+            self._tell(one, facts, Unexamined(why) if why else None)
+        elif (failure := one.failed()) is not None:
+            self.overruns[one.question.analysis] += 1
+            self.took_s = time.monotonic() - one.since_s if one.ready else 0.0
+            self._tell(one, None, failure)
+
+    @staticmethod
+    def _tell(examiner: _Examiner, facts: Any, error: Exception | None) -> None:
+        question, examiner.question, examiner.since_s = examiner.question, None, time.monotonic()
+        if question is not None:
+            question.done(facts, error)

@@ -1,0 +1,77 @@
+"""What is asked of files, and what is offered to who asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from agent.kernel.steps import Steps
+from agent.targets.shares import Owner
+
+HOST = Owner(0, 0)
+
+
+class FileId(NamedTuple):
+    """Identity of a file while it is in use: an inode has its uprobes, whatever is written to it.
+
+    A file of an overlay's layer is one inode in all containers, each of which tells another device: its ctime tells it apart instead, and the device is 0.
+    """
+
+    device: int
+    inode: int
+    ctime_ns: int = 0
+
+
+class Stamp(NamedTuple):
+    """Changes when the content does. Nobody can set ctime."""
+
+    mtime_ns: int
+    ctime_ns: int
+    size: int
+
+
+@dataclass
+class Target:
+    """A file that is offered. pid: 0 for one that no process maps yet; path: as the process sees it; fd: closed afterwards."""
+
+    owner: Owner
+    path: str
+    fd: int
+    file: FileId
+    _take: Callable[[int, int], None]
+
+    @property
+    def pid(self) -> int:
+        return self.owner.pid
+
+    def reserve(self, links: int, places: int) -> None:
+        """Counts what its probes take of the owner's share: so many links, or as many perf events as places where there are no links. Raises OverShareError."""
+        self._take(links, places)
+
+
+#: Called when no process uses the file any more.
+Release = Callable[[], object]
+#: (the file, facts) -> what lets go of it, or None.
+Found = Callable[[Target, Any], Steps[Release | None]]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is asked of files. analysis: of agent.binaries.analyses.KINDS; probe: the family, for what is told.
+
+    companion: (stem, name): a library that belongs to it lies beside it, with ``name`` where its name has ``stem``; its descriptor is examined too.
+    """
+
+    analysis: str
+    found: Found
+    probe: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    companion: tuple[bytes, bytes] | None = None
+    #: File names to ask for in a root that does not list its libraries.
+    names: tuple[bytes, ...] = ()
+
+    @property
+    def question(self) -> tuple[str, str]:
+        """What its facts depend on, beside the files."""
+        return self.analysis, repr(sorted(self.arguments.items()))

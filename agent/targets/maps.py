@@ -1,0 +1,67 @@
+"""The text of /proc/PID/maps: which of the wanted libraries are mapped as code. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+_PIECE = 1 << 18
+_DELETED = b" (deleted)"
+
+
+@dataclass
+class Mapping:
+    """A mapped file. span: one of its mappings, as in /proc/PID/map_files; times: how many mappings there are of it."""
+
+    span: bytes
+    device: bytes
+    inode: bytes
+    path: bytes
+    times: int = 1
+
+    @property
+    def plain(self) -> bytes:
+        """Its path, also where the file has been deleted."""
+        return self.path.removesuffix(_DELETED)
+
+    @property
+    def ways(self) -> list[str]:
+        """What to ask the helper for, in order: by its mapping alone where the path is not the process's own, since the file was deleted."""
+        by_path = [f"root:{self.plain.decode(errors='surrogateescape')}"] if self.plain == self.path else []
+        return [*by_path, f"map:{self.span.decode()}"]
+
+
+def line_pattern(names: Iterable[bytes]) -> re.Pattern[bytes]:
+    """Lines of code mappings of files whose names match one of these patterns as a whole."""
+    return re.compile(
+        rb"^(\w+-\w+) r.x\S* \w+ (\S+) (\d+) +(/(?:[^\n]*/)?(?:" + b"|".join(names) + rb")(?: \(deleted\))?)$", re.M
+    )
+
+
+def pieces(text: bytes) -> Iterator[bytes]:
+    """The text in pieces of whole lines, each quick to search."""
+    at = 0
+    while at < len(text):
+        end = text.find(b"\n", at + _PIECE) + 1 or len(text)
+        yield text[at:end]
+        at = end
+
+
+def collect(found: dict[tuple[bytes, bytes, bytes], Mapping], pattern: re.Pattern[bytes], piece: bytes) -> None:
+    """Adds what a piece maps to ``found``, by (device, inode, path)."""
+    for match in pattern.finditer(piece):
+        span, *file = match.groups()
+        device, inode, path = file
+        known = found.get((device, inode, path))
+        if known is None:
+            found[device, inode, path] = Mapping(span, device, inode, path)
+        else:
+            known.times += 1
+
+
+def companion(text: bytes, path: bytes, stem: bytes, other: bytes) -> bytes:
+    """The library that belongs to ``path``: of the same folder and mapped too, named ``other`` where its own name has ``stem``; else as its name suggests."""
+    folder, _, name = path.rpartition(b"/")
+    found = re.search(re.escape(folder + b"/" + other) + rb"[^/\n]*\.so[^/\n ]*", text)
+    return found[0] if found else folder + b"/" + name.replace(stem, other, 1)

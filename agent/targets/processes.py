@@ -1,0 +1,185 @@
+"""What processes use: their executables and libraries, opened by the privileged helper and offered to whoever asked. When, ``targets.py`` says."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import TYPE_CHECKING
+
+from agent.errors import printable
+from agent.kernel.limits import FILES_A_PROCESS, MAPPINGS_A_FILE, MAPS_BYTES
+from agent.kernel.steps import Steps, Wait
+from agent.targets.asked import Ask, FileId
+from agent.targets.files import Files
+from agent.targets.images import Images
+from agent.targets.looks import Look, Process, link_of
+from agent.targets.maps import Mapping, collect, companion, line_pattern, pieces
+from agent.targets.roots import Root, Roots, libraries
+from agent.targets.unseen import Unseen, UnseenPrograms
+
+if TYPE_CHECKING:
+    import re
+
+    from agent.targets.attacher import Attacher
+
+_NEW = Process(b"0", [], set())
+
+
+class Processes:
+    """What is known of each process, and what a look at one does. pause: a wait for the next turn, between pieces of long work."""
+
+    def __init__(
+        self, helper: Attacher, files: Files, images: Images, roots: Roots, unseen: UnseenPrograms, pause: Wait
+    ) -> None:
+        self._helper, self._files, self._images, self._roots, self._unseen, self._pause = (
+            helper,
+            files,
+            images,
+            roots,
+            unseen,
+            pause,
+        )
+        self._pattern: re.Pattern[bytes] | None = None
+        self._mappings: dict[tuple[bytes, bytes, bytes], FileId] = {}
+        self._known: dict[int, Process] = {}
+        self._told: dict[int, set[tuple[str, str]]] = {}
+
+    def library(self, pattern: bytes, ask: Ask) -> None:
+        """Asks for shared libraries whose file name matches ``pattern`` as a whole."""
+        self._files.libraries.append((pattern, ask))
+        self._pattern = line_pattern(p for p, _ in self._files.libraries)
+
+    def of(self, pid: int) -> Process:
+        return self._known.get(pid, _NEW)
+
+    def forget(self, pid: int) -> None:
+        self._known.pop(pid, None)
+
+    def keep(self, pids: set[int]) -> None:
+        """Forgets the others."""
+        for gone in self._known.keys() - pids:
+            del self._known[gone]
+
+    def look(self, look: Look, known: Process, size: bytes, scan: bool) -> Steps[None]:
+        """Offers what the process runs and maps."""
+        pid, exe = look.owner.pid, known.exe
+        if self._files.executables and (scan or not exe):
+            exe = yield from self._open(look, ["exe"], b"", self._files.executables, b"")
+        used = set(exe)
+        self._known[pid] = Process(size, exe, used)
+        if self._pattern is not None:
+            yield from self._libraries(look, used)
+
+    def looked(self, look: Look, known: Process, error: Exception | None) -> None:
+        """What failed is looked at again by the next scan; until then the process uses what it used before."""
+        pid, told = look.owner.pid, self._told.pop(look.owner.pid, set())
+        if error is not None and (now := self._known.get(pid)):
+            self._known[pid] = now._replace(size=b"0", used=now.used | known.used)
+        for one in told - look.told:
+            self._unseen.forget(*one)
+        if look.told:
+            self._told[pid] = look.told
+
+    def offer_root(self, look: Look, root: Root) -> Steps[None]:
+        """The libraries of a root that this process is the first program in. Most of what usually lies somewhere does not: that is no failure."""
+        names = tuple(name for _, ask in self._files.libraries for name in ask.names)
+        try:
+            paths = yield from libraries(partial(self._helper.opening, look.owner.pid), self._files.matching, names)
+            for path in paths:
+                asks = self._files.matching(path)
+                for file in (
+                    yield from self._open(look, [f"root:{os.fsdecode(path)}"], path, asks, b"", counted=False)
+                ):
+                    if file.device and not self._images.passing(
+                        file.device
+                    ):  # a layer's counts as used as long as that is mounted
+                        self._roots.keep(root, file)
+        except OSError:
+            self._roots.forget(root)
+            raise
+        if not os.path.exists(f"/proc/{look.owner.pid}"):  # it ended meanwhile: the next one is the first
+            self._roots.forget(root)
+
+    def release_unused(self) -> None:
+        """Lets go of files that no process used in two full scans in a row, and has those looked at again whose files could not have their probes."""
+        self._files.release_unused(
+            self._roots.used().union(self._images.used(), *(process.used for process in self._known.values()))
+        )
+        self._known = {
+            pid: p._replace(size=b"0") if any(map(self._files.wanting, p.used)) else p for pid, p in self._known.items()
+        }
+        self._mappings = {m: file for m, file in self._mappings.items() if self._files.known(file)}
+        for pid in self._told.keys() - self._known.keys():
+            for probe, shown in self._told.pop(pid):
+                self._unseen.forget(probe, shown)
+
+    def _libraries(self, look: Look, used: set[FileId]) -> Steps[None]:
+        fd = yield self._helper.opening(look.owner.pid, "maps")
+        with open(fd, "rb") as maps:
+            text = maps.read(MAPS_BYTES)
+        found: dict[tuple[bytes, bytes, bytes], Mapping] = {}
+        assert self._pattern is not None
+        for number, piece in enumerate(pieces(text)):
+            if number:
+                yield self._pause
+            collect(found, self._pattern, piece)
+        if len(text) == MAPS_BYTES:
+            self._tell(
+                look, "its mappings", f"has more than {MAPS_BYTES >> 20} MB of mappings: those beyond are not looked at"
+            )
+        for key, mapping in list(found.items())[:FILES_A_PROCESS]:
+            if key not in self._mappings or self._files.wanting(self._mappings[key], look.owner):
+                if mapping.times > MAPPINGS_A_FILE:
+                    self._tell(
+                        look,
+                        mapping.plain,
+                        f"one process maps it {mapping.times} times: a file with more than {MAPPINGS_A_FILE} mappings gets no probes",
+                    )
+                    continue
+                for file in (
+                    yield from self._open(look, mapping.ways, mapping.plain, self._files.matching(mapping.plain), text)
+                ):
+                    self._mappings[key] = file
+            if key in self._mappings:
+                used.add(self._mappings[key])
+        if len(found) > FILES_A_PROCESS:
+            self._tell(
+                look,
+                f"{len(found)} libraries",
+                f"maps more libraries than are looked at in one process ({FILES_A_PROCESS})",
+            )
+
+    def _open(
+        self, look: Look, ways: list[str], path: bytes, asks: list[Ask], text: bytes, counted: bool = True
+    ) -> Steps[list[FileId]]:
+        """The opened file's identity, in a list; empty where it could not be opened."""
+        for what in ways:
+            try:
+                fd = yield self._helper.opening(look.owner.pid, what)
+            except (TimeoutError, BrokenPipeError):
+                raise
+            except OSError as error:
+                if counted:
+                    self._files.count(error)
+                continue
+            others: list[int] = []
+            try:
+                for stem, other in filter(None, (ask.companion for ask in asks)):
+                    beside = companion(text, path, stem, other)
+                    try:
+                        others.append((yield self._helper.opening(look.owner.pid, f"root:{os.fsdecode(beside)}")))
+                    except (TimeoutError, BrokenPipeError):
+                        raise
+                    except OSError:  # then its version is what its name says
+                        continue
+                shown = os.fsdecode(path) or link_of(fd)
+                return [(yield from self._files.offer(look.owner, shown, fd, others, asks))]
+            finally:
+                for one in (fd, *others):
+                    os.close(one)
+        return []
+
+    def _tell(self, look: Look, what: bytes | str, reason: str) -> None:
+        probe, shown = f"process:{printable(look.owner.comm)}", printable(f"{os.fsdecode(what)} ({look.owner})")
+        self._unseen.tell(Unseen(probe, shown, "degraded", reason, "see docs/limits.md", look.owner.uid))
+        look.told.add((probe, shown))

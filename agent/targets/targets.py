@@ -1,0 +1,297 @@
+"""Which executable files the processes of this host run and map: what uprobes are attached to.
+
+A process is looked at when it starts, some times shortly after (the dynamic linker and dlopen come later), and every 10 s, but then only if its
+size has changed. Its executable is opened at the first look, and again only by the scans, in case an exec went unseen. The privileged helper opens, the examiner
+reads the files, and this only says who and when: at most one look of a user's processes at a time, and long ones are followed by a rest of that user.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from agent.kernel.limits import LOOKS_AT_A_TIME, LOOKS_OF_ROOT, LOOKS_WAITING, ROOT_LOOKS_AT_A_TIME
+from agent.kernel.steps import Done, pump_until, run
+from agent.log import say
+from agent.targets.analyst import Analyst
+from agent.targets.asked import HOST, Ask
+from agent.targets.attacher import Attacher
+from agent.targets.files import Files
+from agent.targets.held import Held
+from agent.targets.images import Images
+from agent.targets.looks import Look, Meter, Process, Rests, owner_of
+from agent.targets.mounts import MountWatch
+from agent.targets.processes import Processes
+from agent.targets.roots import Roots
+from agent.targets.shares import Shares
+from agent.targets.timer import Timer
+from agent.targets.unseen import UnseenPrograms
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from agent.batch import Batch
+    from agent.kernel.source import KernelSource
+
+#: After the start of a program, ns.
+LOOKS_NS = (0, 20_000_000, 200_000_000, 1_000_000_000, 5_000_000_000)
+FULL_SCAN_NS = 10_000_000_000
+_BUDGET_S = 0.010
+#: Of the start, after which what is left goes on beside everything else.
+_START_S = 20.0
+_SOON_NS, _SILENT_NS = 10_000_000, 250_000_000
+_IMAGES = ("images of", 0)
+
+
+class Targets:
+    """Offers each file once to everybody who asked. Implements ``agent.contracts.Source``; produces no rows.
+
+    kernel: whose exec_events tell of new programs. Ask with ``library`` and ``exe``, then ``start``. ``failures`` counts what
+    could not be opened, by errno name. Raises OSError where there is no timer to be had.
+    """
+
+    name = "targets"
+
+    def __init__(
+        self,
+        helper: Attacher,
+        kernel: KernelSource,
+        linker_cache: str = "/etc/ld.so.cache",
+        unseen: UnseenPrograms | None = None,
+    ) -> None:
+        self.failures: Counter[str] = Counter()
+        self.roots = Roots()
+        self.unseen = unseen or UnseenPrograms()
+        self.analyst = Analyst()
+        self.shares = Shares()
+        self.files = Files(
+            self.analyst, helper.digesting, self.shares, self.unseen, self.failures, kernel.loaded.uprobe_multi
+        )
+        self._helper, self._linker_cache = helper, linker_cache
+        self._due: list[tuple[int, int]] = []
+        self._scan: deque[int] = deque()
+        self._held = Held()
+        self._looks: dict[tuple[str, int], Look] = {}
+        self._root_looks = 0
+        self._rests = Rests()
+        self._dropped = 0
+        self._later: list[Done] = []
+        self._full_ns = 0
+        self.images = Images(MountWatch(), helper.opening, self.files, self._pause)
+        self._processes = Processes(helper, self.files, self.images, self.roots, self.unseen, self._pause)
+        self._meter = Meter(helper, self.analyst, self._rests)
+        self._timer = Timer()
+        kernel.listen("exec_events", self.on_exec)
+
+    def library(self, pattern: bytes, ask: Ask) -> None:
+        """Asks for shared libraries whose file name matches ``pattern`` as a whole."""
+        self._processes.library(pattern, ask)
+
+    def exe(self, ask: Ask) -> None:
+        """Asks for every executable file that runs."""
+        self.files.executables.append(ask)
+
+    def start(self) -> None:
+        """Offers the libraries that the dynamic linker would find, so that new processes are seen at once, then what runs now."""
+        done: list[object] = []
+        self.images.see()
+        run(self.files.offer_known(self._linker_cache), lambda *end: done.append(end))
+        self._full_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + FULL_SCAN_NS
+        self._scan.extend(self._pids())
+        pump_until(
+            lambda: bool(done) and not (self._scan or self._looks or self._later),
+            [self._helper, self.analyst, self],
+            _START_S,
+        )
+        self.analyst.rest()
+        self._arm()
+
+    def fds(self) -> list[int]:
+        return [self._timer.fd, *self._helper.fds(), *self.analyst.fds(), *self.images.fds()]
+
+    def on_exec(self, records: np.ndarray) -> None:
+        """Takes records of ``struct exec_event``."""
+        self.roots.on_exec(records)
+        now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        for pid in set(records["proc"]["pid"].tolist()):
+            self._processes.forget(pid)
+            if len(self._due) < LOOKS_WAITING:
+                for delay in LOOKS_NS:
+                    heapq.heappush(self._due, (now + delay, pid))
+            else:
+                self._dropped += 1
+        self._arm()
+
+    def drain(self, now_ns: int) -> Iterable[Batch]:
+        """Looks at what is due, for at most about 10 ms at a time."""
+        if not self._full_ns:
+            self.start()
+        elif self._full_ns <= now_ns:
+            self._full_ns = now_ns + FULL_SCAN_NS
+            pids = self._pids()
+            if (
+                self._helper.alive and not self._helper.silent
+            ):  # else nobody would find out that a file is used, or give it its probes again
+                self._processes.release_unused()
+                self._rests.forget(now_ns)
+            if not self._scan:
+                self._scan.extend(pids)
+        elif self._quiet() and (not self._due or self._due[0][0] > now_ns):
+            self._pump()
+            return ()
+        self._timer.heard()
+        end = time.monotonic() + _BUDGET_S
+        self._pump()
+        self._begin(now_ns, end)
+        while self._helper.busy and self._looks and time.monotonic() < end and not self._helper.silent:
+            pump_until(
+                lambda: not self._helper.busy, [self._helper], end - time.monotonic()
+            )  # mostly it answers at once
+            self._begin(now_ns, end)
+        self._arm()
+        return ()
+
+    def pump(self) -> None:
+        """For ``start``: as ``drain``, whatever time it takes."""
+        self._pump()
+        self._begin(time.clock_gettime_ns(time.CLOCK_BOOTTIME), float("inf"))
+
+    def close(self) -> None:
+        self._timer.close()
+        self.images.close()
+        self.files.close()
+        self.analyst.close()
+
+    def examining(self) -> dict[str, int]:
+        """For ``status``: examiners that run now, questions that took too much, looks for which there was no place to wait, and the descriptors that probes take and may take."""
+        return {"processes": len(self.analyst.pids), "overruns": self.analyst.overruns.total(), "looks_dropped": self._dropped,
+                "probe_descriptors": self.shares.used, "probe_descriptors_limit": self.shares.total}  # fmt: skip
+
+    def _quiet(self) -> bool:
+        under_way = self._scan or self._looks or self._held or self._later or self.roots.waiting()
+        return not under_way and self.images.due_s() > time.monotonic()
+
+    def _pump(self) -> None:
+        self._helper.pump()
+        self._meter.settle()
+        self.analyst.pump()
+        later, self._later = self._later, []
+        for done in later:
+            done(None, None)
+
+    def _pause(self, done: Done) -> None:
+        """A wait for the next turn."""
+        self._later.append(done)
+
+    def _arm(self) -> None:
+        """For what is due next, but not for at once: what could not be begun waits for an answer, which wakes the loop itself."""
+        soon = 1 if self._scan or self._later else self._full_ns
+        due = min(
+            [
+                soon,
+                *([self._due[0][0]] if self._due else []),
+                *(self._rests.until_ns(whose) for whose in self._held.whose() if whose not in self._looks),
+            ]
+        )
+        now_ns, rest_s = time.clock_gettime_ns(time.CLOCK_BOOTTIME), self.images.due_s() - time.monotonic()
+        if _IMAGES not in self._looks and rest_s < _START_S:
+            due = min(due, max(now_ns + int(rest_s * 1e9), self._rests.until_ns(_IMAGES)))
+        self._timer.set(max(due, now_ns + (_SILENT_NS if self._helper.silent else _SOON_NS if self._looks else 0)))
+
+    def _pids(self) -> list[int]:
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        self._processes.keep(set(pids))
+        return pids
+
+    def _begin(self, now_ns: int, end: float) -> None:
+        """Starts looks: at images and new roots first, then those of users who waited for their turn."""
+        if self._free(_IMAGES, now_ns) and self.images.due_s() <= time.monotonic() and not self._helper.silent:
+            look = self._looks[_IMAGES] = Look(HOST, _IMAGES)
+            run(self._meter.of(look, self.images.work()), lambda _, error: self._done(look, error))
+        if not self._helper.alive:
+            self._scan.clear()
+            self._due.clear()
+            self._held.clear()
+            return
+        for pid in self.roots.waiting():
+            if self._root_looks < ROOT_LOOKS_AT_A_TIME and time.monotonic() < end and not self._helper.silent:
+                self._look_at_root(pid, now_ns)
+        for whose in self._held.whose():
+            room = len(self._looks) - self._root_looks < LOOKS_AT_A_TIME and not self._helper.silent
+            if room and self._free(whose, now_ns):
+                self._look(*self._held.take(whose), now_ns)
+        while (
+            len(self._looks) - self._root_looks < LOOKS_AT_A_TIME and time.monotonic() < end and not self._helper.silent
+        ):
+            if self._due and self._due[0][0] <= now_ns:
+                self._look(heapq.heappop(self._due)[1], False, now_ns)
+            elif self._scan:
+                self._look(self._scan.popleft(), True, now_ns)
+            else:
+                return
+
+    def _free(self, whose: tuple[str, int], now_ns: int) -> bool:
+        users = sum(kind == "user" for kind, _ in self._looks)
+        room = whose[0] != "user" or users < LOOKS_AT_A_TIME - LOOKS_OF_ROOT
+        return room and whose not in self._looks and self._rests.until_ns(whose) <= now_ns
+
+    def _look(self, pid: int, scan: bool, now_ns: int) -> None:
+        """Looks at a process unless its size is as it was: kernel threads and zombies have none."""
+        try:
+            with open(f"/proc/{pid}/statm", "rb", buffering=0) as statm:
+                size = statm.read(64).split()[0]
+            known = self._processes.of(pid)
+            if size == known.size:
+                return
+            owner = owner_of(pid)
+        except (OSError, IndexError, ValueError):
+            self._processes.forget(pid)
+            return
+        whose = ("user", owner.uid) if owner.uid else ("root's process", pid)
+        if not self._free(whose, now_ns):
+            self._dropped += not self._held.hold(whose, pid, scan)
+            return
+        look = self._looks[whose] = Look(owner, whose)
+        run(
+            self._meter.of(look, self._processes.look(look, known, size, scan)),
+            lambda _, error: self._looked(look, known, error),
+        )
+
+    def _looked(self, look: Look, known: Process, error: Exception | None) -> None:
+        self._processes.looked(look, known, error)
+        self._done(look, error)
+
+    def _look_at_root(self, pid: int, now_ns: int) -> None:
+        """A look of its own: one at what the process was before its exec may still wait for an examiner. While its user rests, the root stays unknown."""
+        try:
+            owner = owner_of(pid)
+        except (OSError, IndexError, ValueError):
+            self.roots.forget(self.roots.take(pid))
+            return
+        whose = ("user's new root", owner.uid) if owner.uid else ("new root's process", pid)
+        if self._rests.until_ns(whose) > now_ns:
+            self.roots.forget(self.roots.take(pid))
+        elif whose not in self._looks and (root := self.roots.take(pid)) is not None:
+            look = self._looks[whose] = Look(owner, whose)
+            self._root_looks += 1
+            run(
+                self._meter.of(look, self._processes.offer_root(look, root)),
+                lambda _, error: self._root_done(look, error),
+            )
+
+    def _root_done(self, look: Look, error: Exception | None) -> None:
+        self._root_looks -= 1
+        self._done(look, error)
+
+    def _done(self, look: Look, error: Exception | None) -> None:
+        """A look of any kind is over."""
+        del self._looks[look.whose]
+        if error is not None:
+            self.files.count(error)
+            if not isinstance(error, OSError):
+                say(f"tickscope: looking at process {look.owner.pid}: {type(error).__name__}: {error}")
+        self._rests.charge(look.whose, look.spent_s)

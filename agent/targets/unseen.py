@@ -1,0 +1,122 @@
+"""Programs and libraries that are not probed, or not wholly, each with its path, the reason and what to do: rows of ``probe_status``, and in ``status``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+from agent.batch import Batch, make
+from agent.errors import printable
+from agent.kernel.limits import PROGRAMS_TOLD
+from agent.tables import TABLES
+from agent.targets.shares import Owner
+
+_WINDOW_NS = 60_000_000_000
+#: Of the places, for each user but root.
+_A_USER = PROGRAMS_TOLD // 4
+#: Characters of a path in a row, whose reason must have room.
+_SHOWN = 120
+
+
+@dataclass
+class Unseen:
+    """One of them. probe: as in probe_status; path: for people."""
+
+    probe: str
+    path: str
+    state: str
+    reason: str
+    remedy: str
+    uid: int = 0
+
+
+class UnseenPrograms:
+    """Implements ``agent.contracts.Source``. At most PROGRAMS_TOLD are kept, and as many rows a minute made of them; ``more`` counts how often one beyond was left out."""
+
+    name = "unseen programs"
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, str], Unseen] = {}
+        self._news: dict[tuple[str, str], Unseen] = {}
+        self._rows_of: dict[tuple[str, str], Unseen] = {}
+        self.more = 0
+        self._more_told = 0
+        self._window_ns = self._rows = 0
+
+    def of(self, probe: str, path: str, owner: Owner, state: str, reason: str, remedy: str) -> Callable[[], None]:
+        """Tells of a file by who brought it; returns what forgets it."""
+        name, shown = f"{probe}:{printable(path.rpartition('/')[2])}", printable(f"{path} ({owner})")
+        self.tell(Unseen(name, shown, state, reason, remedy, owner.uid))
+        return partial(self.forget, name, shown)
+
+    def tell(self, one: Unseen) -> None:
+        """Keeps it, and makes a row of it where it is new or has changed."""
+        key = one.probe, one.path
+        if self._kept.get(key) == one:
+            return
+        if key not in self._kept:
+            of_user = sum(k.uid == one.uid for k in self._kept.values())
+            if len(self._kept) >= PROGRAMS_TOLD or (one.uid and of_user >= _A_USER):
+                self.more += 1
+                return
+        self._kept[key] = one
+        if self._rows_of.get(key) == one:  # forgotten and told again: its row holds
+            self._news.pop(key, None)
+        else:
+            self._news[key] = one
+
+    def forget(self, probe: str, path: str) -> None:
+        """No process uses it any more. Of one that had no row yet there is nothing to take back: who comes and goes faster than rows are made takes no room."""
+        gone = self._kept.pop((probe, path), None)
+        if gone is not None:
+            self._news.pop((probe, path), None)
+            if (probe, path) in self._rows_of:
+                self._news[probe, path] = Unseen(probe, path, "off", "no process uses it any more", "", gone.uid)
+
+    def told(self) -> list[dict[str, str | None]]:
+        """For ``status`` and ``probes``."""
+        told: list[dict[str, str | None]] = [
+            _as_dict(u.probe, u.state, f"{u.path}: {u.reason}", u.remedy) for u in self._kept.values()
+        ]
+        if self.more:
+            told.append(_as_dict("programs", "degraded", self._beyond(), "see docs/limits.md"))
+        return told
+
+    def _beyond(self) -> str:
+        return f"{self.more} times a program or library that is not seen was left out here: {PROGRAMS_TOLD} are told, {_A_USER} of each user but root"
+
+    def fds(self) -> list[int]:
+        return []
+
+    def drain(self, now_ns: int) -> Iterable[Batch]:
+        if not self._news and self.more == self._more_told:
+            return
+        if now_ns - self._window_ns >= _WINDOW_NS:
+            self._window_ns, self._rows = now_ns, 0
+            if self.more > self._more_told:
+                self._more_told = self.more
+                yield _row(now_ns, "programs", "degraded", self._beyond(), "see docs/limits.md")
+        while self._news and self._rows < PROGRAMS_TOLD:
+            key = next(iter(self._news))
+            one = self._news.pop(key)
+            self._rows += 1
+            self._rows_of[key] = one
+            if one.state == "off":
+                del self._rows_of[key]
+            yield _row(now_ns, one.probe, one.state, f"{_short(one.path)}: {one.reason}", one.remedy)
+
+    def close(self) -> None: ...
+
+
+def _short(path: str) -> str:
+    return path if len(path) <= _SHOWN else "..." + path[3 - _SHOWN :]
+
+
+def _as_dict(probe: str, state: str, reason: str, remedy: str) -> dict[str, str | None]:
+    return {"probe": probe, "state": state, "reason": reason, "remedy": remedy or None}
+
+
+def _row(now_ns: int, probe: str, state: str, reason: str, remedy: str) -> Batch:
+    return make("probe_status", 1, t_ns=now_ns, probe=probe.encode()[:32], state=TABLES["probe_status"].code("state", state),
+                reason=reason.encode(errors="replace")[:256], remedy=remedy.encode()[:160])  # fmt: skip

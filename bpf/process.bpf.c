@@ -1,0 +1,186 @@
+/* Processes that are stopped, go on, and end, and who made them. Raw tracepoints on rare events; kernel 5.8 (ring buffer).
+ * Driven by agent/probes/process.py. A debugger that attaches has the kernel send SIGSTOP; a cgroup is frozen without any signal. */
+
+#define PROCESS_STOPPED 0	/* in the order of the table's enum */
+#define PROCESS_CONTINUED 1
+#define PROCESS_KILLED 2
+#define PROCESS_EXITED 3
+#define PROCESS_OOM_KILLED 4
+#define PROCESS_FROZEN 5
+#define PROCESS_THAWED 6
+#define PROCESS_TRACED 7
+
+#define PROCESS_SIGPIPE 13
+#define PROCESS_SIGCONT 18
+#define PROCESS_SIGSTOP 19
+/* HUP INT QUIT ILL ABRT BUS FPE KILL SEGV TERM XCPU SYS: whoever sent one is remembered until the process ends. */
+#define PROCESS_ENDING (1u << 1 | 1u << 2 | 1u << 3 | 1u << 4 | 1u << 6 | 1u << 7 | 1u << 8 | 1u << 9 | 1u << 11 | 1u << 15 | 1u << 24 | 1u << 31)
+#define PROCESS_STOPPING (7u << 20)	/* TSTP TTIN TTOU, which a program may take itself */
+#define PROCESS_CLD 0x30		/* SIGNAL_CLD_STOPPED, SIGNAL_CLD_CONTINUED: this signal made it go on */
+#define PROCESS_SHORT_NS 1000000000	/* who lived for less and ended by itself is not told: most of what a shell starts */
+
+struct process_event {
+	u64 t_ns;
+	struct proc proc;
+	u32 signal;
+	u32 exit_code;
+	u32 sender_pid;
+	u8 kind;
+	u8 pad[3];
+	char sender_comm[16];
+};
+
+struct process_sender {
+	u32 signal;
+	u32 pid;
+	char comm[16];
+};
+
+BPF_RINGBUF_OUTPUT(process_events, 16);
+BPF_TABLE("lru_hash", u32, struct process_sender, process_senders, 1024);
+
+static __always_inline void process_current(struct process_sender *s)
+{
+	void *task = current_task();
+	u32 flags = 0;
+	__builtin_memset(s->comm, 0, sizeof(s->comm));
+	s->pid = UNKNOWN32;
+	GET(flags, task, task_struct, flags);
+	if (flags & PF_KTHREAD)
+		return;
+	s->pid = bpf_get_current_pid_tgid() >> 32;
+	bpf_probe_read_kernel_str(s->comm, sizeof(s->comm), ADDR(PTR(task, task_struct, group_leader), task_struct, comm));
+}
+
+/* Whether it is tickscope's own process, or one that it started. */
+static __always_inline int process_ours(void *task)
+{
+	struct control *c = get_control();
+	u32 pid = 0, parent = 0;
+	GET(pid, task, task_struct, tgid);
+	GET(parent, PTR(task, task_struct, real_parent), task_struct, tgid);
+	return c && c->agent_pid && (pid == c->agent_pid || parent == c->agent_pid);
+}
+
+static __always_inline void process_tell(void *task, u8 kind, struct process_sender *s, u32 exit_code)
+{
+	if (process_ours(task))
+		return;
+	struct process_event *e = process_events.ringbuf_reserve(sizeof(*e));
+	if (!e) {
+		lose(LOST_process_events);
+		return;
+	}
+	e->t_ns = bpf_ktime_get_boot_ns();
+	fill_proc(&e->proc, task);
+	e->proc.tid = e->proc.pid;
+	e->signal = s->signal;
+	e->exit_code = exit_code;
+	e->sender_pid = s->pid;
+	e->kind = kind;
+	__builtin_memset(e->pad, 0, sizeof(e->pad));
+	__builtin_memcpy(e->sender_comm, s->comm, sizeof(e->sender_comm));
+	process_events.ringbuf_submit(e, QUIET);
+}
+
+int process_on_signal(struct bpf_raw_tracepoint_args *ctx)
+{
+	u32 number = ctx->args[0], tgid = 0, flags = 0;
+	void *task = (void *)ctx->args[2], *handler = 0;
+	struct process_sender s;
+	if (number > 31 || !((PROCESS_ENDING | PROCESS_STOPPING | 1u << PROCESS_SIGCONT | 1u << PROCESS_SIGSTOP) >> (number & 31) & 1))
+		return 0;
+	s.signal = number;
+	if (number == PROCESS_SIGCONT) {
+		GET(flags, PTR(task, task_struct, signal), signal_struct, flags);
+		if (!(flags & PROCESS_CLD))
+			return 0;
+		process_current(&s);
+		process_tell(task, PROCESS_CONTINUED, &s, UNKNOWN32);
+		return 0;
+	}
+	if (ctx->args[4])	/* ignored, or pending already */
+		return 0;
+	if (PROCESS_STOPPING >> number & 1) {
+		/* struct k_sigaction is 32 bytes and begins with its handler; 0 is what the kernel does by default. */
+		const char *actions = ADDR(PTR(task, task_struct, sighand), sighand_struct, action);
+		bpf_probe_read_kernel(&handler, sizeof(handler), actions + (number - 1) * 32);
+		if (handler)
+			return 0;
+	}
+	process_current(&s);
+	if (!(PROCESS_ENDING >> number & 1)) {
+		/* Sent by the kernel itself (SEND_SIG_PRIV), for a debugger: nothing tells when that lets it go on. */
+		process_tell(task, ctx->args[1] == 1 && number == PROCESS_SIGSTOP ? PROCESS_TRACED : PROCESS_STOPPED, &s, UNKNOWN32);
+		return 0;
+	}
+	GET(tgid, task, task_struct, tgid);
+	process_senders.update(&tgid, &s);
+	return 0;
+}
+
+int process_on_exit(struct bpf_raw_tracepoint_args *ctx)
+{
+	void *task = (void *)ctx->args[0], *signal = PTR(task, task_struct, signal), *oom = 0;
+	u32 flags = 0, code = 0, live = 1, tgid = 0;
+	u64 start = 0;
+	struct process_sender s = {.pid = UNKNOWN32}, *sent;
+	GET(flags, task, task_struct, flags);
+	GET(live, signal, signal_struct, live);
+	if (live || flags & PF_KTHREAD)
+		return 0;
+	GET(code, task, task_struct, exit_code);
+	GET(tgid, task, task_struct, tgid);
+	s.signal = code & 0x7f;
+	sent = process_senders.lookup(&tgid);
+	if (sent && (!s.signal || s.signal == sent->signal)) {
+		__builtin_memcpy(&s, sent, sizeof(s));
+	} else {
+#if HAS_task_struct__start_boottime
+		GET(start, PTR(task, task_struct, group_leader), task_struct, start_boottime);
+#else
+		GET(start, PTR(task, task_struct, group_leader), task_struct, real_start_time);
+#endif
+		if ((!s.signal || s.signal == PROCESS_SIGPIPE) && bpf_ktime_get_boot_ns() - start < PROCESS_SHORT_NS)
+			return 0;
+	}
+	if (!s.signal)
+		s.signal = UNKNOWN32;
+	GET(oom, signal, signal_struct, oom_mm);
+	process_tell(task, oom ? PROCESS_OOM_KILLED : code & 0x7f ? PROCESS_KILLED : PROCESS_EXITED, &s, code & 0x7f ? UNKNOWN32 : code >> 8 & 0xff);
+	process_senders.delete(&tgid);
+	return 0;
+}
+
+static __always_inline void process_cgroup(void *cgroup, u8 kind)
+{
+	struct process_sender s = {.signal = UNKNOWN32};
+	process_current(&s);
+	struct process_event *e = process_events.ringbuf_reserve(sizeof(*e));
+	if (!e) {
+		lose(LOST_process_events);
+		return;
+	}
+	__builtin_memset(e, 0, sizeof(*e));
+	no_proc(&e->proc);
+	e->t_ns = bpf_ktime_get_boot_ns();
+	GET(e->proc.cgroup_id, PTR(cgroup, cgroup, kn), kernfs_node, id);
+	e->signal = e->exit_code = UNKNOWN32;
+	e->sender_pid = s.pid;
+	e->kind = kind;
+	__builtin_memcpy(e->sender_comm, s.comm, sizeof(e->sender_comm));
+	process_events.ringbuf_submit(e, QUIET);
+}
+
+/* Of each cgroup at and below the one that is written to, in the writer's context. */
+int process_on_freeze(struct bpf_raw_tracepoint_args *ctx)
+{
+	process_cgroup((void *)ctx->args[0], PROCESS_FROZEN);
+	return 0;
+}
+
+int process_on_unfreeze(struct bpf_raw_tracepoint_args *ctx)
+{
+	process_cgroup((void *)ctx->args[0], PROCESS_THAWED);
+	return 0;
+}

@@ -1,0 +1,128 @@
+/* Who held the file lock that a call waits for. The lock that stands in the way names its owner by number; the kernel's own table of
+ * numbers leads to the process. flock and fcntl say so at each request; only those that must wait do more than ask. */
+
+#define SYSCALLS_MUST_WAIT 1	/* FILE_LOCK_DEFERRED */
+#define SYSCALLS_CHAIN 16	/* requests that wait for each other, up to the one that has the lock */
+
+struct syscalls_holder {
+	u64 regs;		/* of the call that waits, as syscalls_hash() has them */
+	u64 start_ns;
+	u32 pid;
+	u32 pad;
+	char comm[16];
+};
+BPF_TABLE("lru_hash", u32, struct syscalls_holder, syscalls_holders, 1024);	/* by the thread that waits */
+
+/* The process of this number in the host's namespace, or 0. */
+static __always_inline void *syscalls_task_of(void *task, u32 number)
+{
+#if HAS_xa_node__slots && HAS_pid_namespace__idr && HAS_task_struct__pid_links
+	void *ns = 0, *at = 0, *pid = PTR(task, task_struct, thread_pid);
+	u32 is = 0;
+	READ(ns, ADDR(pid, pid, numbers), upid, ns);
+	READ(at, ADDR(ns, pid_namespace, idr), idr, xa_head);
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < 6; i++) {	/* an xarray: 6 bits of the number a level */
+		void *node = (char *)at - 2;
+		u8 shift = 0;
+		if (((u64)at & 3) != 2)
+			break;
+		READ(shift, node, xa_node, shift);
+		if (shift > 30)
+			return 0;
+		bpf_probe_read_kernel(&at, sizeof(at), ADDR(node, xa_node, slots) + 8 * ((number >> shift) & 63));
+	}
+	if (!at || (u64)at & 3)
+		return 0;
+	bpf_probe_read_kernel(&at, sizeof(at), ADDR(at, pid, tasks) + 8);	/* PIDTYPE_TGID, 8 bytes a head, 16 a node */
+	if (!at)
+		return 0;
+	at = (char *)at - (u64)ADDR(0, task_struct, pid_links) - 16;
+	READ(is, at, task_struct, tgid);
+	return is == number ? at : 0;	/* a number that is no longer in use may lead anywhere */
+#else
+	return 0;
+#endif
+}
+
+#if HAS_file_lock_core__flc_blocker
+#define SYSCALLS_BLOCKER(lock) PTR(lock, file_lock_core, flc_blocker)
+#else	/* before 6.9 (a69ce85ec9af) */
+#define SYSCALLS_BLOCKER(lock) PTR(lock, file_lock, fl_blocker)
+#endif
+
+static __always_inline int syscalls_on_lock(struct bpf_raw_tracepoint_args *ctx)
+{
+	struct syscalls_holder h = {};
+	void *task = current_task(), *lock = (void *)ctx->args[1], *next;
+	u32 flags = 0, tid = 0, number = 0;
+	if ((int)ctx->args[2] != SYSCALLS_MUST_WAIT)
+		return 0;
+	LOAD(flags, task, task_struct, flags);
+	if (flags & PF_KTHREAD)
+		return 0;
+	LOAD(tid, task, task_struct, pid);
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < SYSCALLS_CHAIN; i++) {
+		next = SYSCALLS_BLOCKER(lock);
+		if (!next)
+			break;
+		lock = next;
+	}
+#if HAS_file_lock_core__flc_blocker
+	READ(number, lock, file_lock_core, flc_pid);
+#else
+	READ(number, lock, file_lock, fl_pid);
+#endif
+	if (lock == (void *)ctx->args[1] || (int)number <= 0)
+		return 0;	/* a lock that another host has (NFS) */
+	h.pid = UNKNOWN32;
+	void *holder = syscalls_task_of(task, number);
+	if (holder) {
+		GET(h.pid, holder, task_struct, tgid);
+#if HAS_task_struct__start_boottime
+		GET(h.start_ns, holder, task_struct, start_boottime);
+#else
+		GET(h.start_ns, holder, task_struct, real_start_time);
+#endif
+		bpf_probe_read_kernel_str(h.comm, sizeof(h.comm), ADDR(holder, task_struct, comm));
+	} else {
+#ifndef PIDNS_INUM
+		h.pid = number;		/* it has ended; a child of it may have the lock */
+#endif
+		h.start_ns = UNKNOWN64;
+	}
+#if FUNC_task_pt_regs
+	const void *regs = syscalls_regs(task);
+#else
+	struct pt_regs copy = {}, *regs = &copy;
+	bpf_probe_read_kernel(regs, sizeof(copy), syscalls_regs(task));
+#endif
+	h.regs = syscalls_hash(regs);
+	if (syscalls_holders.update(&tid, &h))
+		lose(LOST_syscalls_events);
+	return 0;
+}
+
+int syscalls_on_flock(struct bpf_raw_tracepoint_args *ctx)
+{
+	return syscalls_on_lock(ctx);
+}
+
+int syscalls_on_posix(struct bpf_raw_tracepoint_args *ctx)
+{
+	return syscalls_on_lock(ctx);
+}
+
+/* What the call that the thread is in waited for, if that was a lock. */
+static __always_inline void syscalls_name_holder(struct syscalls_event *e, struct syscalls_thread *t, u32 tid)
+{
+	struct syscalls_holder *h = syscalls_holders.lookup(&tid);
+	bool its = h && h->regs == t->call_regs;
+	e->holder_pid = its ? h->pid : UNKNOWN32;
+	e->holder_start_ns = its ? h->start_ns : UNKNOWN64;
+	if (its)
+		__builtin_memcpy(e->holder_comm, h->comm, sizeof(e->holder_comm));
+	else
+		__builtin_memset(e->holder_comm, 0, sizeof(e->holder_comm));
+}

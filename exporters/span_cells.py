@@ -1,0 +1,91 @@
+"""Rows' cells as attributes, ids and events of spans."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from agent.columns import NULL_I64, Column
+from agent.tables import TABLES
+from exporters.values import Value, column_values
+
+#: Columns that a span carries elsewhere, or that mean nothing outside this host's memory.
+_LEFT_OUT = frozenset(
+    {
+        "t_ns",
+        "duration_ns",
+        "trace_id",
+        "span_id",
+        "proc_start_ns",
+        "sock_id",
+        "netns",
+        "hist",
+        "start_ns",
+        "end_ns",
+        "evidence",
+        "causes",
+        "said",
+    }
+)
+#: Not a column: with which probability a decision of its kind became a span.
+CHANCE = "sampling.probability"
+
+
+def items(raw: bytes) -> list[dict[str, object]]:
+    """A JSON column's entries; a finding cut by its column's width has none, which its sentence does not depend on."""
+    try:
+        value = json.loads(raw) if raw else []
+    except ValueError:
+        return []
+    return [v if isinstance(v, dict) else {"text": str(v)} for v in value] if isinstance(value, list) else []
+
+
+def raw_rows(rows: np.ndarray) -> list[bytes]:
+    size, raw = rows.dtype.itemsize, rows.tobytes()
+    return [raw[i : i + size] for i in range(0, len(raw), size)]
+
+
+def numbered(rows: np.ndarray) -> list[tuple[bytes, int]]:
+    """Each row's bytes, and how many equal rows came before it: two events that look alike are two spans."""
+    seen: dict[bytes, int] = {}
+    out = []
+    for raw in raw_rows(rows):
+        seen[raw] = nth = seen.get(raw, -1) + 1
+        out.append((raw, nth))
+    return out
+
+
+def known_or(values: np.ndarray, instead: np.ndarray) -> np.ndarray:
+    return np.where(values == NULL_I64, instead, values)
+
+
+def w3c_id(raw: bytes, size: int) -> bytes | None:
+    """A W3C id's bytes; None where it is missing, malformed or all zero."""
+    if len(raw) != 2 * size:
+        return None
+    try:
+        value = bytes.fromhex(raw.decode("ascii"))
+    except ValueError:
+        return None
+    return value if any(value) else None
+
+
+def cells_of(table: str, rows: np.ndarray) -> dict[str, list[Value | None]]:
+    names = rows.dtype.names or ()
+    has_address = "daddr" in names
+    out: dict[str, list[Value | None]] = {}
+    for column in TABLES[table].columns:
+        if column.name not in names or column.name in _LEFT_OUT or (column.kind == "peer" and has_address):
+            continue
+        values = column_values(column, rows[column.name])
+        if any(v is not None for v in values):
+            out[column.name] = values
+    return out
+
+
+def attribute_of(table: str, column: str) -> str:
+    if column == CHANCE:
+        return f"tickscope.{CHANCE}"
+    declared: Column = TABLES[table].by_name[column]
+    return declared.attribute or f"tickscope.{column}"

@@ -1,0 +1,284 @@
+"""Rows that wait to become spans: bounded, oldest dropped first, decisions held until their children have come.
+
+Of plain decisions a sample goes on, chosen here before anything is done a row; the others wait beside it for as long, in case a slow call,
+a handshake or a jump of the clock turns up that touches them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from agent.batch import Batch
+from agent.correlate.join import children
+from agent.tables import TABLES
+from exporters.otlp_settings import OtlpConfig
+from exporters.sampling import randomness, threshold
+
+if TYPE_CHECKING:
+    from exporters.spans import SpanEncoder
+
+#: Tables whose rows become spans; RTT rows only as children of decisions.
+SPAN_TABLES = frozenset(
+    {"finding", "limiter_decision", "slow_syscall", "tls_handshake", "tcp_connect", "clock_change", "tcp_rtt"}
+)
+_CHILDREN = ("slow_syscall", "tls_handshake")
+#: Decisions that are not in the sample, and how much of them is held.
+_PLAIN, _PLAIN_BYTES = "plain decisions", 2 << 20
+#: Decisions so long after a jump of the clock are affected by it, unless their limiter ignores steps.
+_JUMP_NS, _JUMPS = 1_000_000_000, 64
+_JUMP_KINDS = tuple(TABLES["clock_change"].code("kind", kind) for kind in ("step", "leap"))
+#: How long after its arrival a decision waits for children that drained later, and a possible child for its decision.
+HOLD_S = 0.5
+CHILD_HOLD_S = 2.0
+#: RTT rows describe an interval, so the one that covers a decision may be some seconds older.
+RTT_HOLD_S = 10.0
+#: Spans of one table that may come at once, in seconds of max_spans_per_s.
+BURST_S = 10
+#: Rows turned into one request: about 1 MB, below the 4 MiB that a gRPC receiver takes by default.
+MAX_ROWS = 1024
+
+
+#: When rows came, and the rows.
+_Piece = tuple[float, np.ndarray]
+
+
+class Backlog:
+    """``put`` belongs to the agent's thread, ``take`` to the worker's. Times are CLOCK_MONOTONIC seconds."""
+
+    def __init__(self, config: OtlpConfig) -> None:
+        self._config = config
+        self._lock = threading.Lock()
+        self._held: dict[str, deque[_Piece]] = {t: deque() for t in (*SPAN_TABLES, _PLAIN)}
+        self._plain_bytes = 0
+        self._jumps: deque[int] = deque(maxlen=_JUMPS)
+        self._known: OrderedDict[bytes, None] = OrderedDict()
+        self._opened: list[np.ndarray] = []
+        self._tokens: dict[str, tuple[float, float]] = {}
+        self._queue_full = self._shutdown = 0
+        self.bytes = 0
+        self.unsampled = 0
+
+    def put(self, batch: Batch, now: float) -> None:
+        """Keeps the rows that become spans, or may be needed beside one."""
+        if batch.table == "clock_change":
+            self._jumps.extend(batch.rows["t_ns"][np.isin(batch.rows["kind"], _JUMP_KINDS)].tolist())
+        wanted = self._wanted(batch)
+        if batch.table == "limiter_decision" and self._config.decisions == "affected":
+            chosen = self._telling(wanted) | (randomness(wanted) >= threshold(self._config.sample))
+            self._put_plain(wanted[~chosen], now)
+            wanted = wanted[chosen]
+        with self._lock:
+            rows = self._within_rate(batch.table, wanted, now)
+            if not len(rows):
+                return
+            self._held[batch.table].append((now, rows))
+            self.bytes += rows.nbytes
+            while self.bytes > self._config.max_queue_bytes:
+                self._drop_oldest()
+
+    def take(self, encoder: SpanEncoder, now: float, *, everything: bool) -> list[bytes]:
+        """Spans of what is due, at most about MAX_ROWS; of all there is with ``everything``. Empty when nothing is."""
+        until = now if everything else now - HOLD_S
+        with self._lock:
+            decisions = self._pop("limiter_decision", until, MAX_ROWS)
+            plain = self._pop(_PLAIN, until, 1 << 30)
+            held = (
+                {t: list(self._held[t]) for t in (*_CHILDREN, "tcp_rtt") if self._held[t]}
+                if len(decisions) or len(plain)
+                else {}
+            )
+            for table in _CHILDREN:
+                if table in held:
+                    self._held[table].clear()
+        spans: list[bytes] = []
+        if len(decisions) or len(plain):
+            beside = {t: _joined(pieces) for t, pieces in held.items()}
+            decisions, certain = self._with_affected(decisions, plain, beside, now)
+            pairs = children(decisions, beside)
+            touched = np.isin(np.arange(len(decisions)), [d for d, _, _ in pairs]) | certain | self._telling(decisions)
+            chance = np.where(touched | (self._config.decisions != "affected"), 1.0, self._config.sample)
+            spans += encoder.decisions(decisions, pairs, beside, chance)
+            with self._lock:
+                for table in _CHILDREN:
+                    self._put_back(table, held.get(table, []), [row for _, t, row in pairs if t == table])
+        with self._lock:
+            waiting = self._held["limiter_decision"] or self._held[_PLAIN]
+            # A child is nobody's once no decision that waits could have been running when it came.
+            oldest = (
+                min(now, *(held[0][0] for held in (self._held["limiter_decision"], self._held[_PLAIN]) if held))
+                if waiting
+                else now
+            )
+            self._pop("tcp_rtt", oldest - RTT_HOLD_S, 1 << 30)
+            alone = [
+                (t, self._pop(t, now if everything and not waiting else oldest - CHILD_HOLD_S, MAX_ROWS))
+                for t in _CHILDREN
+            ]
+            alone += [(t, self._pop(t, now, MAX_ROWS)) for t in ("tcp_connect", "clock_change")]
+            findings = self._sorted_out(self._pop("finding", now, MAX_ROWS))
+        for table, rows in alone:
+            spans += encoder.roots(table, rows) if len(rows) else []
+        return spans + encoder.findings(findings)
+
+    def opened(self) -> np.ndarray:
+        """Rows of findings that have opened since the last call, each once."""
+        with self._lock:
+            rows, self._opened = self._opened, []
+        return np.concatenate(rows) if rows else np.empty(0, TABLES["finding"].dtype)
+
+    def _sorted_out(self, findings: np.ndarray) -> np.ndarray:
+        """The closed ones; of the others the first row goes to ``opened``."""
+        closed: np.ndarray = findings["state"] == TABLES["finding"].code("state", "closed")
+        for i in range(len(findings)):
+            finding_id = bytes(findings["finding_id"][i])
+            if not closed[i] and finding_id not in self._known and len(self._opened) < MAX_ROWS:
+                self._opened.append(findings[i : i + 1])
+            if closed[i]:
+                self._known.pop(finding_id, None)
+            else:
+                self._known[finding_id] = None
+        while len(self._known) > MAX_ROWS:
+            self._known.popitem(last=False)
+        done: np.ndarray = findings[closed]
+        return done
+
+    def _put_plain(self, rows: np.ndarray, now: float) -> None:
+        """Decisions that only what comes yet could make worth a span; the oldest give way, since all of them may be left out."""
+        with self._lock:
+            if len(rows):
+                self._held[_PLAIN].append((now, rows))
+                self._plain_bytes += rows.nbytes
+                self.bytes += rows.nbytes
+            while self._plain_bytes > _PLAIN_BYTES:
+                _, oldest = self._held[_PLAIN].popleft()
+                self._plain_bytes -= oldest.nbytes
+                self.bytes -= oldest.nbytes
+                self.unsampled += len(oldest)
+
+    def _with_affected(
+        self, decisions: np.ndarray, plain: np.ndarray, beside: Mapping[str, np.ndarray], now: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(the decisions and those plain ones that something touched, which of them are such)."""
+        kept = self._after_jump(plain)
+        if len(plain) and any(t in beside for t in _CHILDREN):
+            kept[list({d for d, _, _ in children(plain, {t: beside[t] for t in _CHILDREN if t in beside})})] = True
+        with self._lock:
+            affected = self._within_rate("limiter_decision", plain[kept][:MAX_ROWS], now)
+            self.unsampled += len(plain) - min(int(kept.sum()), MAX_ROWS)
+        certain = np.arange(len(decisions) + len(affected)) >= len(decisions)
+        return np.concatenate([decisions, affected]), certain
+
+    def _telling(self, decisions: np.ndarray) -> np.ndarray:
+        """Those that always become spans: shape (n,) bool."""
+        telling: np.ndarray = self._notable("limiter_decision", decisions) | self._after_jump(decisions)
+        return telling
+
+    def _after_jump(self, decisions: np.ndarray) -> np.ndarray:
+        after: np.ndarray = np.zeros(len(decisions), np.bool_)
+        for jump_ns in list(self._jumps):
+            after |= (decisions["t_ns"] >= jump_ns) & (decisions["t_ns"] - jump_ns <= _JUMP_NS)
+        after &= decisions["step_immune"] != 1
+        return after
+
+    def give_up(self, items: int) -> None:
+        """Counts what is left, and the ``items`` of requests that were never accepted, as lost at shutdown."""
+        with self._lock:
+            self._shutdown += items + sum(
+                len(rows) for t, held in self._held.items() if t not in ("tcp_rtt", _PLAIN) for _, rows in held
+            )
+            self.unsampled += sum(len(rows) for _, rows in self._held[_PLAIN])
+            for held in self._held.values():
+                held.clear()
+            self.bytes = 0
+
+    def dropped(self) -> dict[str, int]:
+        """Rows lost so far, and points at shutdown, by reason."""
+        return {"queue_full": self._queue_full, "shutdown": self._shutdown}
+
+    def _wanted(self, batch: Batch) -> np.ndarray:
+        rows, how = batch.rows, self._config.decisions
+        if how == "none" and batch.table in ("limiter_decision", "tcp_rtt"):
+            rows = rows[:0]
+        elif batch.table == "tcp_connect" or (batch.table == "limiter_decision" and how == "slow"):
+            rows = rows[self._notable(batch.table, rows)]
+        return _without_hist(rows) if batch.table == "tcp_rtt" else rows
+
+    def _notable(self, table: str, rows: np.ndarray) -> np.ndarray:
+        """Not plainly successful, or slow: shape (n,) bool."""
+        names = rows.dtype.names or ()
+        notable: np.ndarray = np.ones(len(rows), np.bool_)
+        if "duration_ns" in names:
+            notable = np.asarray(rows["duration_ns"] >= self._config.slow_s * 1e9)
+        if "result" in names:
+            notable |= rows["result"] != TABLES[table].code(
+                "result", "allowed" if table == "limiter_decision" else "ok"
+            )
+        return notable
+
+    def _within_rate(self, table: str, rows: np.ndarray, now: float) -> np.ndarray:
+        """The rows that the rate allows, notable ones first; findings, clock changes and RTT rows are never many."""
+        if table in ("finding", "clock_change", "tcp_rtt") or not len(rows):
+            return rows
+        rate = self._config.max_spans_per_s
+        tokens, at = self._tokens.get(table, (float(rate * BURST_S), now))
+        tokens = min(tokens + (now - at) * rate, float(rate * BURST_S))
+        kept = min(len(rows), int(tokens))
+        self._tokens[table] = (tokens - kept, now)
+        if kept == len(rows):
+            return rows
+        self.unsampled += len(rows) - kept
+        return rows[np.sort(np.argsort(~self._notable(table, rows), kind="stable")[:kept])]
+
+    def _drop_oldest(self) -> None:
+        table = min((t for t, held in self._held.items() if held), key=lambda t: self._held[t][0][0])
+        _, rows = self._held[table].popleft()
+        self.bytes -= rows.nbytes
+        if table == _PLAIN:
+            self._plain_bytes -= rows.nbytes
+            self.unsampled += len(rows)
+        elif table != "tcp_rtt":
+            self._queue_full += len(rows)
+
+    def _pop(self, table: str, until: float, most: int) -> np.ndarray:
+        """The rows that came until then, oldest first, at most ``most``."""
+        held, out, n = self._held[table], [], 0
+        while held and held[0][0] <= until and n < most:
+            at, rows = held.popleft()
+            if n + len(rows) > most:
+                held.appendleft((at, rows[most - n :]))
+                rows = rows[: most - n]
+            n += len(rows)
+            self.bytes -= rows.nbytes
+            self._plain_bytes -= rows.nbytes if table == _PLAIN else 0
+            out.append((at, rows))
+        return _joined(out) if out else np.empty(0, TABLES["limiter_decision" if table == _PLAIN else table].dtype)
+
+    def _put_back(self, table: str, pieces: list[_Piece], used: list[int]) -> None:
+        """Holds again what was looked at, without the rows that were used (indices into all pieces joined)."""
+        free = np.ones(sum(len(rows) for _, rows in pieces), np.bool_)
+        free[used] = False
+        end = len(free)
+        for at, rows in reversed(pieces):
+            keep = free[end - len(rows) : end]
+            end -= len(rows)
+            self.bytes -= int((~keep).sum()) * rows.dtype.itemsize
+            if keep.any():
+                self._held[table].appendleft((at, rows[keep]))
+
+
+def _joined(pieces: Iterable[_Piece]) -> np.ndarray:
+    return np.concatenate([rows for _, rows in pieces])
+
+
+def _without_hist(rows: np.ndarray) -> np.ndarray:
+    """A copy without the histogram: a quarter of the bytes."""
+    names = [n for n in rows.dtype.names or () if n != "hist"]
+    out = np.empty(len(rows), [(n, rows.dtype[n]) for n in names])
+    for n in names:
+        out[n] = rows[n]
+    return out

@@ -1,0 +1,175 @@
+"""Who held the lock that a call waited for: flock and fcntl, in this namespace and from another; and what is told of files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.kernel.test_syscalls import Family
+from tests.patience import COARSE, PATIENCE
+
+#: argv: the file, the call. Holds the lock until told to end.
+HOLDS = """
+import fcntl, sys
+f = open(sys.argv[1], 'r+b'); {"flock": fcntl.flock, "fcntl": fcntl.lockf}[sys.argv[2]](f, fcntl.LOCK_EX)
+print("held", flush=True); sys.stdin.read()
+"""
+#: Waits for it.
+WAITS = """
+import fcntl, sys, time
+f = open(sys.argv[1], 'r+b')
+{"flock": fcntl.flock, "fcntl": fcntl.lockf}[sys.argv[2]](f, fcntl.LOCK_EX)
+time.sleep(0.03)
+"""
+#: A lock of an open file description has no process, for user space; the kernel knows who took it.
+WAITS_OFD = """
+import fcntl, os, struct, sys
+f = open(sys.argv[1], 'r+b')
+fcntl.fcntl(f, fcntl.F_OFD_SETLKW, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+"""
+WRITES = """
+import os, sys, time
+f = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
+for _ in range(13):
+    time.sleep(0.001); os.write(f, bytes(700_001)); os.fsync(f)
+"""
+APART = ["unshare", "--pid", "--fork", "--kill-child"]
+
+
+@contextmanager
+def holding(*before: str, call: str, file: Path) -> Iterator[subprocess.Popen[str]]:
+    argv = [*before, sys.executable, "-c", HOLDS, str(file), call]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout
+        assert holder.stdin
+        assert holder.stdout.readline() == "held\n"
+        yield holder
+        holder.stdin.close()
+
+
+def waiting(file: Path, call: str, code: str = WAITS) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", code, str(file), call])
+
+
+def in_line(file: Path, n: int = 1) -> None:
+    """Returns a moment after n of them wait for a lock on that file."""
+    end, inode = time.monotonic() + 20 * PATIENCE, f":{file.stat().st_ino} "
+    while sum(" -> " in line and inode in line for line in Path("/proc/locks").read_text().splitlines()) < n:
+        assert time.monotonic() < end, Path("/proc/locks").read_text()
+        time.sleep(0.01)
+    time.sleep(0.05 * COARSE)
+
+
+def own_child(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+
+
+def start_ns(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) * 10_000_000
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "state.db").write_bytes(b"x")
+    return tmp_path / "state.db"
+
+
+@pytest.mark.parametrize("call", ["flock", "fcntl"])
+@pytest.mark.parametrize("before", [(), APART], ids=["here", "apart"])
+def test_a_lock_wait_names_the_holder(
+    attach: Callable[..., object], file: Path, call: str, before: tuple[str, ...]
+) -> None:
+    family = Family(attach)
+    with holding(*before, call=call, file=file) as holder:
+        who = own_child(holder.pid) if before else holder.pid
+        started = start_ns(who)
+        waiter = waiting(file, call)
+        in_line(file)
+    waiter.wait(20 * PATIENCE)
+    (row,) = family.slow(waiter.pid, 1, call.encode(), waited_ns=20_000_000 * COARSE)
+    assert (row["holder_pid"], row["file"], row["fd_type"]) == (who, b"state.db", b"file")
+    assert row["holder_comm"].startswith(b"python")
+    assert row["holder_start_ns"] // 10_000_000 * 10_000_000 == started
+    assert family.attached.lost() == 0  # type: ignore[attr-defined]
+
+
+def test_those_who_stand_in_line_name_who_has_it_and_not_each_other(attach: Callable[..., object], file: Path) -> None:
+    family = Family(attach)
+    with holding(call="flock", file=file) as holder:
+        line = [waiting(file, "flock") for _ in range(5)]
+        in_line(file, 5)
+        time.sleep(0.5 * COARSE)
+    pids = [waiter.pid for waiter in line if waiter.wait(20 * PATIENCE) == 0]
+    first = np.concatenate([family.slow(pid, 1, b"flock", waited_ns=20_000_000 * COARSE) for pid in pids])
+    assert len(first) == 5
+    assert (first["holder_pid"] == holder.pid).sum() >= 1
+    assert set(first["holder_pid"]) <= {holder.pid, *pids}
+    longest = first[np.argmax(first["duration_ns"])]
+    assert longest["holder_pid"] == holder.pid
+
+
+def test_a_call_after_one_that_waited_has_no_holder(attach: Callable[..., object], file: Path) -> None:
+    family = Family(attach)
+    later = WAITS + "\nfcntl.flock(f, fcntl.LOCK_UN)\nimport os\nr, w = os.pipe()\nos.write(w, bytes(65536))\n"
+    later += (
+        f"import threading; threading.Timer({0.05 * COARSE}, lambda: os.read(r, 65536)).start()\nos.write(w, b'x')\n"
+    )
+    with holding(call="flock", file=file):
+        waiter = waiting(file, "flock", later)
+        in_line(file)
+    waiter.wait(20 * PATIENCE)
+    rows = family.slow(waiter.pid, 2, b"flock", b"write", waited_ns=20_000_000 * COARSE)
+    assert dict(zip(rows["syscall"], rows["holder_pid"] > 0, strict=True)) == {b"flock": True, b"write": False}
+
+
+def test_a_lock_of_an_open_file_description_names_who_took_it(attach: Callable[..., object], file: Path) -> None:
+    family = Family(attach)
+    ofd = WAITS_OFD + "print('held', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", ofd, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout
+        assert holder.stdin
+        holder.stdout.readline()
+        waiter = waiting(file, "fcntl", WAITS_OFD)
+        in_line(file)
+        holder.stdin.close()
+    waiter.wait(20 * PATIENCE)
+    (row,) = family.slow(waiter.pid, 1, b"fcntl", waited_ns=20_000_000 * COARSE)
+    assert row["holder_pid"] == holder.pid
+
+
+def test_without_its_program_nobody_is_named(attach: Callable[..., object], file: Path) -> None:
+    family = Family(attach)
+    os.close(family.family.links.pop("syscalls_on_flock"))
+    with holding(call="flock", file=file):
+        waiter = waiting(file, "flock")
+        in_line(file)
+    waiter.wait(20 * PATIENCE)
+    (row,) = family.slow(waiter.pid, 1, b"flock", waited_ns=20_000_000 * COARSE)
+    assert row["holder_pid"] < 0
+
+
+def test_a_sync_tells_its_file_and_how_much_was_written(attach: Callable[..., object]) -> None:
+    """On a disk: a sync in memory does not wait."""
+    family = Family(attach, options={"SYSCALLS_SLOW_NS": 10_000})
+    place = Path("/var/tmp/tickscope-test-journal")
+    try:
+        child = subprocess.Popen([sys.executable, "-c", WRITES, str(place)])
+        child.wait(60 * PATIENCE)
+        synced = family.slow(child.pid, 1, b"fsync")
+    finally:
+        place.unlink()
+    assert len(synced)
+    assert set(synced["file"]) == {b"tickscope-test-journal"}
+    assert np.all(synced["written_bytes"] >= 700_001)
+    assert np.all(synced["written_bytes"] < 2 * 700_001 + 65_536)
+    assert not synced["frozen"].any()

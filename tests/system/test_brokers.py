@@ -1,0 +1,64 @@
+"""The agent's process for brokers: there while one is configured, also after SIGHUP; started again; gone with the agent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tests.patience import PATIENCE
+from tests.system.agent import Agent
+
+BASE = "prometheus: ''\n"
+
+
+def brokers(agent: Agent) -> list[int]:
+    return [int(p["pid"]) for p in agent.status()["processes"] if p["role"] == "brokers"]
+
+
+def until(agent: Agent, what: Callable[[], Any]) -> Any:
+    end = time.monotonic() + 20 * PATIENCE
+    while not (found := what()):
+        assert time.monotonic() < end, agent.log()
+        time.sleep(0.2)
+    return found
+
+
+def test_it_is_there_while_a_broker_is_configured(start: Callable[..., Agent]) -> None:
+    agent = start(config=BASE).ready()
+    agent.root.chmod(0o755)  # its own user reads the settings again
+    assert brokers(agent) == []
+    agent.config.write_text(f"{BASE}redis: ['redis://:secret@127.0.0.1:1/0?streams=a']\n")
+    os.kill(agent.process.pid, signal.SIGHUP)
+    (pid,) = until(agent, lambda: brokers(agent))
+    assert "brokers are now 1 of redis" in agent.log()
+    assert "secret" not in agent.log()
+    (row, *_) = agent.rows("queue_lag", "failure = 'refused'", 1)
+    assert (row["system"], row["status"], row["peer"]) == ("redis", "down", None)
+
+    os.kill(pid, signal.SIGKILL)
+    (again,) = until(agent, lambda: [one for one in brokers(agent) if one != pid])
+    assert "brokers: the process that asks brokers ended (SIGKILL)" in agent.log()
+    (row, *_) = agent.rows("queue_lag", "failure = 'unasked'", 1)
+    assert "SIGKILL" in row["reason"]
+    told = agent.rows("probe_status", "probe = 'brokers'", 2)
+    assert [one["state"] for one in told] == ["degraded", "attached"]
+
+    agent.config.write_text(BASE)
+    os.kill(agent.process.pid, signal.SIGHUP)
+    until(agent, lambda: not brokers(agent))
+    until(agent, lambda: not os.path.exists(f"/proc/{again}"))  # nobody waits for its end
+    agent.config.write_text(f"{BASE}redis: ['redis://127.0.0.1:1']\n")
+    os.kill(agent.process.pid, signal.SIGHUP)
+    (last,) = until(agent, lambda: brokers(agent))
+    assert agent.stop() == 130
+    assert not os.path.exists(f"/proc/{last}")
+
+
+def test_it_ends_with_an_agent_that_is_killed(start: Callable[..., Agent]) -> None:
+    agent = start(config=f"{BASE}redis: ['redis://127.0.0.1:1']\n").ready()
+    (pid,) = brokers(agent)
+    agent.stop(signal.SIGKILL)
+    until(agent, lambda: not os.path.exists(f"/proc/{pid}"))

@@ -1,0 +1,65 @@
+"""The live summary on a terminal that changes its size."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+from tests.system.agent import PATIENCE, TICKSCOPE, Agent
+
+FRAME = b"\x1b[?25l\x1b[?7l\x1b[H"
+
+
+def resize(terminal: int, columns: int, lines: int) -> None:
+    """As a terminal does it: the kernel tells the program in front."""
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+
+def read_frames(terminal: int, enough: int) -> list[list[str]]:
+    """So many whole screens, from now on, without what colours them."""
+    out, end = b"", time.monotonic() + 30 * PATIENCE
+    while out.count(FRAME) < enough + 1:
+        assert time.monotonic() < end, out[-500:]
+        if select.select([terminal], [], [], 1)[0]:
+            out += os.read(terminal, 1 << 16)
+    bare = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", frame.decode()) for frame in out.split(FRAME)[1:-1]]
+    return [frame.replace("\r", "").split("\n") for frame in bare]
+
+
+def test_it_is_drawn_anew_for_each_size(start: Callable[..., Agent]) -> None:
+    """From the first screen after the change on no line is longer, and there are no more lines, than it has now."""
+    agent = start().ready()  # the second of this host: what the first one said is not on the screen
+    assert agent.stop(signal.SIGTERM) in (0, 130)
+    ours, theirs = os.openpty()
+    resize(theirs, 100, 40)
+    seen = []
+    with subprocess.Popen(
+        ["setsid", "--ctty", "--wait", TICKSCOPE, "run"], env=agent.env, stdin=theirs, stdout=theirs, stderr=theirs
+    ) as agent_on_screen:
+        os.close(theirs)
+        try:
+            for columns, lines in ((100, 40), (72, 16), (120, 50), (40, 10)):
+                resize(ours, columns, lines)
+                read_frames(ours, 1)  # one may have been under way
+                frames = read_frames(ours, 2)
+                seen.append(max(len(line) for frame in frames for line in frame))
+                assert all(len(line) <= columns for frame in frames for line in frame), frames
+                assert all(len(frame) <= lines for frame in frames), frames
+        finally:
+            os.write(ours, b"\x03")
+            with contextlib.suppress(OSError):  # until its last descriptor of the terminal is closed
+                while os.read(ours, 1 << 16):
+                    pass
+            os.close(ours)
+    assert agent_on_screen.returncode == 130
+    assert all(a != b for a, b in pairwise(seen)), seen  # the lines use the room that there is

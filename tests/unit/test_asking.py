@@ -1,0 +1,269 @@
+"""Who asks queues: threads beside the loop, and the brokers' process, killed, stopped, replaced and ended. Real processes and sockets."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agent.batch import Batch, make
+from agent.correlate.brokers import BrokerWatch
+from agent.correlate.thresholds import CorrelatorConfig
+from agent.posix import restarts
+from agent.queues import process
+from agent.queues.poller import QueuePoller
+from agent.queues.process import Brokers
+from agent.queues.worker import BUDGET_BYTES
+from agent.tables import TABLES
+from tests.patience import PATIENCE
+
+ROOT = Path(__file__).parents[2]
+FAILURES = TABLES["queue_lag"].by_name["failure"].names
+
+
+def gone_port() -> int:
+    """A port that refuses connections."""
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        return int(gone.getsockname()[1])
+
+
+class Kept:
+    """A ``Brokers`` that is looked after as the agent's loop does, with one server that refuses connections; what it gave by table."""
+
+    def __init__(self, **more: tuple[str, ...]) -> None:
+        self.url = f"redis://:secret@127.0.0.1:{gone_port()}"
+        self.brokers = Brokers({"redis": (self.url,), **more}, 0.1)
+        self.rows: dict[str, list[np.void]] = {}
+
+    def turn(self) -> None:
+        time.sleep(0.01)
+        for batch in self.brokers.drain(time.clock_gettime_ns(time.CLOCK_BOOTTIME)):
+            self.rows.setdefault(batch.table, []).extend(batch.rows)
+
+    def until(self, what: Callable[[], object]) -> None:
+        end = time.monotonic() + 20 * PATIENCE
+        while not what():
+            assert time.monotonic() < end, self.rows
+            self.turn()
+
+    def told(self, failure: str) -> list[np.void]:
+        return [
+            row for row in self.rows.get("queue_lag", ()) if row["failure"] >= 0 and FAILURES[row["failure"]] == failure
+        ]
+
+    def again(self) -> None:
+        """Rows of the server come from now on."""
+        self.rows.clear()
+        self.until(lambda: self.told("refused"))
+
+    @property
+    def pid(self) -> int:
+        (one,) = self.brokers.processes()
+        assert one["role"] == "brokers"
+        return int(one["pid"])
+
+    def reasons(self) -> list[tuple[int, bytes]]:
+        return [(row["state"], row["reason"]) for row in self.rows.get("probe_status", ())]
+
+
+@pytest.fixture
+def kept() -> Iterator[Kept]:
+    one = Kept()
+    yield one
+    pids = [p["pid"] for p in one.brokers.processes()]
+    one.brokers.close()
+    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+
+
+def test_rows_come_from_a_process_without_privilege_and_without_numpy(kept: Kept) -> None:
+    kept.until(lambda: kept.told("refused"))
+    row = kept.told("refused")[0]
+    assert (row["system"], row["status"]) == (b"redis", b"down")
+    assert row["reason"] == f"redis {kept.url.partition('@')[2]}: Connection refused".encode()
+    assert 0 <= time.clock_gettime_ns(time.CLOCK_BOOTTIME) - row["t_ns"] < 20e9 * PATIENCE
+    status = dict(
+        line.split(":\t", 1) for line in Path(f"/proc/{kept.pid}/status").read_text().splitlines() if ":\t" in line
+    )
+    assert (int(status["CapEff"], 16), int(status["CapPrm"], 16), status["NoNewPrivs"]) == (0, 0, "1")
+    assert "numpy" not in Path(f"/proc/{kept.pid}/maps").read_text()
+    assert f"Max data size {BUDGET_BYTES}" in " ".join(Path(f"/proc/{kept.pid}/limits").read_text().split())
+    assert b"secret" not in Path(f"/proc/{kept.pid}/cmdline").read_bytes()
+    held = [os.readlink(fd.path) for fd in os.scandir(f"/proc/{kept.pid}/fd") if int(fd.name) > 2]
+    assert all(name.startswith("socket:") for name in held), held
+    assert kept.brokers.failures() == {}
+
+
+def test_one_that_is_killed_is_told_and_started_again(kept: Kept, capfd: pytest.CaptureFixture[str]) -> None:
+    kept.until(lambda: kept.told("refused"))
+    pid = kept.pid
+    os.kill(pid, signal.SIGKILL)
+    kept.until(kept.brokers.failures)
+    assert "ended (SIGKILL), and is started again" in kept.brokers.failures()["brokers"]
+    kept.until(lambda: kept.told("unasked"))
+    row = kept.told("unasked")[0]
+    assert (row["system"], row["status"]) == (b"redis", b"down")
+    assert b"SIGKILL" in row["reason"]
+    kept.again()
+    kept.until(kept.reasons)
+    assert kept.pid != pid
+    assert kept.reasons() == [(0, b"")]  # attached
+    assert kept.brokers.failures() == {}
+    assert kept.brokers.restarts.count == 1
+    assert "SIGKILL" in capfd.readouterr().err
+
+
+def test_one_that_ends_again_and_again_is_given_up(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "IN_A_ROW", 1)
+    kept.until(lambda: kept.told("refused"))
+    for _ in range(2):
+        kept.until(kept.brokers.processes)
+        os.kill(kept.pid, signal.SIGKILL)
+        kept.until(lambda: not kept.brokers.processes())
+    assert kept.brokers.restarts.given_up
+    kept.until(lambda: any(b"the last of several in a row" in reason for _, reason in kept.reasons()))
+    assert kept.rows["probe_status"][-1]["remedy"]
+    kept.brokers.use({"redis": (kept.url, kept.url)}, 0.1)  # other settings: it is tried anew
+    kept.again()
+    kept.until(lambda: not kept.brokers.failures())
+
+
+def test_one_that_stands_still_is_told_and_its_pause_is_no_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "SILENT_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        kept = Kept()
+        kept.brokers.use({"redis": (f"redis://127.0.0.1:{silent.getsockname()[1]}",)}, 0.1)
+        try:
+            kept.until(lambda: kept.told("no_answer"))
+            os.kill(kept.pid, signal.SIGSTOP)  # it asks nearly all the time, for half a second each
+            kept.until(lambda: kept.told("unasked"))
+            assert "no sign of life" in kept.brokers.failures()["brokers"]
+            kept.rows.clear()
+            time.sleep(1)
+            os.kill(kept.pid, signal.SIGCONT)
+            kept.until(lambda: len(kept.told("no_answer")) > 2 and kept.rows.get("loss"))
+            assert max(row["poll_ns"] for row in kept.told("no_answer")) < 1.5e9 * PATIENCE
+            assert kept.rows["loss"][0]["count"] == 1
+            kept.until(lambda: not kept.brokers.failures())
+            assert kept.brokers.restarts.count == 0
+        finally:
+            kept.brokers.close()
+
+
+def test_one_that_stands_still_for_long_is_replaced(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "MOST_SILENT_S", 1.0)
+    kept.until(lambda: kept.told("refused"))
+    pid = kept.pid
+    os.kill(pid, signal.SIGSTOP)
+    kept.until(lambda: kept.brokers.restarts.count == 1)
+    assert kept.brokers.restarts.why == "it gave no sign of life"
+    kept.again()
+    assert kept.pid != pid
+
+
+def test_there_is_none_where_no_broker_is_named_and_other_settings_are_another(kept: Kept) -> None:
+    kept.until(lambda: kept.told("refused"))
+    pid = kept.pid
+    kept.brokers.use({"redis": (kept.url,)}, 0.1)
+    assert kept.pid == pid
+    kept.brokers.use({"redis": ()}, 0.1)
+    assert kept.brokers.processes() == []
+    kept.until(lambda: not os.path.exists(f"/proc/{pid}"))
+    kept.turn()
+    kept.rows.clear()
+    kept.turn()
+    assert kept.rows == {}
+    kept.brokers.use({"redis": (kept.url,)}, 0.2)
+    kept.again()
+    assert kept.pid != pid
+
+
+def test_a_client_that_cannot_be_used_is_told_and_ends_no_other() -> None:
+    kept = Kept(nosuch=("a",))
+    try:
+        kept.until(lambda: kept.told("refused") and kept.brokers.failures())
+        assert "ModuleNotFoundError" in kept.brokers.failures()["nosuch"]
+    finally:
+        kept.brokers.close()
+
+
+def test_what_nobody_takes_is_counted(kept: Kept) -> None:
+    kept.brokers.use({"redis": (kept.url,) * 20}, 0.1)
+    time.sleep(4)
+    kept.until(lambda: "loss" in kept.rows)
+    row = kept.rows["loss"][0]
+    assert (row["source"], TABLES["loss"].by_name["stage"].names[row["stage"]]) == (b"brokers", "intake")
+    assert row["count"] > 0
+
+
+def test_it_ends_with_the_agent() -> None:
+    code = "import time; from agent.queues.process import Brokers; b = Brokers({'redis': ['redis://127.0.0.1:1']}, 1); print(b.processes()[0]['pid'], flush=True); time.sleep(60)"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as agent:
+        assert agent.stdout is not None
+        pid = int(agent.stdout.readline())
+        time.sleep(0.5)
+        agent.kill()
+    end = time.monotonic() + 20 * PATIENCE
+    while os.path.exists(f"/proc/{pid}") and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+class Fast:
+    name = "fast"
+
+    def poll(self) -> list[Batch]:
+        return [make("queue_lag", 3, system=b"fast")]
+
+    def close(self) -> None:
+        pass
+
+
+class Broken(Fast):
+    name = "broken"
+
+    def poll(self) -> list[Batch]:
+        raise ValueError("a defect")
+
+
+def test_the_agents_own_poller_runs_beside_and_counts_what_nobody_drained() -> None:
+    poller = QueuePoller([Fast(), Broken()], interval_s=0.01, capacity=2)
+    end = time.monotonic() + 20 * PATIENCE
+    while not (poller.losses()["overflow"] and poller.failures()) and time.monotonic() < end:
+        time.sleep(0.01)
+    poller.close()
+    *batches, loss = poller.drain(5)
+    assert [len(batch.rows) for batch in batches] == [3, 3]
+    assert loss.table == "loss"
+    assert loss.rows["count"][0] == poller.losses()["overflow"] > 0
+    assert list(poller.drain(6)) == []
+    assert poller.failures() == {"broken": "ValueError: a defect"}
+
+
+def test_a_broker_that_was_not_asked_is_not_down() -> None:
+    watch = BrokerWatch(CorrelatorConfig())
+    row = make(
+        "queue_lag",
+        1,
+        t_ns=10**9,
+        system=b"redis",
+        status=b"down",
+        poll_ns=10**6,
+        failure=TABLES["queue_lag"].code("failure", "unasked"),
+    ).rows
+    assert len(watch.fill(1, {"queue_lag": row})) == 0
+    row["failure"] = TABLES["queue_lag"].code("failure", "refused")
+    assert len(watch.fill(1, {"queue_lag": row})) == 1

@@ -1,0 +1,298 @@
+"""The brokers' process where something is wrong with it: it cannot be started, sends what is no message, does not die, or the agent itself stood still."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.common.clocks import boot_ns
+from agent.posix import restarts
+from agent.queues import process
+from agent.queues.packing import TABLE, pack
+from agent.queues.process import Brokers, _how
+from agent.queues.received import NoMessage, checked
+from agent.queues.rounds import Rounds
+from agent.queues.worker import ALIVE, HEADER, MOST_FAILURES, PIECE_BYTES, ROWS, Worker
+from tests.patience import PATIENCE
+from tests.unit.test_asking import Kept
+
+
+@pytest.fixture
+def kept() -> Iterator[Kept]:
+    one = Kept()
+    yield one
+    one.brokers.close()
+
+
+def rows(**more: object) -> bytes:
+    return pack([{"t_ns": 5, "system": "redis", **more}])
+
+
+GOOD = HEADER.pack(ROWS, 3) + rows()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\0",
+        HEADER.pack(ROWS, 0),
+        GOOD[:-1],
+        HEADER.pack(ROWS, 1 << 63) + rows(),
+        HEADER.pack(7, 0) + rows(),
+        HEADER.pack(ROWS, 0) + rows(t_ns=4),
+        HEADER.pack(ROWS, 0) + rows(t_ns=10),
+        HEADER.pack(ROWS, 0) + rows(t_ns=None),
+        HEADER.pack(ROWS, 0) + rows(system="kafka"),
+        HEADER.pack(ROWS, 0) + rows(failure=99),
+        HEADER.pack(ROWS, 0) + rows() * (PIECE_BYTES // len(rows()) + 1),
+        *(
+            HEADER.pack(ALIVE, 0) + said
+            for said in (b"", b"[]", b"{", b"\xff", b'{"a": 1}', b'{"a": "%s"}' % (b"x" * 201), b"[" * 100_000)
+        ),
+        HEADER.pack(ALIVE, 0) + json.dumps({str(i): "" for i in range(MOST_FAILURES + 1)}).encode(),
+    ],
+)
+def test_what_is_no_message_is_refused(data: bytes) -> None:
+    with pytest.raises(NoMessage):
+        checked(data, ("redis",), 4, 9)
+
+
+def test_what_is_a_message_is_taken() -> None:
+    message = checked(GOOD, ("redis",), 4, 9)
+    assert (message.rows["t_ns"].tolist(), message.failures, message.dropped) == ([5], None, 3)
+    message = checked(HEADER.pack(ALIVE, 0) + b'{"a": "b"}', (), 4, 9)
+    assert (len(message.rows), message.failures) == (0, {"a": "b"})
+    long = checked(HEADER.pack(ROWS, 0) + pack([{"t_ns": 5, "system": "n" * 20}]), ("n" * 20,), 4, 9)
+    assert long.rows.dtype == TABLE.dtype
+
+
+def liar(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """From now on the brokers' process runs this code, which has its socket as ``s``."""
+    real = subprocess.Popen
+
+    def popen(command: list[str], **more: object) -> subprocess.Popen[bytes]:
+        body = f"import socket, sys, time; s = socket.socket(fileno=int(sys.argv[1]))\n{code}\ntime.sleep(60)"
+        return real([sys.executable, "-c", body, *command[4:]], **more)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr("agent.queues.process.subprocess.Popen", popen)
+
+
+def test_one_that_sends_what_is_no_message_is_ended_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    liar(monkeypatch, "s.send(b'x')")
+    kept = Kept()
+    pid = kept.pid
+    try:
+        kept.until(kept.brokers.failures)
+        assert "ended (sent what is no message: 1 bytes), and is started again" in kept.brokers.failures()["brokers"]
+        kept.until(lambda: not os.path.exists(f"/proc/{pid}"))
+        kept.until(lambda: kept.told("unasked"))
+    finally:
+        kept.brokers.close()
+
+
+def test_one_that_cannot_be_started_is_told_and_then_given_up(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(restarts, "IN_A_ROW", 1)
+    monkeypatch.setattr("agent.queues.process.subprocess.Popen", refused)
+    before = sorted(os.listdir("/proc/self/fd"))
+    kept = Kept()
+    try:
+        kept.until(kept.brokers.failures)
+        assert "cannot be started: Resource temporarily unavailable" in kept.brokers.failures()["brokers"]
+        kept.until(lambda: kept.told("unasked"))
+        kept.until(lambda: any(row["remedy"] for row in kept.rows["probe_status"]))
+        assert b"the last of several in a row" in kept.rows["probe_status"][-1]["reason"]
+        assert sorted(os.listdir("/proc/self/fd")) == before
+        assert "restart tickscope" in capfd.readouterr().err
+    finally:
+        kept.brokers.close()
+
+
+def test_where_descriptors_run_out_it_is_tried_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = sorted(map(int, os.listdir("/proc/self/fd")))[:-1]  # without that of the listing
+    lowest = next(n for n in range(len(held) + 1) if n not in held)
+    more = [os.open("/dev/null", os.O_RDONLY) for _ in range(max(held) - lowest + 1)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(more + held) + 3, hard))  # room for the settings, not for both ends
+    try:
+        brokers = Brokers({"redis": ("redis://127.0.0.1:1",)}, 0.1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in more:
+            os.close(fd)
+    try:
+        assert brokers.restarts.why == "cannot be started: Too many open files"
+        assert sorted(map(int, os.listdir("/proc/self/fd")))[:-1] == held
+    finally:
+        brokers.close()
+
+
+class Undying(subprocess.Popen[bytes]):
+    """Who does not die of being killed, as in an uninterruptible sleep."""
+
+    def kill(self) -> None:
+        pass
+
+
+def test_who_does_not_die_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.queues.process.subprocess.Popen", Undying)
+    monkeypatch.setattr(process, "_PATIENCE_S", 0.2)
+    kept = Kept()
+    pids = [kept.pid]
+    try:
+        os.kill(pids[0], signal.SIGSTOP)  # else it ends by itself, with its socket
+        begin = time.monotonic()
+        kept.brokers.use({"redis": (kept.url, kept.url)}, 0.1)
+        pids += [kept.pid]
+        os.kill(pids[1], signal.SIGSTOP)
+        assert pids[0] != pids[1]
+        kept.brokers.close()
+        assert time.monotonic() - begin < 3 * PATIENCE
+        assert all(os.path.exists(f"/proc/{pid}") for pid in pids)
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        for child in kept.brokers._ending:
+            child.wait()
+
+
+def test_a_pause_of_the_agent_itself_is_no_silence(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept.again()
+    pid = kept.pid
+    os.kill(pid, signal.SIGSTOP)
+    while kept.brokers._socket is not None and _readable(kept.brokers._socket):
+        kept.turn()
+    monkeypatch.setattr(process, "SILENT_S", 1.5)
+    monkeypatch.setattr(process, "MOST_SILENT_S", 1.5)
+    kept.brokers._looked_s = time.monotonic()
+    time.sleep(2)
+    kept.turn()
+    assert kept.brokers.failures() == {}
+    assert kept.brokers.restarts.why == ""
+    os.kill(pid, signal.SIGCONT)
+
+
+def _readable(source: socket.socket) -> bool:
+    try:
+        return bool(source.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return False
+
+
+def test_they_are_asked_again_once_the_new_process_says_so(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept.again()
+    os.kill(kept.pid, signal.SIGKILL)
+    kept.until(kept.brokers.failures)
+    liar(monkeypatch, "time.sleep(1)")
+    kept.until(lambda: kept.brokers.restarts.count)
+    kept.turn()
+    for _ in range(50):
+        kept.turn()
+    assert "is started again" in kept.brokers.failures()["brokers"]
+    assert len(kept.reasons()) == 1
+
+
+def test_without_a_broker_there_is_no_trouble(kept: Kept) -> None:
+    kept.again()
+    os.kill(kept.pid, signal.SIGKILL)
+    kept.until(lambda: kept.brokers.failures() and kept.reasons())
+    kept.brokers.use({}, 0.1)
+    kept.until(lambda: len(kept.reasons()) == 2)
+    assert kept.reasons()[-1] == (3, b"")  # off
+    assert kept.brokers.failures() == {}
+
+
+def test_it_gets_nothing_of_the_environment_that_it_does_not_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=secret")
+    monkeypatch.setenv("SSL_CERT_FILE", "/etc/mine.pem")
+    kept = Kept()
+    try:
+        kept.until(lambda: kept.told("refused"))
+        names = {line.partition(b"=")[0] for line in Path(f"/proc/{kept.pid}/environ").read_bytes().split(b"\0")} - {
+            b""
+        }
+        assert {b"PYTHONPATH", b"SSL_CERT_FILE"} <= names
+        assert names <= {b"PYTHONPATH", b"PATH", b"LC_ALL", b"MALLOC_ARENA_MAX", b"SSL_CERT_FILE", b"SSL_CERT_DIR"}
+    finally:
+        kept.brokers.close()
+
+
+def test_how_a_process_ended() -> None:
+    assert [_how(code) for code in (3, -9, -40)] == ["exit status 3", "SIGKILL", "signal 40"]
+
+
+class Asked:
+    """A server, whose polls fail where it has a reason."""
+
+    def __init__(self, name: str, why: str = "") -> None:
+        self.name, self.why, self.polls = name, why, 0
+
+    def poll(self) -> int:
+        self.polls += 1
+        if self.why:
+            raise ValueError(self.why)
+        return self.polls
+
+    def close(self) -> None:
+        pass
+
+
+def settled(queues: list[Asked]) -> dict[str, str]:
+    """The failures once each was asked several times."""
+    told: dict[str, str] = {}
+
+    def note(failures: dict[str, str]) -> None:
+        told.clear()
+        told.update(failures)
+
+    rounds = Rounds(queues, 0.01, lambda *_: None, note)
+    end = time.monotonic() + 10 * PATIENCE
+    while any(queue.polls < 5 for queue in queues if queue.why != "unstarted") and time.monotonic() < end:
+        time.sleep(0.01)
+    rounds.close()
+    return told
+
+
+def test_two_urls_of_one_server_have_a_failure_each() -> None:
+    assert settled([Asked("a", "wrong"), Asked("a")]) == {"a": "ValueError: wrong"}
+    assert settled([Asked("a"), Asked("a")]) == {}
+
+
+def test_a_thread_that_cannot_be_started_is_that_servers_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "second":
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    queues = [Asked("first"), Asked("second", "unstarted"), Asked("third")]
+    assert settled(queues) == {"second": "not asked: can't start new thread"}
+    assert [queue.polls > 0 for queue in queues] == [True, False, True]
+
+
+def test_a_message_that_the_kernel_has_no_room_for_is_dropped_and_counted() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        worker = Worker(theirs, {}, 1)
+        worker._send(ROWS, rows() * 20_000)  # EMSGSIZE
+        worker._send(ROWS, rows(t_ns=boot_ns()))
+        assert HEADER.unpack_from(ours.recv(1 << 16)) == (ROWS, 20_000)

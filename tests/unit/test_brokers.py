@@ -1,0 +1,196 @@
+"""Kinds of brokers: found by being there, and all that follows from one: its setting, flag, variable, what ``doctor`` says. Rows as they are packed."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from agent import doctor
+from agent.cli.run import command
+from agent.columns import NULL_I64
+from agent.config import read_file, resolve
+from agent.errors import AgentError
+from agent.posix import privilege
+from agent.queues import brokers as room
+from agent.queues import catalogue
+from agent.queues.packing import ROW_BYTES, TABLE, pack
+from agent.tables import TABLES
+
+ROOT = Path(__file__).parents[2]
+#: A broker in a file of its own, and nothing else.
+HEAP = """
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from agent.errors import USAGE, AgentError
+from agent.queues.catalogue import Broker
+
+
+class Heap:
+    def __init__(self, path):
+        self.name, self.path = f"heap {path}", path
+
+    def poll(self):
+        return [{"system": "heap", "destination": self.path.name, "lag_messages": len(os.listdir(self.path))}]
+
+    def close(self):
+        pass
+
+
+def parse(text):
+    if not text.startswith("/"):
+        raise AgentError(f"heap: {text} is no path", exit_code=USAGE)
+    return Path(text)
+
+
+BROKER = Broker("heap", "Heap directories", "files that wait", "/var/heap/mail", "any directory", parse, Heap)
+"""
+
+
+@pytest.fixture
+def heap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory with 7 files, and a kind of broker for such."""
+    (tmp_path / "kinds").mkdir()
+    (tmp_path / "kinds" / "heap.py").write_text(HEAP)
+    monkeypatch.setattr(room, "__path__", [*room.__path__, str(tmp_path / "kinds")])
+    (tmp_path / "mail").mkdir()
+    for i in range(7):
+        (tmp_path / "mail" / str(i)).touch()
+    yield tmp_path / "mail"
+    sys.modules.pop("agent.queues.brokers.heap", None)
+    catalogue.broker.cache_clear()
+
+
+def write(directory: Path, text: str) -> str:
+    file = directory / "t.yaml"
+    file.write_text(text)
+    return str(file)
+
+
+def test_a_file_that_is_there_is_a_kind_of_broker(heap: Path, tmp_path: Path) -> None:
+    file = write(tmp_path, f"redis: [redis://a]\nheap: [{heap}]\n")
+    config = resolve({}, {}, file)
+    assert config.brokers == {"redis": ("redis://a",), "heap": (str(heap),)}
+    assert resolve({}, {"TICKSCOPE_HEAP_URL": "/b /c"}, file).brokers["heap"] == ("/b", "/c")
+    assert resolve({"heap": ("/d",)}, {"TICKSCOPE_HEAP_URL": "/b /c"}, file).brokers == {
+        "redis": ("redis://a",),
+        "heap": ("/d",),
+    }
+    (queue,) = catalogue.broker("heap").sources(config.brokers["heap"])
+    assert np.frombuffer(pack(queue.poll()), TABLE.dtype)["lag_messages"].tolist() == [7]
+
+
+def test_its_mistakes_name_their_line(heap: Path, tmp_path: Path) -> None:
+    for text, words in (
+        ("heap: [tmp]", "tmp is no path"),
+        ("heap: [1]", "heap must be a list of texts"),
+        ("hep: [/tmp]", "did you mean heap"),
+        ("brokers: {}", "there is no setting"),
+    ):
+        with pytest.raises(AgentError) as raised:
+            read_file(Path(write(tmp_path, f"poll_s: 2\n{text}\n")), required=True)
+        assert "t.yaml:2:" in str(raised.value)
+        assert words in str(raised.value)
+        assert raised.value.exit_code == 2
+    with pytest.raises(AgentError, match="no path"):
+        resolve({}, {"TICKSCOPE_HEAP_URL": "tmp"}, write(tmp_path, ""))
+
+
+def test_each_kind_has_a_flag() -> None:
+    said = CliRunner().invoke(command, ["--help"]).output
+    for one in catalogue.brokers().values():
+        assert one.flag in said
+        assert one.title in said
+
+
+def test_doctor_asks_each_server_once(heap: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    monkeypatch.setenv(
+        "TICKSCOPE_CONFIG",
+        write(tmp_path, f"redis: ['redis://:secret@127.0.0.1:{port}']\nheap: [{heap}, {heap}/none]\n"),
+    )
+    for directory in (*list(heap.parents)[:3], heap):  # the agent's own user has to get there, where this is root
+        os.chmod(directory, 0o755)
+    redis, there, missing = doctor.brokers()
+    assert (redis.id, redis.state, redis.found) == ("redis", "warn", f"redis 127.0.0.1:{port}: Connection refused")
+    assert "setting redis" in redis.remedy
+    assert (there.id, there.state) == ("heap", "ok")
+    assert (missing.id, missing.state) == ("heap", "fail")
+    assert "FileNotFoundError" in missing.found
+    monkeypatch.setenv("TICKSCOPE_CONFIG", write(tmp_path, "heap: [x]\n"))
+    (wrong,) = doctor.brokers()
+    assert (wrong.id, wrong.state) == ("settings", "fail")
+    assert "t.yaml:1: heap: x is no path" in wrong.found
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root asks as another user")
+def test_doctor_asks_as_the_agents_own_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_ask", lambda _: [doctor.Check("who", "ok", f"{os.getuid()} {os.getgroups()}")])
+    monkeypatch.setenv("TICKSCOPE_REDIS_URL", "redis://127.0.0.1:1")
+    (who,) = doctor.brokers()
+    users = {user.pw_name: user.pw_uid for user in pwd.getpwall()}
+    assert who.found == f"{users.get(privilege.USER, users['nobody'])} []"
+
+
+def test_doctor_tells_of_a_client_that_cannot_be_used() -> None:
+    (check,) = doctor._ask({"nosuch": ["a"]})
+    assert (check.id, check.state) == ("nosuch", "fail")
+    assert "ModuleNotFoundError" in check.found
+
+
+def test_the_forms_of_columns_are_their_numpy_types() -> None:
+    import struct
+
+    for table in TABLES.values():
+        for column in table.columns:
+            assert struct.calcsize("<" + column.form) == column.dtype.itemsize, column.name
+    assert TABLE.dtype.itemsize == ROW_BYTES
+
+
+def test_a_packed_row_is_the_tables_row() -> None:
+    peer = bytes(range(18))
+    full = {"t_ns": 3, "system": "redis", "destination": b"\xff\0x", "partition": "p" * 99, "lag_messages": -5, "lag_s": 0.25, "exact": True, "failure": "refused",
+            "reason": "g\u00fcltig", "pending": None, "peer": peer}  # fmt: skip
+    row, empty = np.frombuffer(pack([full, {}]), TABLE.dtype)
+    assert empty.tobytes() == TABLE.empty(1)[0].tobytes()
+    assert (row["t_ns"], row["system"], row["destination"], row["partition"]) == (3, b"redis", b"\xff\0x", b"p" * 16)
+    assert (row["lag_messages"], row["lag_s"], row["exact"], row["pending"]) == (-5, 0.25, 1, NULL_I64)
+    assert (row["failure"], row["reason"].decode(), row["peer"].tobytes()) == (
+        TABLE.code("failure", "refused"),
+        "g\u00fcltig",
+        peer,
+    )
+
+
+@pytest.mark.parametrize(
+    "row", [{"lagg": 1}, {"failure": "sulks"}, {"pending": "7"}, {"pending": 1 << 63}, {"lag_s": "x"}]
+)
+def test_what_is_no_row_is_refused(row: dict[str, object]) -> None:
+    import struct
+
+    with pytest.raises((ValueError, TypeError, struct.error)):
+        pack([row])
+
+
+def test_who_polls_needs_no_numpy() -> None:
+    code = "import sys; from agent.queues import catalogue, packing; catalogue.brokers(); print([m for m in ('numpy', 'asyncio', 'ssl') if m in sys.modules])"
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert out.stdout.strip() == "[]"

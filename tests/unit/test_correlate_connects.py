@@ -1,0 +1,112 @@
+"""Connects that fail and connections that are reset, by peer, where no limiter tells of them; what restarts and health checks do is none."""
+
+from __future__ import annotations
+
+import errno
+
+import numpy as np
+import pytest
+
+from tests.unit.correlate_scenarios import APP_PID, START, T0, Host, S, code, latest, peer, run
+
+API = peer("10.0.0.2", 443)
+UNTIL = 60
+
+
+def connects(host: Host, at: np.ndarray, failed: object = None, to: bytes = API) -> None:
+    """At these times; failed: with that errno, where one is given."""
+    host.add(
+        "tcp_connect",
+        len(at),
+        t_ns=T0 + (at * S).astype(np.int64),
+        pid=APP_PID,
+        proc_start_ns=START,
+        netns=4026531840,
+        peer=np.frombuffer(to, "V18"),
+        result=code("tcp_connect", "result", "failed" if failed else "ok"),
+        errno=failed or 0,
+        duration_ns=300_000,
+    )
+
+
+def resets(host: Host, at: np.ndarray, role: str = "client") -> None:
+    host.add(
+        "tcp_reset",
+        len(at),
+        t_ns=T0 + (at * S).astype(np.int64),
+        pid=APP_PID,
+        proc_start_ns=START,
+        netns=4026531840,
+        peer=np.frombuffer(API, "V18"),
+        role=code("tcp_reset", "role", role),
+        direction=code("tcp_reset", "direction", "received"),
+    )
+
+
+def steady() -> Host:
+    """Four connects a second."""
+    host = Host()
+    connects(host, np.arange(0, UNTIL, 0.25))
+    return host
+
+
+BAD = np.arange(30, 32, 0.25) + 0.1
+
+
+def refused() -> Host:
+    host = steady()
+    connects(host, BAD, errno.ECONNREFUSED)
+    resets(host, BAD)  # which is how they are refused
+    return host
+
+
+def unanswered() -> Host:
+    host = steady()
+    connects(host, BAD, errno.ETIMEDOUT)
+    return host
+
+
+def reset() -> Host:
+    host = steady()
+    resets(host, BAD)
+    return host
+
+
+@pytest.mark.parametrize(
+    ("host", "cause", "detail"),
+    [(refused(), "broker_down", ""), (unanswered(), "network_loss", ""), (reset(), "network_loss", "reset")],
+)
+def test_a_peer_that_cannot_be_reached_is_told_with_how(host: Host, cause: str, detail: str) -> None:
+    (found,) = latest(run(host, UNTIL))
+    assert (found["symptom"], found["cause"], found["cause_detail"]) == ("connect_failures", cause, detail)
+    assert (found["subject"], found["culprit_object"]) == ("10.0.0.2:443", "10.0.0.2:443")
+
+
+def test_two_of_them_are_none_and_neither_is_what_fails_every_now_and_then() -> None:
+    host = steady()
+    connects(host, BAD[:2], errno.ECONNREFUSED)
+    assert latest(run(host, UNTIL)) == []
+    host = refused()
+    connects(host, np.arange(1, 30, 4) + 0.2, errno.ECONNREFUSED)  # a check of a server that is often away
+    assert latest(run(host, UNTIL)) == []
+
+
+def test_a_server_whose_clients_reset_it_is_none() -> None:
+    host = steady()
+    resets(host, BAD, "server")
+    assert latest(run(host, UNTIL)) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_busy_host_on_which_some_connects_fail_is_not_told(seed: int) -> None:
+    """Ten minutes of varying load: one server refuses one connect in fifty, another none."""
+    rng = np.random.default_rng(seed)
+    host = Host(seed)
+    for to, failing in ((API, 0.02), (peer("10.0.0.3", 80), 0.0)):
+        for second, load in enumerate(np.repeat(rng.uniform(1, 80, 60), 10)):
+            n = int(rng.poisson(load))
+            at = second + np.sort(rng.random(n))
+            bad = rng.random(n) < failing
+            connects(host, at[~bad], None, to)
+            connects(host, at[bad], errno.ECONNREFUSED, to)
+    assert latest(run(host, 600, every_ms=1000)) == []

@@ -1,0 +1,117 @@
+"""Limiters that fall silent: told where it is known why; and how rarely a healthy one is taken for silent."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from agent.correlate.catalogue import symptoms
+from agent.correlate.pace import PaceWatch
+from agent.correlate.rows import compact
+from agent.correlate.thresholds import CorrelatorConfig
+from tests.unit.correlate_scenarios import APP_PID, START, T0, Host, S, latest, run
+from tests.unit.test_correlate_processes import event
+
+
+def arrivals(host: Host, t: np.ndarray) -> None:
+    host.add("limiter_decision", len(t), t_ns=T0 + (t * S).astype(np.int64), pid=APP_PID, proc_start_ns=START, comm=b"python3", limiter_id=b"api",
+             library=b"own", cost=1.0, result=0, duration_ns=500_000)  # fmt: skip
+
+
+def silences(host: Host, until: int) -> list[tuple[float, float]]:
+    """Whenever the watch took it for silent, told or not."""
+    watch, found = PaceWatch(CorrelatorConfig(), [symptoms()["silence"]]), []
+    (rows,) = (compact("limiter_decision", b.rows) for b in host.made)
+    edges = np.searchsorted(rows["t_ns"], T0 + np.arange(until + 1) * S)
+    for n, (a, b) in enumerate(pairwise(edges)):
+        found += watch.step(T0 // S + n, {"limiter_decision": rows[a:b]} if b > a else {})
+    return [((e.start_ns - T0) / S, (e.end_ns - e.start_ns) / S) for e in found]
+
+
+@pytest.mark.parametrize(("per_s", "gap"), [(25, 1.2), (8, 4.0), (100, 1.1)])
+def test_a_steady_limiter_that_falls_silent_is_seen(per_s: float, gap: float) -> None:
+    host = Host(1)
+    t = np.arange(0, 60, 1 / per_s)
+    arrivals(host, t[(t < 40.3) | (t > 40.3 + gap)])
+    ((start, took),) = silences(host, 60)
+    assert start == pytest.approx(40.3, abs=1.5 / per_s)
+    assert took == pytest.approx(gap, abs=3 / per_s)
+
+
+def test_one_that_works_now_and_then_may_rest_as_long() -> None:
+    host = Host(1)
+    t = (np.arange(0, 3600, 60)[:, None] + np.arange(5) / 10).ravel()
+    arrivals(host, t[(t < 2000) | (t > 2100)])
+    assert silences(host, 3600) == []  # two minutes are no more than it may
+    host = Host(1)
+    arrivals(host, t[(t < 2000) | (t > 2300)])
+    assert len(silences(host, 3600)) == 1
+
+
+@pytest.mark.parametrize("per_s", [0.5, 3, 25, 200])
+def test_random_arrivals_are_hardly_ever_taken_for_silence(per_s: float) -> None:
+    """Half an hour each; none came in eight hours of each, either."""
+    rng = np.random.default_rng(int(per_s * 10))
+    host = Host(1)
+    t = np.cumsum(rng.exponential(1 / per_s, int(2000 * per_s)))
+    arrivals(host, t[t < 1800])
+    assert silences(host, 1800) == []
+
+
+def test_what_fades_out_is_no_silence() -> None:
+    rng = np.random.default_rng(4)
+    for tau in (3, 10, 40):
+        host = Host(1)
+        t = np.cumsum(rng.exponential(1 / 50, 200_000))
+        t = t[t < 300]
+        keep = rng.random(len(t)) < np.exp(-np.clip(t - 60, 0, None) / tau)
+        arrivals(host, t[keep])
+        assert silences(host, 400) == [], tau
+
+
+def test_told_only_where_its_cause_is_known() -> None:
+    def stopped(cause: bool) -> list[dict[str, object]]:
+        host = Host(1)
+        t = np.arange(0, 60, 1 / 25)
+        arrivals(host, t[(t < 40.3) | (t > 43.6)])
+        if cause:
+            event(host, "stopped", 40.31, APP_PID, b"python3", signal=19)
+            event(host, "continued", 43.58, APP_PID, b"python3", signal=18)
+        return latest(run(host, 60))
+
+    assert stopped(cause=False) == []
+    (found,) = stopped(cause=True)
+    assert (found["symptom"], found["cause"], found["culprit_pid"]) == ("silence", "process_stopped", APP_PID)
+    assert "limiter api (python3 pid 4242) decided nothing for 3.3" in str(found["sentence"]).replace(
+        "Limiter", "limiter"
+    )
+
+
+def test_one_that_is_told_to_end_is_expected_to_be_silent() -> None:
+    host = Host(1)
+    arrivals(host, np.arange(0, 40, 1 / 25))
+    event(host, "exited", 40, APP_PID, b"python3", signal=15, exit_code=0)
+    host.queue(0, 80)
+    assert latest(run(host, 80)) == []
+
+
+def test_the_silence_of_one_that_was_killed_ends_with_the_next() -> None:
+    host = Host(1)
+    t = np.arange(0, 80, 1 / 25)
+    arrivals(host, t[t < 40])
+    event(host, "killed", 40, APP_PID, b"python3", signal=9)
+    more = t[t > 45]
+    host.add("limiter_decision", len(more), t_ns=T0 + (more * S).astype(np.int64), pid=77, proc_start_ns=T0 + 44 * S, comm=b"python3", limiter_id=b"api",
+             library=b"own", cost=1.0, result=0, duration_ns=500_000)  # fmt: skip
+    (found,) = latest(run(host, 80))
+    assert (found["symptom"], found["cause"], found["state"]) == ("silence", "process_killed", "closed")
+    assert 44.9 * S < int(str(found["end_ns"])) - T0 < 45.2 * S
+
+
+def test_rows_of_nobody() -> None:
+    """Reports without a process."""
+    host = Host(1)
+    host.decisions(0, 40, pid=-(2**63), proc_start_ns=-(2**63))
+    assert latest(run(host, 60)) == []

@@ -1,0 +1,176 @@
+"""Peers whose round trips rise, or to which segments are lost, where no limiter asks them; and what busy, varying hosts do without it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.unit.correlate_scenarios import APP_PID, MS, START, T0, Host, S, code, latest, peer, run
+
+NEAR, FAR = 4026531840, 4026532999
+API = peer("10.0.0.2", 443)
+UNTIL = 60
+
+
+def asked(host: Host, at: np.ndarray, us: object, wait_ms: object, to: bytes = API, netns: int = NEAR) -> None:
+    """By one row a second: round trips to the peer, and the longest wait for it."""
+    us = np.broadcast_to(np.asarray(us, np.int64), len(at))
+    host.add(
+        "tcp_rtt",
+        len(at),
+        t_ns=T0 + (at * S).astype(np.int64),
+        pid=APP_PID,
+        proc_start_ns=START,
+        netns=netns,
+        role=code("tcp_rtt", "role", "client"),
+        saddr=np.frombuffer(peer("10.0.0.1", 1)[:16], "V16"),
+        sport=41000,
+        peer=np.frombuffer(to, "V18"),
+        samples=20,
+        rtt_sum_us=us * 20,
+        rtt_min_us=us,
+        rtt_max_us=us,
+        srtt_us=us,
+    )
+    host.add(
+        "syscall_latency",
+        len(at),
+        t_ns=T0 + (at * S).astype(np.int64),
+        pid=APP_PID,
+        proc_start_ns=START,
+        basis=code("syscall_latency", "basis", "blocked"),
+        kind=code("syscall_latency", "kind", "waiting"),
+        peer=np.frombuffer(to, "V18"),
+        interval_ns=S,
+        count=20,
+        max_ns=(np.broadcast_to(np.asarray(wait_ms, np.float64), len(at)) * MS).astype(np.int64),
+        run_queue_ns=1 * MS,
+    )
+
+
+def served(host: Host, at: np.ndarray, netns: int, by: bytes = API) -> None:
+    """The peer is a process of this host."""
+    host.add(
+        "tcp_rtt",
+        len(at),
+        t_ns=T0 + (at * S).astype(np.int64),
+        pid=77,
+        proc_start_ns=START,
+        comm=b"server",
+        netns=netns,
+        role=code("tcp_rtt", "role", "server"),
+        saddr=np.frombuffer(by[:16], "V16"),
+        sport=int.from_bytes(by[16:], "little"),
+        peer=np.frombuffer(peer("10.0.0.1", 41000), "V18"),
+        samples=20,
+        rtt_sum_us=4000,
+        rtt_min_us=200,
+        rtt_max_us=200,
+        srtt_us=200,
+    )
+
+
+def sent_again(host: Host, at: np.ndarray, netns: int = NEAR) -> None:
+    host.add(
+        "tcp_retransmit",
+        len(at),
+        t_ns=T0 + (at * S).astype(np.int64),
+        pid=APP_PID,
+        proc_start_ns=START,
+        netns=netns,
+        peer=np.frombuffer(API, "V18"),
+        kind=code("tcp_retransmit", "kind", "data"),
+        count=1,
+    )
+
+
+SECONDS = np.arange(0, UNTIL) + 0.9
+BAD = (SECONDS > 30) & (SECONDS < 36)
+
+
+def lossy() -> Host:
+    host = Host()
+    asked(host, SECONDS, 300, np.where(BAD, 260, 6))
+    sent_again(host, np.arange(30.2, 36, 0.7))
+    return host
+
+
+def slow() -> Host:
+    host = Host()
+    asked(host, SECONDS, np.where(BAD, 260_000, 300), np.where(BAD, 300, 6))
+    return host
+
+
+@pytest.mark.parametrize(("host", "symptom"), [(lossy(), "network_loss"), (slow(), "network_rtt")])
+def test_a_peer_is_told_of_with_its_cause(host: Host, symptom: str) -> None:
+    (found,) = latest(run(host, UNTIL))
+    assert (found["symptom"], found["cause"]) == (symptom, symptom)
+    assert (found["subject"], found["culprit_object"]) == ("10.0.0.2:443", "10.0.0.2:443")
+
+
+def test_connects_that_rise_are_enough() -> None:
+    host = Host()
+    asked(host, SECONDS, np.where(BAD, 100_000, 300), np.where(BAD, 110, 6))  # a peer may hold its acknowledgements
+    assert latest(run(host, UNTIL)) == []
+    at = np.arange(0.25, UNTIL, 0.5)
+    host.add(
+        "tcp_connect",
+        len(at),
+        t_ns=T0 + (at * S).astype(np.int64),
+        pid=APP_PID,
+        proc_start_ns=START,
+        netns=NEAR,
+        peer=np.frombuffer(API, "V18"),
+        result=code("tcp_connect", "result", "ok"),
+        duration_ns=np.where((at > 30) & (at < 36), 100 * MS, 300_000),
+    )
+    (found,) = latest(run(host, UNTIL))
+    assert (found["symptom"], found["cause"]) == ("network_rtt", "network_rtt")
+
+
+def test_without_its_rows_there_is_nothing() -> None:
+    assert latest(run(lossy().without("tcp_retransmit"), UNTIL)) == []
+    assert latest(run(lossy().without("syscall_latency"), UNTIL)) == []
+    assert latest(run(slow().without("syscall_latency"), UNTIL)) == []
+
+
+@pytest.mark.parametrize(("netns", "told"), [(FAR, 1), (NEAR, 0)])
+def test_no_link_is_between_processes_of_one_network_namespace(netns: int, told: int) -> None:
+    host = lossy()
+    served(host, SECONDS, netns)
+    assert len(latest(run(host, UNTIL))) == told
+
+
+def test_a_host_whose_processors_are_short_blames_no_network() -> None:
+    host = slow()
+    host.add(
+        "syscall_latency",
+        len(SECONDS),
+        t_ns=T0 + (SECONDS * S).astype(np.int64),
+        pid=5,
+        proc_start_ns=START,
+        basis=code("syscall_latency", "basis", "blocked"),
+        kind=code("syscall_latency", "kind", "slow"),
+        interval_ns=S,
+        max_ns=0,
+        run_queue_ns=np.where(BAD, 1500 * MS, 10 * MS),
+    )
+    assert [f["cause"] for f in latest(run(host, UNTIL))] == ["unknown"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_busy_hosts_of_varying_load_and_far_peers_are_not_told(seed: int) -> None:
+    """Ten minutes: a LAN peer that thinks for as long as it likes, a WAN peer that loses some segments, a mobile one whose RTT wanders."""
+    rng = np.random.default_rng(seed)
+    host = Host(seed)
+    at = np.arange(0, 600) + 0.9
+    load = np.repeat(rng.uniform(0.2, 5, 20), 30)
+    asked(host, at, rng.normal(300, 30, 600) * (1 + load), rng.lognormal(np.log(20), 1.2, 600) * load, API)
+    lost = rng.random(600) < 0.15
+    wan = rng.normal(80_000, 8_000, 600)
+    asked(host, at, wan, wan / 1e3 * 3 + np.where(lost, 280, 0), peer("93.1.2.3", 443))
+    sent_again(host, at[lost] - 0.3)
+    host.made[-1].rows["peer"] = np.frombuffer(peer("93.1.2.3", 443), "V18")
+    mobile = 60_000 * np.exp(np.cumsum(rng.normal(0, 0.08, 600)).clip(-1.2, 1.2))
+    asked(host, at, mobile, mobile / 1e3 * 1.5, peer("80.5.6.7", 8443))
+    assert latest(run(host, 600, every_ms=1000)) == []

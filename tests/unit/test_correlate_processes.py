@@ -1,0 +1,216 @@
+"""Processes that stop, end and come back: found by themselves, and as what was behind others' trouble."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from agent.columns import NULL_I64
+from tests.unit.correlate_scenarios import APP_PID, MS, PEER, REDIS_PID, START, T0, Host, S, code, latest, run
+
+CGROUP = 4711
+
+
+def event(
+    host: Host, kind: str, at: float, pid: int = REDIS_PID, comm: bytes = b"redis-server", **more: object
+) -> None:
+    columns: dict[str, object] = {
+        "t_ns": T0 + int(at * S), "pid": pid, "tid": pid, "proc_start_ns": START, "comm": comm, "cgroup_id": CGROUP,
+        "kind": code("process_event", "kind", kind), "sender_pid": 31, "sender_comm": b"bash",
+    }  # fmt: skip
+    host.add("process_event", 1, **(columns | more))
+
+
+def test_a_server_that_stood_still_is_named_with_who_stopped_it() -> None:
+    host = Host(1).healthy(0, 60)
+    event(host, "stopped", 30.2, signal=19)
+    event(host, "continued", 32.7, signal=18)
+    (found,) = latest(run(host, 60))
+    assert (found["symptom"], found["cause"], found["cause_detail"]) == (
+        "process_stopped",
+        "process_stopped",
+        "SIGSTOP",
+    )
+    assert (found["culprit_pid"], found["culprit_comm"], found["state"]) == (REDIS_PID, "redis-server", "closed")
+    assert (
+        "Redis-server pid 900 did nothing for 2.5 s from boot+5030.200 to boot+5032.700 because it was stopped with SIGSTOP by bash pid 31"
+        in str(found["sentence"])
+    )
+    assert found["end_ns"] == T0 + int(32.7 * S)
+
+
+def test_a_stop_that_lasts_is_told_while_it_lasts() -> None:
+    host = Host(1).healthy(0, 40)
+    event(host, "stopped", 30.2, signal=19)
+    (found,) = latest(run(host, 40))
+    assert (found["cause"], found["state"]) == ("process_stopped", "open")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_stops_of_a_moment_are_silent(seed: int) -> None:
+    """As cpulimit does it."""
+    host = Host(seed).healthy(0, 60)
+    for n in range(200):
+        event(host, "stopped", 20 + n / 10, signal=19)
+        event(host, "continued", 20.07 + n / 10, signal=18)
+    assert latest(run(host, 60)) == []
+
+
+def test_who_nobody_depends_on_may_stop_and_end() -> None:
+    host = Host(1).healthy(0, 60)
+    event(host, "stopped", 20, pid=5, comm=b"vim", signal=20)
+    event(host, "killed", 30, pid=6, comm=b"cc1", signal=9)
+    event(host, "frozen", 31, pid=NULL_I64, proc_start_ns=NULL_I64, comm=b"", cgroup_id=99)
+    assert latest(run(host, 60)) == []
+
+
+@pytest.mark.parametrize(("signal", "told"), [(9, True), (11, True), (6, True), (15, False), (1, False), (2, False)])
+def test_an_end_that_somebody_asked_for_is_no_trouble(signal: int, told: bool) -> None:
+    host = Host(1).healthy(0, 60)
+    event(host, "killed", 30, signal=signal)
+    found = latest(run(host, 60))
+    assert [f["cause"] for f in found] == ["process_killed"] * told
+
+
+@pytest.mark.parametrize(
+    ("status", "asked", "told"), [(0, NULL_I64, False), (1, NULL_I64, True), (3, 15, False), (143, NULL_I64, False)]
+)
+def test_an_end_of_its_own(status: int, asked: int, told: bool) -> None:
+    host = Host(1).healthy(0, 60)
+    event(host, "exited", 30, exit_code=status, signal=asked, sender_pid=NULL_I64, sender_comm=b"")
+    found = latest(run(host, 60))
+    assert [(f["cause"], f["cause_detail"]) for f in found] == [("process_killed", "exit")] * told
+
+
+def test_out_of_memory_is_told() -> None:
+    host = Host(1).healthy(0, 60)
+    event(host, "oom_killed", 30, pid=APP_PID, comm=b"python3", signal=9)
+    (found,) = latest(run(host, 60))
+    assert (found["cause"], found["cause_detail"], found["culprit_pid"]) == ("process_killed", "oom", APP_PID)
+
+
+def test_a_program_that_ends_again_and_again_is_one_finding() -> None:
+    host = Host(1).healthy(0, 60)
+    event(host, "killed", 30, signal=9)
+    for n in range(1, 7):
+        event(host, "killed", 30 + n / 2, pid=2000 + n, signal=9, proc_start_ns=T0 + int((30 + n / 2 - 0.2) * S))
+    (found,) = latest(run(host, 60))
+    assert (found["cause"], found["symptom"]) == ("process_restarted", "process_gone")
+    assert found["culprit_pid"] in {REDIS_PID, *range(2001, 2007)}
+
+
+def test_workers_that_end_side_by_side_are_no_restarts() -> None:
+    host = Host(1).healthy(0, 60)
+    for n in range(4):
+        host.decisions(0, 30, pid=3000 + n, limiter=b"pool")
+        event(host, "killed", 30 + n / 10, pid=3000 + n, comm=b"python3", signal=9)
+    assert {f["cause"] for f in latest(run(host, 60))} == {"process_killed"}
+
+
+@pytest.mark.parametrize("taken_out", [False, True])
+def test_slow_decisions_are_explained_by_the_server_that_stood_still(taken_out: bool) -> None:
+    host = Host(1).healthy(0, 60)
+    host.stalled_decision(32.7, 2.5)
+    event(host, "stopped", 30.2, signal=19)
+    event(host, "continued", 32.65, signal=18)
+    batches = [b for b in host.made if not (taken_out and b.table == "process_event")]
+    host.made = batches
+    found = latest(run(host, 60))
+    assert found
+    if taken_out:
+        assert "process_stopped" not in {f["cause"] for f in found}
+    else:
+        (one,) = found
+        assert (one["cause"], one["symptom"], one["culprit_pid"]) == ("process_stopped", "decision_latency", REDIS_PID)
+
+
+def test_a_frozen_container_stands_still() -> None:
+    host = Host(1).healthy(0, 60)
+    host.decisions(0, 30, pid=555, limiter=b"boxed", cgroup_id=CGROUP, comm=b"boxed")
+    whole = {"pid": NULL_I64, "proc_start_ns": NULL_I64, "comm": b""}
+    event(host, "frozen", 30, **whole, sender_comm=b"dockerd", sender_pid=80)
+    event(host, "thawed", 34, **whole)
+    (found,) = latest(run(host, 60))
+    assert (found["cause"], found["cause_detail"], found["culprit_pid"]) == ("process_stopped", "frozen", 555)
+    assert "its cgroup was frozen by dockerd pid 80" in str(found["sentence"])
+
+
+def test_who_talks_all_the_time_may_not_stand_still_but_end() -> None:
+    host = Host(1).healthy(0, 60)
+    elsewhere = PEER.tobytes()[:16] + b"\x01\x02"
+    host.rtt(0, 30, pid=61, to=elsewhere)
+    host.rtt(0, 60, pid=62, to=elsewhere)
+    event(host, "stopped", 40, pid=61, comm=b"sender", signal=19)
+    event(host, "continued", 44, pid=61, comm=b"sender", signal=18)
+    event(host, "killed", 50, pid=62, comm=b"other", signal=9)
+    assert [(f["cause"], f["culprit_pid"]) for f in latest(run(host, 60))] == [("process_stopped", 61)]
+
+
+@pytest.mark.parametrize("taken_out", [False, True])
+def test_lag_is_explained_by_the_consumer_that_stood_still(taken_out: bool) -> None:
+    host = Host(1)
+    host.rtt(0, 90, pid=71)
+    host.rtt(0, 90, pid=72)
+    host.queue(0, 30)
+    host.queue(30, 50, age=np.arange(20) + 1.0, lag=np.arange(20) * 100 + 100, out=0)
+    host.queue(50, 90)
+    if not taken_out:
+        event(host, "stopped", 30, pid=72, comm=b"consumer", signal=19)
+        event(host, "continued", 49.5, pid=72, comm=b"consumer", signal=18)
+    found = [f for f in latest(run(host, 90)) if f["symptom"] == "queue_lag"]
+    assert [f["cause"] for f in found] == ["consumer_stopped" if taken_out else "process_stopped"]
+    assert taken_out or found[0]["culprit_pid"] == 72
+
+
+@pytest.mark.parametrize("taken_out", [False, True])
+def test_an_accept_queue_is_full_since_its_process_stood_still(taken_out: bool) -> None:
+    host = Host(1)
+    host.accept(0, 40)
+    host.accept(40, 45, queue=8, limit=8)
+    host.accept(45, 60)
+    if not taken_out:
+        event(host, "stopped", 39.5, pid=700, comm=b"nginx", signal=19)
+        event(host, "continued", 45, pid=700, comm=b"nginx", signal=18)
+    (found,) = [f for f in latest(run(host, 60)) if f["symptom"] == "accept_overflow"]
+    assert found["cause"] == ("accept_overflow" if taken_out else "process_stopped")
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns", "cause"),
+    [("killed", {"signal": 9}, "process_killed"), ("exited", {"signal": 15, "exit_code": 0}, "process_restarted")],
+)
+def test_who_served_an_address_before_is_remembered(kind: str, columns: dict[str, object], cause: str) -> None:
+    """Refused connects to a server that has another process by now."""
+    host = Host(1).healthy(0, 30)
+    host.stalled_decision(31.4, 1.4)
+    host.add("tcp_connect", 5, t_ns=T0 + 30 * S + np.arange(5) * 200 * MS, pid=APP_PID, proc_start_ns=START, peer=PEER,
+             result=code("tcp_connect", "result", "failed"), errno=111)  # fmt: skip
+    for part in (host.decisions, host.rtt, host.accept, host.web):
+        part(31.4, 60)
+    host.queue(30, 60)
+    host.server(31.4, 60)
+    host.made[-1].rows["pid"] = 901
+    event(host, kind, 29.95, **columns)
+    (found,) = [f for f in latest(run(host, 60)) if f["symptom"] == "decision_latency"]
+    assert (found["cause"], found["culprit_pid"]) == (cause, REDIS_PID)
+
+
+def test_many_events_are_bounded() -> None:
+    host = Host(1).healthy(0, 40)
+    t = T0 + np.sort(np.random.default_rng(1).integers(0, 40 * S, 20_000))
+    host.add("process_event", 20_000, t_ns=t, pid=np.arange(20_000) + 10**5, comm=b"sh", kind=code("process_event", "kind", "killed"), signal=9,
+             proc_start_ns=t - 5_000_000)  # fmt: skip
+    assert {table for table, _ in host.made} > {"process_event"}
+    assert latest(run(host, 40)) == []
+
+
+@pytest.mark.parametrize(("gap", "told"), [(0.02, False), (0.9, True)])
+def test_a_restart_on_purpose_is_no_trouble(gap: float, told: bool) -> None:
+    """As a deploy does it: nobody need have felt it."""
+    host = Host(1).healthy(0, 60)
+    event(host, "killed", 30.5, signal=9)
+    host.server(31, 60)
+    host.made[-1].rows["pid"], host.made[-1].rows["proc_start_ns"] = 901, T0 + int((30.5 + gap) * S)
+    host.made[-1].rows["cgroup_id"] = CGROUP
+    found = latest(run(host, 60))
+    assert [f["cause"] for f in found] == ["process_killed"] * told

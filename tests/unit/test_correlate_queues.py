@@ -1,0 +1,243 @@
+"""Queues whose consumers stop, hold something back or are overrun: what is said, and that nothing is said without its rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent.correlate.late import RATIO, Habits, bars
+from agent.correlate.series import Series
+from tests.unit.correlate_scenarios import PEER, START, T0, UNTIL, Host, S, code, latest, run
+
+CONSUMERS = {b"worker-1": 501, b"worker-2": 502, b"worker-3": 503}
+
+
+def talk(host: Host, a: float, b: float, *who: bytes) -> None:
+    """Consumers that exchange 30 segments a second with the server."""
+    t = T0 + (np.arange(a, b) * S).astype(np.int64)
+    for comm in who:
+        host.add("tcp_rtt", len(t), t_ns=t, pid=CONSUMERS[comm], proc_start_ns=START, comm=comm, role=code("tcp_rtt", "role", "client"),
+                 peer=PEER, samples=30, rtt_sum_us=1350, rtt_min_us=40, rtt_max_us=50, srtt_us=45, interval_ns=S)  # fmt: skip
+
+
+def well(a: float, b: float, host: Host | None = None, **more: Any) -> Host:
+    host = host or Host()
+    usual: dict[str, Any] = {
+        "lag": 0,
+        "age": np.nan,
+        "incoming": 40,
+        "oldest_pending_s": 0.02,
+        "pending": 2,
+        "consumers": 3,
+    }
+    host.queue(a, b, **(usual | more))
+    talk(host, a, b, *CONSUMERS)
+    return host
+
+
+def one_stops(host: Host, a: int, b: int, **more: Any) -> None:
+    """Its message gets older; the others take the rest."""
+    ages = np.arange(b - a) + 0.4
+    now: dict[str, Any] = {
+        "lag": 0,
+        "age": np.nan,
+        "incoming": 40,
+        "oldest_pending_s": ages,
+        "pending": 4,
+        "consumers": 3,
+    }
+    host.queue(a, b, **(now | more))
+    talk(host, a, b, b"worker-1", b"worker-3")
+
+
+def found(host: Host) -> list[dict[str, Any]]:
+    return latest(run(host, UNTIL))
+
+
+def test_a_consumer_that_stopped_with_what_it_holds_is_named() -> None:
+    host = well(0, 30)
+    one_stops(host, 30, 36)
+    well(36, UNTIL, host)
+    (finding,) = found(host)
+    assert (finding["symptom"], finding["cause"]) == ("queue_lag", "consumer_stopped")
+    assert (finding["culprit_pid"], finding["culprit_comm"]) == (502, "worker-2")
+    assert "worker-2 pid 502 stopped" in str(finding["sentence"])
+
+
+def test_its_name_with_the_server_is_told_too_and_tells_one_of_several() -> None:
+    host = well(0, 30)
+    one_stops(host, 30, 36, holder=b"worker-2")
+    talk(host, 0, 30, b"worker-1")
+    well(36, UNTIL, host)
+    (finding,) = found(host)
+    assert (finding["culprit_pid"], finding["culprit_object"]) == (502, "worker-2")
+
+
+def test_without_the_network_nobody_is_named() -> None:
+    host = well(0, 30)
+    one_stops(host, 30, 36)
+    well(36, UNTIL, host).without("tcp_rtt")
+    (finding,) = found(host)
+    assert (finding["cause"], finding["culprit_comm"]) == ("consumer_stopped", "")
+    assert float(str(finding["confidence"])) < 0.7
+
+
+def test_a_consumer_that_was_killed_with_nothing_in_its_hands() -> None:
+    host = well(0, 30, idle_consumer=b"worker-1", idle_s=0.1)
+    host.queue(30, 38, lag=0, age=np.nan, incoming=40, oldest_pending_s=0.02, pending=2, consumers=3, idle_consumer=b"worker-2", idle_s=np.arange(8) + 0.5)  # fmt: skip
+    talk(host, 30, 38, b"worker-1", b"worker-3")
+    well(38, UNTIL, host, idle_consumer=b"worker-3", idle_s=0.1)
+    (finding,) = found(host)
+    assert (finding["symptom"], finding["cause"], finding["culprit_pid"], finding["culprit_object"]) == ("queue_lag", "consumer_stopped", 502, "worker-2")  # fmt: skip
+    assert "asked for nothing for" in str(finding["sentence"])
+
+
+def test_a_consumer_that_another_one_replaces_is_none_of_our_business() -> None:
+    host = well(0, 30, idle_consumer=b"worker-1", idle_s=0.1)
+    well(30, UNTIL, host, idle_consumer=b"worker-2", idle_s=np.arange(30) + 0.5, consumers=4)
+    assert found(host) == []
+
+
+def test_all_of_them_stopped_and_all_of_them_slow() -> None:
+    stop = np.arange(6) + 0.5
+    for out, cause in ((0.0, "consumer_stopped"), (8.0, "consumer_slow")):
+        host = well(0, 30)
+        host.queue(
+            30,
+            36,
+            lag=(stop * 40).astype(int),
+            age=stop,
+            incoming=40,
+            out=out,
+            oldest_pending_s=stop,
+            pending=3,
+            consumers=3,
+        )
+        well(36, UNTIL, host)
+        (finding,) = found(host)
+        assert finding["cause"] == cause
+
+
+def test_what_is_made_up_for_at_the_end_does_not_change_the_cause() -> None:
+    stop = np.arange(6) + 0.5
+    host = well(0, 30)
+    host.queue(
+        30,
+        36,
+        lag=(stop * 40).astype(int),
+        age=stop,
+        incoming=40,
+        out=0.0,
+        oldest_pending_s=stop,
+        pending=3,
+        consumers=3,
+    )
+    host.queue(
+        36, 38, lag=[100, 40], age=[2.5, 1.5], incoming=40, out=140, oldest_pending_s=1.0, pending=3, consumers=3
+    )
+    well(38, UNTIL, host)
+    (finding,) = found(host)
+    assert finding["cause"] == "consumer_stopped"
+
+
+@pytest.mark.parametrize(("waits_ns", "cause"), [(0, "consumer_slow"), (700_000_000, "cpu")])
+def test_consumers_that_get_no_cpu_are_told_from_slow_ones(waits_ns: int, cause: str) -> None:
+    host = well(0, 30)
+    stop = np.arange(6) + 0.5
+    host.queue(
+        30,
+        36,
+        lag=(stop * 40).astype(int),
+        age=stop,
+        incoming=40,
+        out=8.0,
+        oldest_pending_s=stop,
+        pending=3,
+        consumers=3,
+    )
+    talk(host, 30, 36, *CONSUMERS)
+    t = T0 + np.arange(0, UNTIL) * S
+    for pid in CONSUMERS.values():
+        host.add("syscall_latency", len(t), t_ns=t, pid=pid, proc_start_ns=START, comm=b"worker", basis=code("syscall_latency", "basis", "blocked"), interval_ns=S,
+                 run_queue_ns=np.where((t >= T0 + 30 * S) & (t < T0 + 37 * S), waits_ns, 0) + 6_000_000)  # fmt: skip
+    well(36, UNTIL, host)
+    (finding,) = found(host)
+    assert finding["cause"] == cause
+
+
+def test_a_burst_that_the_consumers_cannot_follow() -> None:
+    host = well(0, 30)
+    grown = np.arange(5) * 0.11 + 0.06
+    host.queue(
+        30,
+        35,
+        lag=(grown * 600).astype(int),
+        age=grown,
+        incoming=650,
+        out=580,
+        oldest_pending_s=grown,
+        pending=12,
+        consumers=3,
+    )
+    talk(host, 30, 35, *CONSUMERS)
+    well(35, UNTIL, host)
+    (finding,) = found(host)
+    assert (finding["symptom"], finding["cause"]) == ("queue_lag", "load")
+    assert float(str(finding["confidence"])) >= 0.8
+
+
+@pytest.mark.parametrize(("failure", "cause"), [("no_answer", "broker_slow"), ("refused", "broker_down")])
+def test_what_piled_up_while_the_server_was_away_is_its_doing(failure: str, cause: str) -> None:
+    host = well(0, 30)
+    host.queue(30, 34, lag=-(2**63), age=np.nan, status=b"down", failure=code("queue_lag", "failure", failure), reason=b"redis 127.0.0.1:6399: it is so",
+               poll_ns=S // 2)  # fmt: skip
+    age = np.array([3.5, 3.2, 3.1, 2.9, 2.0])
+    host.queue(
+        34, 39, lag=(age * 40).astype(int), age=age, incoming=40, out=5, oldest_pending_s=age, pending=12, consumers=3
+    )
+    well(39, UNTIL, host)
+    (finding,) = found(host)
+    assert finding["cause"] == cause
+
+
+def test_what_happens_again_and_again_is_a_habit() -> None:
+    habits = Habits()
+    for start in range(0, 300, 100):
+        assert not any(habits.has(1, "age_s", start + i, 5.0) for i in range(4))
+    assert habits.has(1, "age_s", 300, 5.0)
+    assert not habits.has(1, "age_s", 400, 50.0)
+    assert not habits.has(2, "age_s", 400, 5.0)
+    assert not habits.has(1, "age_s", 4000, 5.0)
+
+
+def test_ages_spread_as_widely_as_is_stated_exceed_the_bar_less_than_once_in_a_day() -> None:
+    """100,000 polls of a healthy queue: ages are log-normal with sigma 1, half of the polls find nothing waiting."""
+    rng, late, polls = np.random.default_rng(7), 0, 0
+    slot = np.array([0])
+    for _ in range(20):
+        series = Series(("age_s", "lag", "out"), 8)
+        for second in range(5_000):
+            series.begin(second)
+            series.slot(("queue",), second)
+            waits = rng.random() < 0.5
+            age = float(rng.lognormal(np.log(0.2), 1.0)) if waits else 0.0
+            series.put(second, slot, age_s=np.array([age]), lag=np.array([8.0 if waits else 0.0]), out=np.array([20.0]))
+            if second >= 120 and second % 7 == 0:
+                polls += 7
+                late += int(age > bars(series, "age_s", "lag", slot, second, 10)[0]) * 7
+    assert polls > 90_000
+    assert late <= 7
+
+
+def test_a_quiet_queue_has_a_high_bar() -> None:
+    """Two messages in two minutes: that one waits for seconds may be what each does."""
+    series, slot = Series(("age_s", "lag", "out"), 8), np.array([0])
+    for second in range(120):
+        series.begin(second)
+        series.slot(("queue",), second)
+        series.put(
+            second, slot, age_s=np.array([0.0]), lag=np.array([0.0]), out=np.array([1.0 if second in (20, 80) else 0.0])
+        )
+    assert bars(series, "age_s", "lag", slot, 120, 10)[0] == RATIO / 2

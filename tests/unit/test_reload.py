@@ -1,0 +1,56 @@
+"""The process that reads the settings again, where it hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from agent.config import resolve
+from agent.service import reload
+from tests.patience import PATIENCE
+
+
+class Undying(subprocess.Popen[bytes]):
+    """Who does not die of being killed, as in an uninterruptible sleep."""
+
+    def __init__(self, command: list[str], **more: object) -> None:
+        super().__init__(["sleep", "60"], **more)  # type: ignore[call-overload]
+
+    def kill(self) -> None:
+        pass
+
+
+class _Loop:
+    """What of the loop is used: who is readable."""
+
+    def __init__(self) -> None:
+        self.selector, self.readable = self, list[object]()
+
+    def on_readable(self, what: object, _: object) -> None:
+        self.readable.append(what)
+
+    def unregister(self, what: object) -> None:
+        self.readable.remove(what)
+
+
+def test_one_that_does_not_die_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.service.reload.subprocess.Popen", Undying)
+    loop = _Loop()
+    one = reload.Reload(resolve({}, {}), loop, {})  # type: ignore[arg-type]
+    begin = time.monotonic()
+    one.start()
+    one.start()
+    try:
+        assert time.monotonic() - begin < 5 * PATIENCE
+        assert len(loop.readable) == len(one._ending) == 1
+    finally:
+        one._end()
+        for child in one._ending:
+            os.kill(child.pid, signal.SIGKILL)
+            child.wait()
+    one._end()
+    assert one._ending == []
