@@ -74,12 +74,26 @@ class Verbs(options.Verbs):
         click.Command.format_options(self, ctx, formatter)
 
 
+def _say_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    """Looked up when it is asked for: that takes longer than all else a verb needs before it starts."""
+    if asked and not ctx.resilient_parsing:
+        click.echo(f"tickscope, version {host.version()}")
+        ctx.exit()
+
+
 @click.group(
     cls=Verbs,
     subcommand_metavar="VERB [ARGS]...",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-@click.version_option(host.version(), prog_name="tickscope")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_say_version,
+    help="Show the version and exit.",
+)
 def cli() -> None:
     """Which limiter decisions and queue delays were caused by a clock jump, a slow network, a TLS handshake or a system call.
 

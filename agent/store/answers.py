@@ -106,7 +106,8 @@ class Answers(ABC):
         from agent.store.arrow import WALL_COLUMNS, wall_arrays
 
         boot = np.asarray(boots.to_numpy(zero_copy_only=False), object)
-        t_ns = np.asarray(times.fill_null(NULL_I64).to_numpy(zero_copy_only=False), np.int64)
+        known = times.fill_null(NULL_I64) if times.null_count else times  # filling loads pyarrow.compute
+        t_ns = np.asarray(known.to_numpy(zero_copy_only=False), np.int64)
         wall, err, alt = (np.full(len(t_ns), NULL_I64) for _ in range(3))
         state = np.full(len(t_ns), -1, np.int8)
         for name in set(boot):

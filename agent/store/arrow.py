@@ -1,17 +1,17 @@
 """Numpy batches as Arrow tables: sentinels become nulls, codes become names, packed addresses become text.
 
 Sealed Parquet and hot rows both go through ``to_arrow``, so both answer a query alike. Vectorised: Python code runs once
-per distinct address, never per row. Imported by the sealer and the CLI only; the agent never loads pyarrow.
+per distinct address, never per row. Imported by the sealer and the CLI only; the agent never loads pyarrow. ``take`` and ``cast`` of an Arrow array
+load pyarrow.compute, 50 ms of every answer, so they are left to text that is rare.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from agent.clock.history import Converted
 from agent.columns import HIST_BUCKETS, NULL_I64, Column
@@ -48,11 +48,7 @@ def to_arrow(table: str, rows: np.ndarray, boot_id: str, host: str) -> pa.Table:
 def wall_arrays(times: Converted) -> list[pa.Array]:
     """What ``History.to_wall`` returns, as Arrow arrays in the order of ``WALL_COLUMNS``."""
     wall, err, alt = (pa.array(a, mask=a == NULL_I64) for a in (times.ns, times.err_ns, times.alt_ns))
-    state = times.state
-    names = pa.array([*_STATES, None], pa.string()).take(
-        pa.array(np.where(state < 0, len(_STATES), state).astype(np.int32))
-    )
-    return [wall, err, names, alt]
+    return [wall, err, _named(_STATES, times.state), alt]
 
 
 def _column(column: Column, values: np.ndarray) -> pa.Array:
@@ -67,30 +63,37 @@ def _column(column: Column, values: np.ndarray) -> pa.Array:
         offsets = np.arange(len(values) + 1, dtype=np.int32) * HIST_BUCKETS
         return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values.reshape(-1)))
     if kind == "enum":
-        names = pa.array([*column.names, None], pa.string())
-        known = (values >= 0) & (values < len(column.names))
-        return names.take(pa.array(np.where(known, values, len(column.names)).astype(np.int32)))
+        return _named(column.names, values)
     if kind in ("addr", "peer"):
-        return _take_text(values, addr_text if kind == "addr" else peer_text)
-    return _take_text(values, _utf8) if not _is_utf8(values) else _plain_text(values)
+        texts, which = _distinct(values, addr_text if kind == "addr" else peer_text)
+        return _plain_text(np.array([text.encode() for text in texts], "S")[which])
+    if _is_ascii(values):
+        return _plain_text(values)
+    texts, which = _distinct(values, _utf8)  # each as wide as the widest would be much memory
+    return pa.array([text or None for text in texts], pa.string()).take(pa.array(which.astype(np.int32)))
 
 
-def _is_utf8(values: np.ndarray) -> bool:
+def _named(names: Sequence[str], codes: np.ndarray) -> pa.Array:
+    """The name of each code, null for those without."""
+    known = (codes >= 0) & (codes < len(names))
+    return _plain_text(np.array([*names, ""], "S")[np.where(known, codes, len(names))])
+
+
+def _is_ascii(values: np.ndarray) -> bool:
     return not (values.view(np.uint8) > 127).any()
 
 
 def _plain_text(values: np.ndarray) -> pa.Array:
-    strings = pa.array(values, pa.binary()).cast(pa.string())
-    return pc.if_else(pc.equal(strings, ""), pa.scalar(None, pa.string()), strings)
+    """values: ASCII, as numpy's fixed-width bytes; empty ones become null."""
+    return pa.array(values, pa.binary(), mask=values == b"").view(pa.string())
 
 
-def _take_text(values: np.ndarray, text: Any) -> pa.Array:
-    """Each distinct stored value as text, once. Sorting fixed-width bytes is what np.unique does with them."""
-    unique, inverse = np.unique(values.view(f"S{values.dtype.itemsize}"), return_inverse=True)
+def _distinct(values: np.ndarray, text: Callable[[bytes], str]) -> tuple[list[str], np.ndarray]:
+    """The text of each distinct stored value, and which of them each value is. Sorting fixed-width bytes is what np.unique does with them."""
     width = values.dtype.itemsize
-    texts = pa.array([text(bytes(u).ljust(width, b"\0")) or None for u in unique], pa.string())
-    return texts.take(pa.array(inverse.astype(np.int32)))
+    unique, inverse = np.unique(values.view(f"S{width}"), return_inverse=True)
+    return [text(bytes(one).ljust(width, b"\0")) for one in unique], inverse
 
 
-def _utf8(raw: bytes) -> str | None:
-    return raw.rstrip(b"\0").decode("utf-8", "replace") or None
+def _utf8(raw: bytes) -> str:
+    return raw.rstrip(b"\0").decode("utf-8", "replace")

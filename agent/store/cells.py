@@ -71,12 +71,12 @@ def write(folder: str, table: str) -> list[str]:
     first[cells[::-1]] = np.arange(len(cells))[::-1]  # of equal places the last one assigned stays: the first row
     most = np.full(count, NULL_I64)
     np.maximum.at(most, cells, values)
+    places = buckets(values[first])
+    keys = [coded[c].indices.fill_null(-1).to_numpy()[first] for c in reversed(chosen)]
+    order = np.lexsort((places, *keys))  # a third smaller on disk, and quicker to add up
+    first, most, count_of = first[order], most[order], np.bincount(cells, minlength=count)[order]
     unknown = most == NULL_I64
-    own = (
-        pa.array(buckets(values[first]), mask=unknown),
-        pa.array(np.bincount(cells, minlength=count)),
-        pa.array(most, mask=unknown),
-    )
+    own = (pa.array(places[order], mask=unknown), pa.array(count_of), pa.array(most, mask=unknown))
     made = [*(coded[c].take(pa.array(first)) for c in chosen), *own]
     pq.write_table(pa.table(made, names=[*chosen, *_OWN]), f"{folder}/{name(table)}", compression="zstd")
     return chosen
