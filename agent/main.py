@@ -59,7 +59,7 @@ def _kernel_sources(
 ) -> tuple[list[Source], ClockSource, Targets]:
     """The kernel source and what the families add to it. A family whose set-up fails is unavailable; the others run."""
     from agent.clock.source import ClockSource
-    from agent.kernel.sampling import Window
+    from agent.kernel.sampling import SamplingWindow
     from agent.targets.shares import raise_soft_limit
     from agent.targets.targets import Targets
 
@@ -67,7 +67,7 @@ def _kernel_sources(
         kernel.control["agent_pid"] = os.getpid()
     raise_soft_limit()
     targets = Targets(helper, kernel)
-    window = Window(helper, int(config.syscalls_window_ms * 1e6))
+    window = SamplingWindow(helper, int(config.syscalls_window_ms * 1e6))
     kernel.hold = lambda: window.busy
     sources: list[Source] = [window, kernel, targets, targets.unseen]
     settings = {"syscalls": config.syscalls, "window": window, **extra}
@@ -233,9 +233,9 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: Helper, wat
     loop.each_second.append(status.tell)
     answers["status"] = status.document
     if exports.metrics is not None:
-        from exporters.observed import Observer
+        from exporters.observed import StatusMetrics
 
-        loop.each_second.append(Observer(exports.metrics, host.version(), status.parts, exports.page))
+        loop.each_second.append(StatusMetrics(exports.metrics, host.version(), status.parts, exports.page))
     live = None
     if config.live:
         from agent.service.live import Live

@@ -22,7 +22,7 @@ _TICKS_PER_S, _PAGE_BYTES = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 _STORE_STATES = ("ok", "degraded")
 
 
-class Observer:
+class StatusMetrics:
     """Called once a second by the agent's loop.
 
     look: gives the parts of the status that are used here: ``processes probes store export``. page: the metrics page, where there is one.

@@ -22,7 +22,7 @@ from agent.log import ERROR, say
 from exporters.aggregate import MetricStore
 from exporters.otlp_settings import OtlpConfig
 from exporters.send import HttpSender, Outcome, Sender, failed
-from exporters.waiting import SPAN_TABLES, Backlog
+from exporters.waiting import SPAN_TABLES, Waiting
 
 if TYPE_CHECKING:
     from exporters.grpc_link import GrpcLink
@@ -102,7 +102,7 @@ class OtlpExporter(Stating, Owning):
 
     def __init__(self, config: OtlpConfig, resource: Mapping[str, str], to_wall: ToWall, metrics: MetricStore) -> None:
         self._config, self._resource, self._to_wall, self._metrics = config, dict(resource), to_wall, metrics
-        self._backlog = Backlog(config)
+        self._backlog = Waiting(config)
         self._lanes: dict[str, _Lane] = {}
         self._link: GrpcLink | None = None
         self._failure = ""

@@ -34,7 +34,7 @@ _MAX_SAMPLES = 8
 
 
 @dataclass(frozen=True)
-class Kind:
+class SpanKind:
     """How a table's rows become spans: the name's first word, the column that completes it, and what makes it an error."""
 
     word: str
@@ -42,13 +42,13 @@ class Kind:
     error: tuple[str, frozenset[str]] = ("", frozenset())
 
 
-KINDS: dict[str, Kind] = {
-    "limiter_decision": Kind("decision", "result", ("result", frozenset({"error"}))),
-    "slow_syscall": Kind("syscall", "syscall"),
-    "tls_handshake": Kind("tls handshake", "", ("result", frozenset({"failed", "abandoned"}))),
-    "tcp_connect": Kind("tcp connect", "", ("result", frozenset({"failed", "aborted"}))),
-    "clock_change": Kind("clock", "kind"),
-    "finding": Kind("finding", "cause", ("severity", frozenset({"alarm"}))),
+KINDS: dict[str, SpanKind] = {
+    "limiter_decision": SpanKind("decision", "result", ("result", frozenset({"error"}))),
+    "slow_syscall": SpanKind("syscall", "syscall"),
+    "tls_handshake": SpanKind("tls handshake", "", ("result", frozenset({"failed", "abandoned"}))),
+    "tcp_connect": SpanKind("tcp connect", "", ("result", frozenset({"failed", "aborted"}))),
+    "clock_change": SpanKind("clock", "kind"),
+    "finding": SpanKind("finding", "cause", ("severity", frozenset({"alarm"}))),
 }
 
 

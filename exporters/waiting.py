@@ -47,7 +47,7 @@ MAX_ROWS = 1024
 _Piece = tuple[float, np.ndarray]
 
 
-class Backlog:
+class Waiting:
     """``put`` belongs to the agent's thread, ``take`` to the worker's. Times are CLOCK_MONOTONIC seconds."""
 
     def __init__(self, config: OtlpConfig) -> None:

@@ -31,7 +31,7 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class Value:
+class GroupValue:
     """A value of each group: how many rows (``count``), or the smallest, largest or latest value of a column, or whether all of its values are true.
     where: of the rows that meet it only."""
 
@@ -57,7 +57,7 @@ class Question:
     within: bool = True
     latest: tuple[str, ...] = ()
     group: tuple[str, ...] = ()
-    values: tuple[Value, ...] = ()
+    values: tuple[GroupValue, ...] = ()
     order: tuple[str, ...] = TIME
     largest: str = ""
     limit: int | None = None

@@ -22,7 +22,7 @@ class Result(NamedTuple):
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """Rows at one moment, and the window in which they are asked for. A context manager. Its methods raise AgentError: exit 2 where the question is
     wrong (a condition that cannot be read, a column that is not there), 4 where rows cannot be read any more."""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent.ask.names import quote
-from agent.ask.question import Condition, Question, Value, Where
+from agent.ask.question import Condition, GroupValue, Question, Where
 from agent.ask.window import Window
 
 
@@ -57,7 +57,7 @@ def _latest(question: Question, boots: Sequence[str]) -> str:
     return f" QUALIFY rank() OVER (PARTITION BY {', '.join(map(quote, question.latest))} ORDER BY {newest}) = 1"
 
 
-def _value(value: Value) -> str:
+def _value(value: GroupValue) -> str:
     column = quote(value.column)
     made = {
         "count": "count(*)",

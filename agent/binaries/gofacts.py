@@ -9,10 +9,9 @@ from typing import Any
 
 from agent.binaries import gobuild
 from agent.binaries.elf import X86_64, ElfError, contains_32
-from agent.binaries.gosym import Function, GoBinary
+from agent.binaries.gosym import GoBinary, GoFunction
 from agent.limiters import catalogue
-from agent.limiters.library import ROLES, Seen
-from agent.limiters.library import Function as Declared
+from agent.limiters.library import ROLES, Function, Seen
 
 REGISTER_ABI_MINOR = 17
 #: What a function with a frame starts with (cmd/internal/obj/x86, stacksplit): CMPQ SP, 16(R14), or LEAQ -n(SP), R12 for a large one.
@@ -85,7 +84,7 @@ def examine(fd: int) -> GoFacts | None:
     return GoFacts(probed, others, lookups) if probed or others or lookups else None
 
 
-def _lookups(binary: GoBinary, found: list[Function]) -> tuple[int, list[int]] | None:
+def _lookups(binary: GoBinary, found: list[GoFunction]) -> tuple[int, list[int]] | None:
     minor = binary.build.minor if binary.build else None
     mine = [one for one in found if one.name.encode() == LOOKUP]
     if not mine or minor is None or minor < LOOKUP_MINOR or (binary.build and "noregabi" in binary.build.go_version):
@@ -96,7 +95,7 @@ def _lookups(binary: GoBinary, found: list[Function]) -> tuple[int, list[int]] |
         return None
 
 
-def _ways(binary: GoBinary, function: Function) -> tuple[int, list[int]]:
+def _ways(binary: GoBinary, function: GoFunction) -> tuple[int, list[int]]:
     """File offsets of a function's first instruction and of its returns. Raises ElfError where they are not certain, or too many."""
     if not binary.read(function.entry, 4).startswith(_PROLOGUES):
         raise ElfError("it does not begin as the Go compiler begins a function")
@@ -116,7 +115,7 @@ def _is_other(package: bytes, seen: Iterable[Seen]) -> bool:
     return any(_LIMITER.fullmatch(element) for element in package.split(b"/"))
 
 
-def _of(seen: Seen, found: list[Function]) -> list[tuple[Function, Declared]]:
+def _of(seen: Seen, found: list[GoFunction]) -> list[tuple[GoFunction, Function]]:
     """The functions of a library, those without which nothing is seen first."""
     symbols = seen.symbols()
     mine = [
@@ -128,7 +127,7 @@ def _of(seen: Seen, found: list[Function]) -> list[tuple[Function, Declared]]:
     return sorted(mine, key=lambda one: ROLES.index(one[1].role))
 
 
-def _probed(binary: GoBinary, name: str, seen: Seen, found: list[tuple[Function, Declared]]) -> Probed:
+def _probed(binary: GoBinary, name: str, seen: Seen, found: list[tuple[GoFunction, Function]]) -> Probed:
     assert binary.build is not None
     one = Probed(name, go_version=binary.build.go_version)
     try:
@@ -178,7 +177,7 @@ def _refuse(binary: GoBinary, seen: Seen, one: Probed) -> None:
         one.state, one.remedy = "unavailable", f"rebuild the program with a current Go and a current {seen.module}"
 
 
-def _place(binary: GoBinary, seen: Seen, found: list[tuple[Function, Declared]], one: Probed) -> None:
+def _place(binary: GoBinary, seen: Seen, found: list[tuple[GoFunction, Function]], one: Probed) -> None:
     """Works out the file offsets. Raises ElfError where there would be none of decisions; without the others' less is seen, no more."""
     for function, declared in found:
         try:

@@ -31,7 +31,7 @@ _MODULEDATA_WORDS = 64
 
 
 @dataclass(frozen=True)
-class Function:
+class GoFunction:
     """A Go function: full name, virtual addresses of its entry and of the next function's, and its record in the pclntab."""
 
     name: str
@@ -185,7 +185,7 @@ class GoBinary(Elf):
                 return match[1].decode("utf-8", "replace")
         return ""
 
-    def functions(self, names: Iterable[bytes]) -> list[Function]:
+    def functions(self, names: Iterable[bytes]) -> list[GoFunction]:
         """The functions of these full names (``golang.org/x/time/rate.(*Limiter).reserveN``); those that do not exist are left out.
 
         A name comes twice where the binary has two vendored copies of the package.
@@ -205,7 +205,7 @@ class GoBinary(Elf):
             entry, end = self._bounds(index)
             if not 0 < end - entry <= _MAX_FUNCTION:
                 raise ElfError("a Go function of odd size")
-            found.append(Function(positions[record.name], entry, end, record))
+            found.append(GoFunction(positions[record.name], entry, end, record))
         return found
 
     def _with_names(self, origin: int, wanted: np.ndarray) -> list[int]:
@@ -261,7 +261,7 @@ class GoBinary(Elf):
                 hits = (entries["addend"] == base) & (entries["info"] == _R_X86_64_RELATIVE)
                 yield from entries["offset"][hits].tolist()
 
-    def pc_table(self, function: Function, offset: int) -> dict[range, int]:
+    def pc_table(self, function: GoFunction, offset: int) -> dict[range, int]:
         """A pc table of a function (``record.pcsp`` ...), ranges of offsets in it -> value; empty where it has none."""
         base, header = self._pclntab
         if offset == 0:
@@ -270,7 +270,7 @@ class GoBinary(Elf):
         data = self.read(start, min(_MAX_PC_TABLE, self.rest(start)))
         return gopcln.pc_values(data, header.quantum, function.end - function.entry)
 
-    def returns(self, function: Function) -> list[int]:
+    def returns(self, function: GoFunction) -> list[int]:
         """Virtual addresses of the function's RET instructions (x86-64), ascending, at least one.
 
         Raises ElfError unless it is certain that these are all ways out and that each is an instruction's start.

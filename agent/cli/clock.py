@@ -16,7 +16,7 @@ _TOLD = ("drift_ppb", "segments", "watch")
 _LEAP = ("none announced", "a second will be inserted", "a second will be deleted", "unknown")
 
 
-@click.group("clock", cls=options.Verbs, invoke_without_command=True, subcommand_metavar="[VERB] [ARGS]...")
+@click.group("clock", cls=options.VerbGroup, invoke_without_command=True, subcommand_metavar="[VERB] [ARGS]...")
 @options.reading
 @click.pass_context
 def command(ctx: click.Context, fmt: str, store: str) -> None:

@@ -16,7 +16,7 @@ NAMED = 10
 _LOOK_S = 10
 
 
-class Step(NamedTuple):
+class WallStep(NamedTuple):
     """A jump of the wall clock: when (CLOCK_BOOTTIME ns), how far, who, in words (empty where nobody asks), and the wall time just after it."""
 
     t_ns: int
@@ -42,7 +42,7 @@ class Course:
     start_ns: np.ndarray
     moved_ns: np.ndarray
     err_ns: np.ndarray
-    steps: Sequence[Step]
+    steps: Sequence[WallStep]
     jumps: int
     rate_t_ns: np.ndarray
     rate_ppm: np.ndarray

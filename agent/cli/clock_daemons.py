@@ -17,16 +17,16 @@ _RECENT_NS = 600_000_000_000
 
 def rows(store: str) -> list[dict[str, Any]]:
     """The last row of each daemon (whatever source it has now), of each of its sources, and of each comparison, in the newest boot. Raises AgentError."""
-    from agent.ask.question import Question, Value, Where
+    from agent.ask.question import GroupValue, Question, Where
     from agent.store.sources import opened
 
     with opened(store, ["clock_daemon", "clock_offset"]) as source:
         if not source.boots:
             return []
         mine = Where("boot_id", "=", source.boots[-1])
-        read_ns = source.rows(Question("clock_offset", where=(mine,), values=(Value("last_ns", "max", "t_ns"),)))[0][
-            "last_ns"
-        ]
+        read_ns = source.rows(Question("clock_offset", where=(mine,), values=(GroupValue("last_ns", "max", "t_ns"),)))[
+            0
+        ]["last_ns"]
         if read_ns is None:
             return []
         recent = Where("t_ns", ">=", read_ns - _RECENT_NS)

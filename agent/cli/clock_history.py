@@ -16,7 +16,7 @@ from agent.errors import NO_ROWS, USAGE, AgentError, printable
 if TYPE_CHECKING:
     import numpy as np
 
-    from agent.ask.source import Source
+    from agent.ask.source import RowSource
     from agent.cli.clock_course import Course
     from agent.clock.history import History
 
@@ -31,7 +31,7 @@ _OPEN_NS = 1 << 62
 _SEGMENT = ("boot_id", "t_ns", "wall_ns", "real_boot_ns", "err_ns", "step_ns", "via", "pid", "comm")
 
 
-def histories(source: Source) -> dict[str, History]:
+def histories(source: RowSource) -> dict[str, History]:
     """The offset history of each boot in the store that has one, oldest boot first."""
     found = {boot: source.history(boot) for boot in source.boots}
     return {boot: one for boot, one in found.items() if len(one)}
@@ -118,7 +118,7 @@ def command(since: str | None, until: str | None, limit: int | None, plot: str |
         )
 
 
-def _ends(source: Source, boot: str, history: History) -> np.ndarray:
+def _ends(source: RowSource, boot: str, history: History) -> np.ndarray:
     """To when each segment held, CLOCK_BOOTTIME ns. Nothing of a boot holds beyond its last sample once a later one has begun."""
     import numpy as np
 
@@ -126,7 +126,7 @@ def _ends(source: Source, boot: str, history: History) -> np.ndarray:
     return np.append(s.start_ns[1:], _OPEN_NS if boot == source.boots[-1] else s.known_ns[-1] + 1)
 
 
-def _within(source: Source, boot: str, history: History) -> np.ndarray:
+def _within(source: RowSource, boot: str, history: History) -> np.ndarray:
     """Indices of the segments that overlap the source's window."""
     import numpy as np
 
@@ -140,12 +140,12 @@ def _within(source: Source, boot: str, history: History) -> np.ndarray:
     return np.flatnonzero(kept)
 
 
-def _course(source: Source, boot: str, history: History, at: np.ndarray) -> Course | None:
+def _course(source: RowSource, boot: str, history: History, at: np.ndarray) -> Course | None:
     """What is drawn of one boot's segments ``at``; None where there are not two samples in the window."""
     import numpy as np
 
-    from agent.ask.question import Question, Value, Where
-    from agent.cli.clock_course import NAMED, Course, Step, furthest, rates, unwatched
+    from agent.ask.question import GroupValue, Question, Where
+    from agent.cli.clock_course import NAMED, Course, WallStep, furthest, rates, unwatched
     from agent.columns import NULL_I64
 
     mine = Where("boot_id", "=", boot)
@@ -155,9 +155,9 @@ def _course(source: Source, boot: str, history: History, at: np.ndarray) -> Cour
         return None
     s, host = (
         history.segments,
-        source.rows(Question("clock_offset", where=(mine,), within=False, values=(Value("host", "max", "host"),)))[0][
-            "host"
-        ],
+        source.rows(Question("clock_offset", where=(mine,), within=False, values=(GroupValue("host", "max", "host"),)))[
+            0
+        ]["host"],
     )
     shown = at[s.start_ns[at] <= t[-1]]
     jumped = shown[1:][(s.start_ns[shown[1:]] >= t[0])]
@@ -166,7 +166,7 @@ def _course(source: Source, boot: str, history: History, at: np.ndarray) -> Cour
     named = np.argsort(-np.abs(size), kind="stable")[:NAMED]
     actors = {row["t_ns"]: _who(row) for row in _rows(source, boot, history, np.sort(jumped[named]))}
     drawn = np.union1d(furthest(s.start_ns[jumped], size), named)
-    steps = [Step(start, by, actors.get(start, ""), start + offset) for start, by, offset in zip(
+    steps = [WallStep(start, by, actors.get(start, ""), start + offset) for start, by, offset in zip(
         s.start_ns[jumped[drawn]].tolist(), size[drawn].tolist(), s.real_boot_ns[jumped[drawn]].tolist(), strict=True)]  # fmt: skip
     moved = s.real_boot_ns[shown] - s.real_boot_ns[shown[0]]
     few = furthest(s.start_ns[shown], moved, s.err_ns[shown])
@@ -197,7 +197,7 @@ def _who(row: dict[str, Any]) -> str:
     )
 
 
-def _rows(source: Source, boot: str, history: History, at: np.ndarray) -> list[dict[str, Any]]:
+def _rows(source: RowSource, boot: str, history: History, at: np.ndarray) -> list[dict[str, Any]]:
     """The segments ``at``, each with who began it."""
     import numpy as np
 

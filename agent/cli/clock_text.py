@@ -8,7 +8,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from agent.cli.cells import cell, duration
-from agent.cli.clock_course import Course, Step
+from agent.cli.clock_course import Course, WallStep
 from agent.cli.clock_plot import nice, scaled, times, title
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
@@ -91,7 +91,7 @@ def text(course: Course, columns: int, rows: int = 12) -> list[str]:
     return out
 
 
-def _arrow(step: Step, plain: bool) -> str:
+def _arrow(step: WallStep, plain: bool) -> str:
     return ("^" if plain else "▲") if step.size_ns > 0 else ("v" if plain else "▼")
 
 
@@ -111,7 +111,7 @@ def _clock(course: Course, room: int, at_x: Callable[[int], int]) -> str:
     return line
 
 
-def _told(step: Step, plain: bool, colour: bool) -> str:
+def _told(step: WallStep, plain: bool, colour: bool) -> str:
     arrow = _paint(_arrow(step, plain), "32" if step.size_ns > 0 else "31", colour)
     return f"  {arrow} {cell('wall_ns', step.wall_ns)}  {'+' if step.size_ns > 0 else '-'}{duration(abs(step.size_ns))}  {step.actor}"
 

@@ -13,7 +13,7 @@ from agent.errors import NO_ROWS
 
 if TYPE_CHECKING:
     from agent.ask.question import Where
-    from agent.ask.source import Source
+    from agent.ask.source import RowSource
 
 #: What the table format shows; the other formats have every column.
 SHOWN = ("finding_id", "state", "start_ns", "cause", "symptom", "confidence", "end_ns", "sentence")
@@ -57,14 +57,14 @@ def command(only_open: bool, since: str | None, until: str | None, fmt: str, sto
         click.get_current_context().exit(NO_ROWS)
 
 
-def latest(source: Source, *where: Where) -> list[dict[str, Any]]:
+def latest(source: RowSource, *where: Where) -> list[dict[str, Any]]:
     """The latest state of each finding within the source's window, in order of their beginning."""
     from agent.ask.question import Question
 
     return decoded(source.rows(Question("finding", where=where, order=("boot_id", "start_ns", "t_ns", "finding_id"))))
 
 
-def left_open(source: Source, row: dict[str, Any]) -> bool:
+def left_open(source: RowSource, row: dict[str, Any]) -> bool:
     """Open, and the agent that followed it has ended: how it went on is not known."""
     from agent.common.host import boot_id
 
@@ -72,7 +72,7 @@ def left_open(source: Source, row: dict[str, Any]) -> bool:
     return row["state"] == "open" and (since_ns is None or row["boot_id"] != boot_id() or row["t_ns"] < since_ns)
 
 
-def in_wall_time(source: Source, row: dict[str, Any], utc: bool) -> str:
+def in_wall_time(source: RowSource, row: dict[str, Any], utc: bool) -> str:
     """A finding's sentence by all that is known of the clock today."""
     from agent.common.sentence import pieces, told
 
@@ -108,7 +108,7 @@ def _list(text: str | None) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _times(source: Source, row: dict[str, Any]) -> dict[str, str]:
+def _times(source: RowSource, row: dict[str, Any]) -> dict[str, str]:
     """When it began, to the second by the wall clock where that is known, and how long it lasted."""
     import numpy as np
 

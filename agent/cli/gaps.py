@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from agent.service.unjudged import NAME as UNJUDGED
 
 if TYPE_CHECKING:
-    from agent.ask.source import Source
+    from agent.ask.source import RowSource
 
 Gap = dict[str, Any]
 
@@ -44,7 +44,7 @@ def hides_findings(gaps: Sequence[Gap]) -> bool:
     return any(gap["stage"] != "export" for gap in gaps)
 
 
-def unjudged(source: Source) -> list[str]:
+def unjudged(source: RowSource) -> list[str]:
     """What the correlator did not look at in the source's window (agent/service/unjudged.py), as a note. Needs probe_status."""
     from agent.ask.question import Question, Where
 

@@ -29,7 +29,7 @@ _throwaway = click.option("--throwaway-vm", is_flag=True, help="Allow kinds that
                           "machine that was not booted with tickscope.throwaway_vm on its kernel's command line.")  # fmt: skip
 
 
-@click.group("lab", cls=options.Verbs, subcommand_metavar="VERB [ARGS]...")
+@click.group("lab", cls=options.VerbGroup, subcommand_metavar="VERB [ARGS]...")
 def command() -> None:
     """Inject faults for real, and see what the findings say of them.
 

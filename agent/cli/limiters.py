@@ -47,21 +47,21 @@ _RESULTS = {
 
 def _decisions() -> Question:
     """Each limiter in each process: its decisions by result, and what was seen of it last."""
-    from agent.ask.question import Question, Value, Where
+    from agent.ask.question import GroupValue, Question, Where
 
-    results = (Value(name, "count", where=Where("result", "=", result)) for name, result in _RESULTS.items())
+    results = (GroupValue(name, "count", where=Where("result", "=", result)) for name, result in _RESULTS.items())
     return Question("limiter_decision", group=("boot_id", *_LIMITER, "proc_start_ns"), order=("-decisions", "limiter_id", "pid"), values=(
-        Value("comm", "last", "comm"), Value("decisions", "count"), *results, Value("limit_per_s", "last", "limit_per_s"),
-        Value("unlimited", "last", "unlimited"), Value("burst", "last", "burst"), Value("step_immune", "all", "step_immune"),
-        Value("sample_rate", "min", "sample_rate"), Value("last_ns", "max", "t_ns")))  # fmt: skip
+        GroupValue("comm", "last", "comm"), GroupValue("decisions", "count"), *results, GroupValue("limit_per_s", "last", "limit_per_s"),
+        GroupValue("unlimited", "last", "unlimited"), GroupValue("burst", "last", "burst"), GroupValue("step_immune", "all", "step_immune"),
+        GroupValue("sample_rate", "min", "sample_rate"), GroupValue("last_ns", "max", "t_ns")))  # fmt: skip
 
 
 def _binaries() -> Question:
     """The programs that contain a known limiter, the one of which something was said last at the end."""
-    from agent.ask.question import Question, Value, Where
+    from agent.ask.question import GroupValue, Question, Where
 
     return Question("probe_status", ("probe", "state", "reason", "remedy"), (Where("probe", "starts", "limiter:"),), group=("probe", "reason"), values=(
-        Value("state", "last", "state"), Value("remedy", "last", "remedy"), Value("last_ns", "max", "t_ns")), order=("last_ns",))  # fmt: skip
+        GroupValue("state", "last", "state"), GroupValue("remedy", "last", "remedy"), GroupValue("last_ns", "max", "t_ns")), order=("last_ns",))  # fmt: skip
 
 
 @click.command("limiters")

@@ -50,7 +50,7 @@ SECTIONS = {
 VERBS = {verb: text for section in SECTIONS.values() for verb, text in section.items()}
 
 
-class Verbs(options.Verbs):
+class Verbs(options.VerbGroup):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
 

@@ -31,7 +31,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click
         return seconds
 
 
-class Verbs(click.Group):
+class VerbGroup(click.Group):
     """A group of verbs; one that is not there gets the nearest one's name."""
 
     def resolve_command(
@@ -59,7 +59,7 @@ class Verbs(click.Group):
         return difflib.get_close_matches(name, self.list_commands(click.Context(self)), 1)
 
 
-class Table(click.ParamType):  # type: ignore[type-arg]
+class TableName(click.ParamType):  # type: ignore[type-arg]
     """A table's name; the verb itself checks it, with suggestions."""
 
     name = "table"
@@ -126,7 +126,7 @@ class FindingId(click.ParamType):  # type: ignore[type-arg]
 
 
 duration = click.option("--duration", type=Duration(), metavar="S", help="Stop by itself after this long: 90s, 5m, 2h.")
-table = click.argument("table", type=Table(), metavar="TABLE")
+table = click.argument("table", type=TableName(), metavar="TABLE")
 
 
 def brokers(function: F) -> F:

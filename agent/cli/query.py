@@ -13,7 +13,7 @@ from agent.errors import NO_ROWS, USAGE, AgentError
 
 if TYPE_CHECKING:
     from agent.ask.question import Question
-    from agent.ask.source import Source
+    from agent.ask.source import RowSource
 
 #: What each group shows beside its columns.
 _SPREAD = ("count", "p50", "p90", "p99", "max")
@@ -146,7 +146,7 @@ def _names(text: str | None, among: list[str]) -> list[str]:
 
 
 def _rows(
-    source: Source, question: Question, measure: str, names: list[str], top: int | None, limit: int | None
+    source: RowSource, question: Question, measure: str, names: list[str], top: int | None, limit: int | None
 ) -> list[dict[str, Any]]:
     question = replace(
         question, columns=tuple(dict.fromkeys([*names, "boot_id", "t_ns"] if limit and not top else names))

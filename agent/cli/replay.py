@@ -15,7 +15,7 @@ from agent.errors import NO_ROWS
 @click.argument("file", type=click.Path(dir_okay=False), metavar="F")
 @click.option(
     "--without",
-    type=options.Table(),
+    type=options.TableName(),
     metavar="TABLE",
     multiple=True,
     help="As if TABLE had not been recorded; may be given several times.",

@@ -8,7 +8,7 @@ from agent.cli import options
 
 
 @click.command("tables")
-@click.argument("table", type=options.Table(), required=False)
+@click.argument("table", type=options.TableName(), required=False)
 @options.common
 def command(table: str | None, fmt: str, store: str) -> None:
     """List the tables or, with TABLE, its columns with units and meanings. Needs no store."""

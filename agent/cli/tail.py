@@ -34,7 +34,7 @@ def command(table: str, fmt: str, store: str) -> None:
     from agent.cli.output import begin_stream, emit_stream, note, quiet_pipe
     from agent.store import segments
     from agent.store.follow import Follower
-    from agent.store.frames import Kind
+    from agent.store.frames import FrameKind
     from agent.tables import TABLES
 
     names = columns(known(table, TABLES, "table"))
@@ -51,9 +51,9 @@ def command(table: str, fmt: str, store: str) -> None:
             while True:
                 missed = follower.missed
                 for frame in follower.poll():
-                    if frame.kind == Kind.ROWS and frame.table == "clock_offset" and follower.head:
+                    if frame.kind == FrameKind.ROWS and frame.table == "clock_offset" and follower.head:
                         live.learn(follower.head, frame.rows)
-                    if frame.kind == Kind.ROWS and frame.table == table and follower.head:
+                    if frame.kind == FrameKind.ROWS and frame.table == table and follower.head:
                         emit_stream(live.dicts(follower.head, table, frame.rows), fmt, names)
                 if follower.missed > missed:
                     note(

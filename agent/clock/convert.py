@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agent.clock.lookup import Index, covering, put
+from agent.clock.lookup import Pieces, covering, put
 from agent.clock.segments import Segments
 from agent.columns import NULL_I64
 
@@ -39,7 +39,7 @@ class Converted(NamedTuple):
     alt_ns: np.ndarray
 
 
-class Watched(NamedTuple):
+class WatchedTimes(NamedTuple):
     """From when to when the clock was watched, CLOCK_BOOTTIME, and by how much an error bound grows for each ns outside of it."""
 
     from_ns: int
@@ -47,7 +47,7 @@ class Watched(NamedTuple):
     rate: float
 
     @classmethod
-    def of(cls, from_ns: int, to_ns: int, moved_ns: float) -> Watched:
+    def of(cls, from_ns: int, to_ns: int, moved_ns: float) -> WatchedTimes:
         """moved_ns: all steps in that time together, without their signs."""
         return cls(from_ns, to_ns, _DRIFT + moved_ns / max(to_ns - from_ns, _LEAST_NS))
 
@@ -76,7 +76,7 @@ class WallLine:
         seen = np.append(s.start_ns[:1] + offset[:1], s.known_ns[:-1] + offset[:-1])  # where error bounds change
         edges = np.sort(np.concatenate([[_FIRST + offset[0]], begin, may, end, seen]))
         self.edges = edges[np.append(True, np.diff(edges) != 0)]  # np.unique takes ten times as long
-        self.index, pieces = Index(self.edges), len(self.edges)
+        self.index, pieces = Pieces(self.edges), len(self.edges)
         self.begin, self.end = np.searchsorted(self.edges, begin), np.append(np.searchsorted(self.edges, end), pieces)
         may = np.searchsorted(self.edges, may)
         #: The first and last segment that held at each piece, and those that may have held.
@@ -98,7 +98,7 @@ class ToWall:
         edges = np.concatenate([[_FIRST], s.start_ns[1:], s.known_ns[unsure]])
         segment = np.concatenate([np.arange(n), unsure])
         order = np.lexsort((np.arange(len(edges)), edges))
-        self._index, self._segment = Index(edges[order]), segment[order].astype(np.int32)
+        self._index, self._segment = Pieces(edges[order]), segment[order].astype(np.int32)
         self._shift, self._offset = s.real_boot_ns[self._segment], s.real_boot_ns
         self._err = s.error(self._segment, np.maximum(edges[order], s.start_ns[self._segment]))
         self._wall = wall
@@ -106,11 +106,11 @@ class ToWall:
         twice = np.append(0, np.cumsum(first != last))
         self._twice: np.ndarray = (twice[self._wall.end] > twice[self._wall.begin])[self._segment]
 
-    def convert(self, times: np.ndarray, watched: Watched) -> Converted:
+    def convert(self, times: np.ndarray, watched: WatchedTimes) -> Converted:
         return _in_chunks(times, watched, self._convert)
 
     def _convert(
-        self, watched: Watched, t: np.ndarray, ns: np.ndarray, err: np.ndarray, state: np.ndarray, alt: np.ndarray
+        self, watched: WatchedTimes, t: np.ndarray, ns: np.ndarray, err: np.ndarray, state: np.ndarray, alt: np.ndarray
     ) -> None:
         at = self._index.find(t)
         put(self._shift, at, ns)
@@ -161,11 +161,11 @@ class ToBoot:
         self._skips = bool((self._state == SKIPPED).any())
         self._index = wall.index
 
-    def convert(self, times: np.ndarray, watched: Watched) -> Converted:
+    def convert(self, times: np.ndarray, watched: WatchedTimes) -> Converted:
         return _in_chunks(times, watched, self._convert)
 
     def _convert(
-        self, watched: Watched, t: np.ndarray, ns: np.ndarray, err: np.ndarray, state: np.ndarray, alt: np.ndarray
+        self, watched: WatchedTimes, t: np.ndarray, ns: np.ndarray, err: np.ndarray, state: np.ndarray, alt: np.ndarray
     ) -> None:
         at = self._index.find(t)
         for column, part in ((self._shift, ns), (self._err, err), (self._state, state), (self._alt, alt)):
@@ -177,7 +177,7 @@ class ToBoot:
         watched.widen(ns, np.where(several, alt, ns), err, state)
 
 
-def _in_chunks(times: np.ndarray, watched: Watched, convert: Callable[..., None]) -> Converted:
+def _in_chunks(times: np.ndarray, watched: WatchedTimes, convert: Callable[..., None]) -> Converted:
     """convert: (watched, times, ns, err, state, alt), each of shape (n,), fills in the latter."""
     times = np.asarray(times, np.int64)
     out = Converted(

@@ -16,7 +16,17 @@ from functools import cached_property
 
 import numpy as np
 
-from agent.clock.convert import AMBIGUOUS, EXACT, EXTRAPOLATED, SKIPPED, Converted, ToBoot, ToWall, WallLine, Watched
+from agent.clock.convert import (
+    AMBIGUOUS,
+    EXACT,
+    EXTRAPOLATED,
+    SKIPPED,
+    Converted,
+    ToBoot,
+    ToWall,
+    WallLine,
+    WatchedTimes,
+)
 from agent.clock.segments import Segments, segments
 from agent.columns import NULL_I64
 from agent.tables import TABLES
@@ -42,9 +52,9 @@ class _Made:
     def _moved_ns(self) -> float:
         return float(self.segments.moved_ns.astype(np.float64).sum())
 
-    def watched(self, until_ns: int) -> Watched:
+    def watched(self, until_ns: int) -> WatchedTimes:
         s = self.segments
-        return Watched.of(int(s.start_ns[0]), max(int(s.known_ns[-1]), until_ns), self._moved_ns)
+        return WatchedTimes.of(int(s.start_ns[0]), max(int(s.known_ns[-1]), until_ns), self._moved_ns)
 
     @cached_property
     def _wall(self) -> WallLine:

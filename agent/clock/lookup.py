@@ -9,7 +9,7 @@ import numpy as np
 _CELLS = 1 << 16
 
 
-class Index:
+class Pieces:
     """Pieces of a line: piece i goes from edges[i] to edges[i + 1]; what lies before all edges belongs to the first."""
 
     def __init__(self, edges: np.ndarray) -> None:

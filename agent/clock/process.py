@@ -39,7 +39,7 @@ _OUTAGES = 16
 _MEANWHILE = "steps are found by comparing, and nobody gets notices"
 
 
-class Told(NamedTuple):
+class WatchMessage(NamedTuple):
     """A message of the watch. actor: pid, -1 unknown; dropped: subscribers dropped so far, for being slow or too many."""
 
     t_ns: int
@@ -51,7 +51,7 @@ class Told(NamedTuple):
 
 
 @dataclass
-class Outage:
+class Unwatched:
     """The watch gave its last sign of life at the first, and another its first one at the second time, 0 before that."""
 
     from_ns: int
@@ -80,7 +80,7 @@ class WatchProcess:
         self.vmclock, self.host_clock = open_kept(VMCLOCK), open_host_clock()
         self.pid, self.sock, self.reports, self.alive, self.silent, self.dropped = pid, sock, reports, True, False, 0
         self.counts: dict[str, int] = {}
-        self.outages: deque[Outage] = deque(maxlen=_OUTAGES)
+        self.outages: deque[Unwatched] = deque(maxlen=_OUTAGES)
         self.restarts = Restarts()
         self._ends, self._notices, self._pulse, self._steps = ends, notices, pulse, -1
         self._late: list[tuple[int, int]] = []
@@ -118,16 +118,16 @@ class WatchProcess:
             with contextlib.suppress(BlockingIOError):
                 socket.send_fds(self.sock, [b"notices"], [notices.fileno()])
 
-    def messages(self) -> list[Told]:
+    def messages(self) -> list[WatchMessage]:
         """What it told since the last call."""
         if time.monotonic() - self._looked_s >= _LOOK_S:
             self._look(time.monotonic())
-        out: list[Told] = []
+        out: list[WatchMessage] = []
         with contextlib.suppress(BlockingIOError):
             while True:
                 data = self.sock.recv(MESSAGE.size)
                 if len(data) == MESSAGE.size:
-                    out.append(Told(*MESSAGE.unpack(data)))
+                    out.append(WatchMessage(*MESSAGE.unpack(data)))
                     self.dropped = out[-1].dropped
                 elif len(data) == LATE.size:
                     self._late.append(LATE.unpack(data))
@@ -176,7 +176,7 @@ class WatchProcess:
         self.alive = self.silent = False
         self._beat_ns = self._pulse.last_ns
         if not self.outages or self.outages[-1].to_ns:
-            self.outages.append(Outage(self._beat_ns))
+            self.outages.append(Unwatched(self._beat_ns))
         self.restarts.ended(now_s, why)
         if self.restarts.given_up:
             self._notices.close()  # who connects is told so

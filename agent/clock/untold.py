@@ -11,7 +11,7 @@ from agent.clock.calls import NOISE_NS
 
 if TYPE_CHECKING:
     from agent.clock.change import Change
-    from agent.clock.process import Outage, Told
+    from agent.clock.process import Unwatched, WatchMessage
 
 SOURCE = "clock notices"
 #: A step that no kernel program saw is dated when it was found, which may be after the watch is back.
@@ -22,11 +22,11 @@ _TOLD = 256
 class Untold:
     """outages: when the watch was not there, CLOCK_BOOTTIME ns, the last ones."""
 
-    def __init__(self, outages: Iterable[Outage]) -> None:
+    def __init__(self, outages: Iterable[Unwatched]) -> None:
         self._outages = outages
-        self._told: deque[Told] = deque(maxlen=_TOLD)
+        self._told: deque[WatchMessage] = deque(maxlen=_TOLD)
 
-    def heard(self, told: Told) -> None:
+    def heard(self, told: WatchMessage) -> None:
         """The watch told of this step: so its subscribers were too."""
         self._told.append(told)
 
@@ -51,7 +51,7 @@ class Untold:
         )
 
     @staticmethod
-    def _same(change: Change, told: Told) -> bool:
+    def _same(change: Change, told: WatchMessage) -> bool:
         after = change.real_mono_after_ns
         return (
             after is not None and abs(after - told.real_mono_after_ns) <= NOISE_NS + (change.err_ns or 0) + told.err_ns

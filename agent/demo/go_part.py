@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from agent.demo.processes import Processes, own_directory
+from agent.demo.processes import Children, own_directory
 
 _SOURCE = Path(__file__).parent / "golimiter"
 _DEBIAN = Path("/usr/share/gocode")
@@ -26,7 +26,7 @@ def ways(work: Path) -> list[dict[str, str]]:
 class GoProgram:
     """Builds in the background, then runs. ``step`` is called now and then; it returns a note when the program is left out."""
 
-    def __init__(self, processes: Processes, directory: Path) -> None:
+    def __init__(self, processes: Children, directory: Path) -> None:
         self._processes, self._directory = processes, directory
         self._binary = directory / "golimiter"
         self._work = directory / "go"
@@ -51,6 +51,6 @@ class GoProgram:
         )
 
 
-def start(processes: Processes, directory: Path) -> GoProgram | None:
+def start(processes: Children, directory: Path) -> GoProgram | None:
     """None where Go is not installed."""
     return GoProgram(processes, directory) if shutil.which("go") else None

@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Processes:
+class Children:
     """Children of this process; ``stop`` ends them all and waits."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent.common.resp import RedisDown, RedisUrl, RespClient
-from agent.demo.processes import Processes, own_directory
+from agent.demo.processes import Children, own_directory
 
 STREAM, GROUP = "orders", "billing"
 START_S = 10.0
@@ -28,7 +28,7 @@ class Server(NamedTuple):
         return f"redis://127.0.0.1:{self.port}/0"
 
 
-def start(processes: Processes, directory: Path) -> Server | None:
+def start(processes: Children, directory: Path) -> Server | None:
     """None where redis-server is not installed. Without persistence, on a free port. Raises RedisDown."""
     program = shutil.which("redis-server")
     if program is None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 
 from agent.demo import clock_part, files_part, go_part, limiter_part, redis_part, tls_part
-from agent.demo.processes import Processes, own_directory
+from agent.demo.processes import Children, own_directory
 
 BASE, PREFIX = Path("/var/tmp"), "tickscope-demo-"  # not /tmp: where that is memory, syncing a file is nothing
 FIRST_STALL_S, STALL_EVERY_S, STALL_S = 15.0, 30.0, 1.5
@@ -32,7 +32,7 @@ STEP_US, STEP_BACK_S = 300, 1.0
 INTAKE_S = 30.0
 
 
-class Ended(Exception):
+class Stopped(Exception):
     """Somebody asked us to end."""
 
 
@@ -44,7 +44,7 @@ class Supervisor:
         self._agent: int | None = None
         self._first_stall_s = FIRST_STALL_S if duration_s is None else min(FIRST_STALL_S, 0.4 * duration_s)
         self._intake, self._step_clock, self._stepped = intake, step_clock, False
-        self.processes = Processes()
+        self.processes = Children()
         sweep()
         self.directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=BASE))
         self.directory.chmod(0o711)
@@ -137,7 +137,7 @@ class Supervisor:
             said = os.read(0, 64) if 0 in ready else b""
             if ready and not said:
                 self._end_agent()
-                raise Ended
+                raise Stopped
             if said:
                 with contextlib.suppress(ProcessLookupError):
                     self._agent = os.pidfd_open(int(said))
@@ -162,7 +162,7 @@ def sweep() -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    raise Ended
+    raise Stopped
 
 
 def main() -> int:
@@ -178,7 +178,7 @@ def main() -> int:
     try:
         print(json.dumps(supervisor.start()), flush=True)
         supervisor.run()
-    except Ended:
+    except Stopped:
         return 0
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

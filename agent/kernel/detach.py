@@ -12,21 +12,21 @@ from collections import deque
 FINISH_S = 10.0
 
 
-class Closing:
+class Detaching:
     """Descriptors that are being closed; ``done`` once they are."""
 
     def __init__(self, fds: list[int]) -> None:
         self.fds, self.done = fds, not fds
 
 
-_waiting: deque[Closing] = deque()
+_waiting: deque[Detaching] = deque()
 _lock = threading.Lock()
 _thread: threading.Thread | None = None
 
 
-def close_aside(fds: list[int]) -> Closing:
+def close_aside(fds: list[int]) -> Detaching:
     """Closes them on the one thread that there is for it, which ends when there is nothing to close."""
-    one = Closing(fds)
+    one = Detaching(fds)
     if fds:
         with _lock:
             _waiting.append(one)

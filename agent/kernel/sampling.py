@@ -40,7 +40,7 @@ def degrade(family: Family, function: str, error: OSError) -> None:
     )
 
 
-class Window(Due, Finishing):
+class SamplingWindow(Due, Finishing):
     """The window, a source of the agent's loop: opens once a second, for ``length_ns``. Nothing waits for its end: the loop comes back at ``due_ns``.
 
     While it is open no interval of the kernel source ends (``busy``, see ``KernelSource.hold``), so that a window lies in one interval.

@@ -48,7 +48,7 @@ class Told:
 
 
 @dataclass
-class Verdict:
+class Judgement:
     """One fault and the findings that speak of it, the surest first."""
 
     fault: Done
@@ -109,9 +109,9 @@ def _agrees(row: Row, right: Row, culprit: Row) -> bool:
     return by_process or by_object
 
 
-def judge(truth: Truth, told: Sequence[Told]) -> tuple[list[Verdict], list[Told]]:
+def judge(truth: Truth, told: Sequence[Told]) -> tuple[list[Judgement], list[Told]]:
     """(each fault's verdict, findings that speak of no fault). Findings that began before the warm-up was over are left out."""
-    verdicts = [Verdict(fault) for fault in truth.faults]
+    verdicts = [Judgement(fault) for fault in truth.faults]
     stray: list[Told] = []
     for one in told:
         if one.last["start_ns"] < truth.from_ns - EARLY_NS:

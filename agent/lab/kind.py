@@ -11,7 +11,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
-from agent.lab.program import Program, reach
+from agent.lab.program import LabProgram, reach
 from agent.tables import CAUSES
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Kind:
         str, ...
     ] = ()  #: how it can be felt (the words of ``effect``), where that is not any way: what else happens meanwhile is chance
 
-    def reach(self, fault: Fault, there: Mapping[str, Program]) -> frozenset[str]:
+    def reach(self, fault: Fault, there: Mapping[str, LabProgram]) -> frozenset[str]:
         """Who may feel it."""
         return reach(there, self.touches.get(fault.target, (fault.target,)))
 

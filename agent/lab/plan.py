@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from agent.lab.kind import Fault, Kind
-from agent.lab.program import Program
+from agent.lab.program import LabProgram
 
 #: Seeds from here on are never used for tuning.
 HELD_BACK = 1_000_000
@@ -22,7 +22,7 @@ def one(kind: Kind, seed: int) -> Fault:
     return kind.draw(random.Random(f"{kind.name}/{seed}"))
 
 
-def sitting(kinds: Sequence[Kind], seed: int, faults: int, there: Mapping[str, Program]) -> list[Group]:
+def sitting(kinds: Sequence[Kind], seed: int, faults: int, there: Mapping[str, LabProgram]) -> list[Group]:
     """Faults for one sitting: kinds in a random order, each as often as the others, give or take one; some two at once, where nobody of the
     workload (``there``) can feel both."""
     chance = random.Random(f"sitting/{seed}")

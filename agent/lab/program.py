@@ -23,7 +23,7 @@ LOG_FD = 3
 
 
 @dataclass(frozen=True)
-class Program:
+class LabProgram:
     """body: runs in the program's own process, which may become another program (exec). space: ``node`` or ``far``. settings: what ``tell``
     may change while it runs. names: by which a finding may speak of it, beside its process. root: keeps root."""
 
@@ -53,7 +53,7 @@ class Run:
 
     def __init__(
         self,
-        program: Program,
+        program: LabProgram,
         directory: Path,
         shared: Path,
         intake: Path,
@@ -105,7 +105,7 @@ class Ticks:
         time.sleep(self._next - now)
 
 
-def reach(there: Mapping[str, Program], touched: Iterable[str]) -> frozenset[str]:
+def reach(there: Mapping[str, LabProgram], touched: Iterable[str]) -> frozenset[str]:
     """Who may feel what happens to programs or objects: they themselves, who uses them, who uses those. Of nothing at all: everybody."""
     found = set(touched)
     if not found:
@@ -115,7 +115,7 @@ def reach(there: Mapping[str, Program], touched: Iterable[str]) -> frozenset[str
     return frozenset(found & set(there))
 
 
-def programs() -> dict[str, Program]:
+def programs() -> dict[str, LabProgram]:
     """All of them, by name: each file of ``agent/lab/programs`` has a tuple ``PROGRAMS``."""
     from agent.lab import programs as room
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from agent.lab.judge import UNKNOWN, Told, Verdict, cause_right, fully_right, judge
+from agent.lab.judge import UNKNOWN, Judgement, Told, cause_right, fully_right, judge
 from agent.lab.truth import Truth
 
 BINS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.01)
@@ -28,7 +28,7 @@ class Tally:
     top3: int = 0
     seconds: list[float] = field(default_factory=list)
 
-    def add(self, verdict: Verdict, truth: Truth) -> None:
+    def add(self, verdict: Judgement, truth: Truth) -> None:
         self.faults += 1
         if not verdict.told:
             return
@@ -78,7 +78,7 @@ class Score:
             self._wrong(one, truth, "no fault")
         self.left_out.update(fault["kind"] for fault in truth.left_out)
 
-    def _fault(self, verdict: Verdict, truth: Truth) -> None:
+    def _fault(self, verdict: Judgement, truth: Truth) -> None:
         fault = verdict.fault
         if verdict.counts:
             for tally in (

@@ -19,7 +19,7 @@ from agent.lab.kind import Culprit, Fault, Kind, kinds
 from agent.lab.life import Life
 from agent.lab.observer import Observer
 from agent.lab.plan import Group
-from agent.lab.program import Program, programs
+from agent.lab.program import LabProgram, programs
 from agent.lab.programs.redis_server import PLACES, PORT
 from agent.lab.stage.stage import Stage
 
@@ -33,7 +33,7 @@ class Sitting:
     agent watches and records; without it only the effects are known. tell: progress. workload: programs, all by default. patience: of a slow machine."""
 
     def __init__(self, plan: Sequence[Group], seed: int, out: Path, sham: frozenset[str] = frozenset(), observed: bool = True,
-                 tell: Callable[[str], None] = say, workload: Mapping[str, Program] | None = None, patience: float = 1.0) -> None:  # fmt: skip
+                 tell: Callable[[str], None] = say, workload: Mapping[str, LabProgram] | None = None, patience: float = 1.0) -> None:  # fmt: skip
         self._plan, self._seed, self._out, self._sham, self._observed, self._tell = (
             plan,
             seed,

@@ -45,7 +45,7 @@ class Ended(Exception):
     """The other end has closed its connection, and all that it sent was read."""
 
 
-class Queue:
+class Inlet:
     """One socket that messages come from. uid: whose connection, None for the datagrams of everybody."""
 
     def __init__(self, sock: socket.socket, uid: int | None, clocks: Clocks) -> None:
@@ -81,8 +81,8 @@ class Senders:
 
     def __init__(self, datagrams: socket.socket | None, listener: socket.socket | None) -> None:
         self._epoll = select.epoll()
-        self._queues: dict[int, Queue] = {}
-        self._places: Places[Queue] = Places(CONNECTIONS)
+        self._queues: dict[int, Inlet] = {}
+        self._places: Places[Inlet] = Places(CONNECTIONS)
         self._round, self.exhausted = 0, True
         self._datagrams: list[socket.socket] = []
         self._listener: Listener | None = None
@@ -102,7 +102,7 @@ class Senders:
             self._datagrams.remove(old)
             self._close(self._queues[old.fileno()])
         self._datagrams.append(datagrams)
-        self._add(Queue(datagrams, None, read_clocks()))
+        self._add(Inlet(datagrams, None, read_clocks()))
 
     def listen(self, listener: socket.socket) -> None:
         """In the place of the one before."""
@@ -140,9 +140,9 @@ class Senders:
                     self._leave(queue)
                     self.exhausted = False
 
-    def _ready(self) -> list[list[Queue]]:
+    def _ready(self) -> list[list[Inlet]]:
         """Queues with something in them, by user; another user, and another of its queues, comes first in each round."""
-        users: dict[int | None, list[Queue]] = {}
+        users: dict[int | None, list[Inlet]] = {}
         for fd, _ in self._epoll.poll(0):
             queue = self._queues.get(fd)
             if queue is not None:
@@ -159,7 +159,7 @@ class Senders:
                 return False
             stamp(sock)
             uid = peer(sock)[1]
-            queue = Queue(sock, uid, read_clocks())
+            queue = Inlet(sock, uid, read_clocks())
             leaves = self._places.enter(uid, queue)
             if leaves is not queue:
                 self._add(queue)
@@ -169,16 +169,16 @@ class Senders:
                 self._close(leaves)
         return True
 
-    def _add(self, queue: Queue) -> None:
+    def _add(self, queue: Inlet) -> None:
         self._queues[queue.sock.fileno()] = queue
         self._epoll.register(queue.sock, select.EPOLLIN)
 
-    def _leave(self, queue: Queue) -> None:
+    def _leave(self, queue: Inlet) -> None:
         assert queue.uid is not None
         self._places.leave(queue.uid, queue)
         self._close(queue)
 
-    def _close(self, queue: Queue) -> None:
+    def _close(self, queue: Inlet) -> None:
         self._queues.pop(queue.sock.fileno(), None)
         queue.sock.close()
 
@@ -199,7 +199,7 @@ class Senders:
         self._epoll.close()
 
 
-def _waiting(queue: Queue) -> int:
+def _waiting(queue: Inlet) -> int:
     """Counts what was sent and goes with the connection."""
     count, clocks = 0, read_clocks()
     try:

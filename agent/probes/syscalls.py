@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from agent.contracts import Source
     from agent.kernel.helper_client import Helper
     from agent.kernel.load import Family
-    from agent.kernel.sampling import Window
+    from agent.kernel.sampling import SamplingWindow
     from agent.kernel.source import KernelSource
 
 _SLOW, _WAITING, _BY_FD, _WRITES_FD, _POLLS = range(1, 6)
@@ -202,7 +202,7 @@ class PendingCalls(Finishing):
 class Sampling:
     """Timing of all calls in the window that opens each second."""
 
-    def __init__(self, kernel: KernelSource, family: Family, window: Window) -> None:
+    def __init__(self, kernel: KernelSource, family: Family, window: SamplingWindow) -> None:
         self._kernel = kernel
         self._observed_ns: dict[int, int] = {}  # by the start of the interval
         kernel.adjust["syscall_latency"] = self._mark

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from agent.batch import Batch, Loss, losses
 from agent.contracts import Failing
 from agent.log import say
-from agent.queues.rounds import Polled, Rounds
+from agent.queues.rounds import Pollable, Rounds
 
 
 class QueuePoller(Failing):
@@ -22,7 +22,7 @@ class QueuePoller(Failing):
 
     name = "queues"
 
-    def __init__(self, queues: Sequence[Polled[list[Batch]]], interval_s: float = 1.0, capacity: int = 256) -> None:
+    def __init__(self, queues: Sequence[Pollable[list[Batch]]], interval_s: float = 1.0, capacity: int = 256) -> None:
         self._batches: deque[Batch] = deque()
         self._capacity = capacity
         self._lock = threading.Lock()

@@ -21,7 +21,7 @@ class NoMessage(ValueError):
     """What came is none."""
 
 
-class Message(NamedTuple):
+class Report(NamedTuple):
     """rows: of ``queue_lag``; failures: name -> why, None where the message has rows; dropped: rows, since the message before."""
 
     rows: npt.NDArray[np.void]
@@ -29,7 +29,7 @@ class Message(NamedTuple):
     dropped: int
 
 
-def checked(data: bytes, systems: Collection[str], from_ns: int, now_ns: int) -> Message:
+def checked(data: bytes, systems: Collection[str], from_ns: int, now_ns: int) -> Report:
     """systems: the kinds that are asked. Rows are of those, from after ``from_ns`` until ``now_ns`` (CLOCK_BOOTTIME). Raises NoMessage."""
     if not HEADER.size <= len(data) < MOST_BYTES:
         raise NoMessage(f"{len(data)} bytes")
@@ -38,9 +38,9 @@ def checked(data: bytes, systems: Collection[str], from_ns: int, now_ns: int) ->
         raise NoMessage(f"{dropped} rows dropped")
     said = data[HEADER.size :]
     if kind == ROWS:
-        return Message(_rows(said, systems, from_ns, now_ns), None, dropped)
+        return Report(_rows(said, systems, from_ns, now_ns), None, dropped)
     if kind == ALIVE:
-        return Message(TABLE.empty(0), _failures(said), dropped)
+        return Report(TABLE.empty(0), _failures(said), dropped)
     raise NoMessage(f"kind {kind}")
 
 

@@ -33,7 +33,7 @@ _MAX_BYTES, _MAX_LINES = 65536, 512
 _MOST = (1 << 63) - 1
 
 
-class Server:
+class Counters:
     """Remembers one server's counters from poll to poll."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ T_co = TypeVar("T_co", covariant=True)
 _LOOK_S = 1.0
 
 
-class Polled(Protocol[T_co]):
+class Pollable(Protocol[T_co]):
     """Something that can be asked for the state of its queues."""
 
     name: str
@@ -32,7 +32,7 @@ class Rounds(Generic[T]):
 
     def __init__(
         self,
-        queues: Sequence[Polled[T]],
+        queues: Sequence[Pollable[T]],
         interval_s: float,
         take: Callable[[T, float], None],
         told: Callable[[dict[str, str]], None],
@@ -58,7 +58,7 @@ class Rounds(Generic[T]):
         for thread in self._threads:
             thread.join()
 
-    def _run(self, place: int, queue: Polled[T]) -> None:
+    def _run(self, place: int, queue: Pollable[T]) -> None:
         asked_s = time.monotonic()
         try:
             while not self._stop.is_set():

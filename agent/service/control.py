@@ -35,7 +35,7 @@ Answer = Callable[[], Mapping[str, object]]
 
 
 @dataclass(eq=False)
-class Client:
+class Connection:
     """One connection. answer: what of it was not sent yet."""
 
     sock: socket.socket
@@ -57,8 +57,8 @@ class Control:
     def __init__(self, sock: socket.socket, answers: Mapping[str, Answer]) -> None:
         self._answers = answers
         self._epoll = select.epoll()
-        self._clients: dict[int, Client] = {}
-        self._places: Places[Client] = Places(CLIENTS)
+        self._clients: dict[int, Connection] = {}
+        self._places: Places[Connection] = Places(CLIENTS)
         self._counts: Counter[str] = Counter()
         self.listener = Listener(self._epoll, sock)
 
@@ -90,7 +90,7 @@ class Control:
         sock = self.listener.accept()
         if sock is None:
             return
-        client = Client(sock, peer(sock)[1], now_s + CLIENT_S)
+        client = Connection(sock, peer(sock)[1], now_s + CLIENT_S)
         leaves = self._places.enter(client.uid, client)
         if leaves is client:
             self._counts["refused"] += 1
@@ -103,7 +103,7 @@ class Control:
             del self._clients[leaves.sock.fileno()]
             leaves.sock.close()
 
-    def _hear(self, client: Client) -> bool:
+    def _hear(self, client: Connection) -> bool:
         """Takes what it said; True where that was a whole request, which is answered."""
         try:
             data = client.sock.recv(_CHUNK)
@@ -133,7 +133,7 @@ class Control:
         except Exception as error:  # noqa: BLE001 - whoever asks next may ask for something else
             return json.dumps({"error": f"cannot answer {request!r}: {type(error).__name__}: {error}"}).encode() + b"\n"
 
-    def _send(self, client: Client) -> None:
+    def _send(self, client: Connection) -> None:
         assert client.answer is not None
         try:
             client.answer = client.answer[client.sock.send(client.answer) :]
@@ -144,7 +144,7 @@ class Control:
         if not len(client.answer):
             self._forget(client)
 
-    def _forget(self, client: Client, why: str = "") -> None:
+    def _forget(self, client: Connection, why: str = "") -> None:
         del self._clients[client.sock.fileno()]
         self._places.leave(client.uid, client)
         client.sock.close()

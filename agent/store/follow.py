@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from agent.store import segments
-from agent.store.frames import Decoder, Frame, Head
+from agent.store.frames import Frame, FrameDecoder, Head
 
 _NOTHING: frozenset[str] = frozenset()
 
@@ -24,7 +24,7 @@ class Follower:
         self._dir_fd, self._tables = dir_fd, tables
         self._fd = -1
         self._seq = max(segments.listing(dir_fd).sealed, default=0)
-        self._decoder = Decoder(tables)
+        self._decoder = FrameDecoder(tables)
         self.missed = 0
         newest = max(segments.hot_files(dir_fd), default=0)
         with self._reading():
@@ -76,7 +76,7 @@ class Follower:
             self._fd = segments.open_at(self._dir_fd, segments.hot_name(seq))
         except FileNotFoundError:
             return False  # Sealed between listing and opening: the next poll counts it.
-        self._seq, self._decoder = seq, Decoder(self._tables)
+        self._seq, self._decoder = seq, FrameDecoder(self._tables)
         return True
 
     def _read(self) -> list[Frame]:

@@ -42,7 +42,7 @@ _MAX_JSON = 1 << 20
 _TYPES = re.compile(r"<i8|<f8|<u4|\|?i1|\|S\d{1,5}|\|V\d{1,3}")
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     SCHEMA = 1
     ROWS = 2
     TICK = 3
@@ -62,7 +62,7 @@ class Head(NamedTuple):
 class Frame(NamedTuple):
     """A decoded frame. value: rows of dtype ``TABLES[table].dtype`` for ROWS, t_ns for TICK, None for END."""
 
-    kind: Kind
+    kind: FrameKind
     table: str
     value: np.ndarray | int | None
 
@@ -110,8 +110,8 @@ class Encoder:
                 continue
             if table not in known:
                 known[table] = len(known)
-                pieces += _frame(Kind.SCHEMA, known[table], 0, _describe(self._tables[table]))
-            pieces += _frame(Kind.ROWS, known[table], len(rows), np.ascontiguousarray(rows).view(np.uint8).data)
+                pieces += _frame(FrameKind.SCHEMA, known[table], 0, _describe(self._tables[table]))
+            pieces += _frame(FrameKind.ROWS, known[table], len(rows), np.ascontiguousarray(rows).view(np.uint8).data)
         return pieces, known
 
     @property
@@ -124,16 +124,16 @@ class Encoder:
 
     @staticmethod
     def tick(t_ns: int) -> bytes:
-        return b"".join(_frame(Kind.TICK, 0, 0, _TICK.pack(t_ns)))
+        return b"".join(_frame(FrameKind.TICK, 0, 0, _TICK.pack(t_ns)))
 
     @staticmethod
     def end(index: bytes = b"") -> bytes:
         """A clean close; index: see agent/store/index.py."""
-        return b"".join(_frame(Kind.END, 0, 0, index))
+        return b"".join(_frame(FrameKind.END, 0, 0, index))
 
 
 def _frame(
-    kind: Kind, schema: int, rows: int, payload: bytes | memoryview
+    kind: FrameKind, schema: int, rows: int, payload: bytes | memoryview
 ) -> tuple[bytes | memoryview, bytes | memoryview]:
     header = _FRAME.pack(kind, 0, schema, rows, len(payload))
     return header + _CRC.pack(zlib.crc32(payload, zlib.crc32(header))), payload
@@ -189,7 +189,7 @@ class _Schema:
         return rows
 
 
-class Decoder:
+class FrameDecoder:
     """Incremental decoder of one file: ``feed`` it bytes in order, take complete frames.
 
     head: the file's head once seen. offset: bytes decoded so far, always at a frame's boundary. ended: END was seen.
@@ -242,12 +242,12 @@ class Decoder:
         if len(view) < HEADER_BYTES:
             return None, 0
         kind, zero, schema, count, length = _FRAME.unpack_from(view)
-        if zero or kind not in Kind.__members__.values():
+        if zero or kind not in FrameKind.__members__.values():
             raise Corrupt(f"no frame (kind {kind})", self.offset)
         size = HEADER_BYTES + length
         if len(view) < size:
             return None, 0
-        known = self._schemas.get(schema) if kind == Kind.ROWS else None
+        known = self._schemas.get(schema) if kind == FrameKind.ROWS else None
         if known and known.table is None:
             self.unknown.add(known.name)
         if known and (known.table is None or (self._tables is not None and known.table.name not in self._tables)):
@@ -255,18 +255,18 @@ class Decoder:
         payload = view[HEADER_BYTES:size]
         if zlib.crc32(payload, zlib.crc32(view[: _FRAME.size])) != _CRC.unpack_from(view, _FRAME.size)[0]:
             raise Corrupt("checksum does not match", self.offset)
-        if kind == Kind.SCHEMA:
+        if kind == FrameKind.SCHEMA:
             self._schemas[schema] = _Schema(bytes(payload))
             return None, size
-        if kind == Kind.TICK:
-            return Frame(Kind.TICK, "", _TICK.unpack(payload)[0]), size
-        if kind == Kind.END:
+        if kind == FrameKind.TICK:
+            return Frame(FrameKind.TICK, "", _TICK.unpack(payload)[0]), size
+        if kind == FrameKind.END:
             self.ended = True
-            return Frame(Kind.END, "", None), size
+            return Frame(FrameKind.END, "", None), size
         if known is None or length != count * known.dtype.itemsize:
             raise Corrupt("rows without a fitting schema", self.offset)
         assert known.table is not None
-        return Frame(Kind.ROWS, known.table.name, known.rows(payload)), size
+        return Frame(FrameKind.ROWS, known.table.name, known.rows(payload)), size
 
 
 def _read_head(view: memoryview) -> tuple[Head | None, int]:
@@ -289,5 +289,5 @@ def _read_head(view: memoryview) -> tuple[Head | None, int]:
 
 
 def read(buffer: bytes) -> Iterator[Frame]:
-    """The complete frames of a file's bytes; stops quietly at a torn tail (use ``Decoder`` to learn where and why)."""
-    yield from Decoder().feed(buffer)
+    """The complete frames of a file's bytes; stops quietly at a torn tail (use ``FrameDecoder`` to learn where and why)."""
+    yield from FrameDecoder().feed(buffer)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from agent.batch import Batch
-from agent.store.frames import HEADER_BYTES, Encoder, Kind
+from agent.store.frames import HEADER_BYTES, Encoder, FrameKind
 
 _TAIL = struct.Struct("<II")
 _HEADER = struct.Struct("<BBHII")
@@ -86,7 +86,7 @@ def read(fd: int) -> dict[str, Span] | None:
         return None
     frame = os.pread(fd, HEADER_BYTES + payload_bytes, start)
     header, payload = frame[: _HEADER.size], frame[HEADER_BYTES:]
-    if len(payload) != payload_bytes or _HEADER.unpack(header) != (Kind.END, 0, 0, 0, payload_bytes):
+    if len(payload) != payload_bytes or _HEADER.unpack(header) != (FrameKind.END, 0, 0, 0, payload_bytes):
         return None
     if zlib.crc32(payload, zlib.crc32(header)) != int.from_bytes(frame[_HEADER.size : HEADER_BYTES], "little"):
         return None

@@ -11,7 +11,7 @@ from agent.columns import NULL_I64
 from agent.common import remedy
 from agent.errors import UNREACHABLE, AgentError
 from agent.store import segments
-from agent.store.frames import Decoder, Head, Kind
+from agent.store.frames import FrameDecoder, FrameKind, Head
 
 
 def make_dir(path: str | Path) -> int:
@@ -56,14 +56,14 @@ def lock(dir_fd: int) -> int:
 
 def crash(dir_fd: int, seq: int) -> tuple[Head | None, int] | None:
     """The head and the last time seen (CLOCK_BOOTTIME ns) of a segment that lacks its END; None where it has one."""
-    decoder = Decoder()
+    decoder = FrameDecoder()
     last = NULL_I64
     with open(segments.open_at(dir_fd, segments.hot_name(seq)), "rb") as file:
         while data := file.read(1 << 20):
             for frame in decoder.feed(data):
-                if frame.kind == Kind.ROWS:
+                if frame.kind == FrameKind.ROWS:
                     last = max(last, int(frame.rows["t_ns"].max()))
-                elif frame.kind == Kind.TICK:
+                elif frame.kind == FrameKind.TICK:
                     last = max(last, frame.t_ns)
     if decoder.ended:
         return None

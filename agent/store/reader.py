@@ -18,7 +18,7 @@ from agent.common import host
 from agent.common.clocks import boot_ns
 from agent.errors import UNREACHABLE, AgentError
 from agent.store import index, outage, segments
-from agent.store.frames import Decoder, Head, Kind
+from agent.store.frames import FrameDecoder, FrameKind, Head
 
 #: Those whose rows tell of other times than their own.
 _ALWAYS = {"clock_offset", "loss"}
@@ -95,15 +95,15 @@ def _take(dir_fd: int, tables: frozenset[str], window: Window) -> Snapshot:
     ends: dict[str, int] = {}
     whole = [*listed.hot]
     for seq in listed.hot:
-        decoder = Decoder(tables)
+        decoder = FrameDecoder(tables)
         data, last = _wanted(dir_fd, seq, tables, window)
         for frame in decoder.feed(data):
-            if frame.kind == Kind.ROWS and decoder.head is not None:
+            if frame.kind == FrameKind.ROWS and decoder.head is not None:
                 taken.hot.setdefault(frame.table, []).append(
                     HotRows(decoder.head.boot_id, decoder.head.host, frame.rows)
                 )
                 last = max(last, int(frame.rows["t_ns"].max()))
-            elif frame.kind == Kind.TICK:
+            elif frame.kind == FrameKind.TICK:
                 last = max(last, frame.t_ns)
         if decoder.head is not None:
             heads.append((seq, decoder.head))
@@ -169,7 +169,7 @@ def _wanted(dir_fd: int, seq: int, tables: frozenset[str], window: Window) -> tu
             spans = index.read(fd)
         except (OverflowError, TypeError, ValueError):
             spans = None
-        start = Decoder()
+        start = FrameDecoder()
         list(start.feed(os.pread(fd, _HEAD_BYTES, 0)))
         if spans is None or start.head is None:
             return file.readall() or b"", NULL_I64

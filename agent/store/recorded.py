@@ -13,7 +13,7 @@ from agent.columns import NULL_I64
 from agent.errors import UNREACHABLE, AgentError
 from agent.store import duck
 from agent.store.answers import Answers, executed
-from agent.store.frames import Kind
+from agent.store.frames import FrameKind
 from agent.store.reader import HotRows
 from agent.store.recording import Recording
 from agent.tables import TABLES
@@ -46,10 +46,10 @@ class Recorded(Answers):
             recording = Recording(path, frozenset([*self._tables, "clock_offset"]))
             self._boot, self._end_ns = recording.head.boot_id, recording.head.created_ns
             for frame in recording:
-                if frame.kind == Kind.ROWS:
+                if frame.kind == FrameKind.ROWS:
                     rows.setdefault(frame.table, []).append(frame.rows)
                     self._end_ns = max(self._end_ns, int(frame.rows["t_ns"].max()))
-                elif frame.kind == Kind.TICK:
+                elif frame.kind == FrameKind.TICK:
                     self._end_ns = max(self._end_ns, frame.t_ns)
         except AgentError as error:  # here it stands for a store
             error.exit_code = UNREACHABLE

@@ -12,7 +12,7 @@ from typing import BinaryIO
 from agent.batch import Batch, Loss, losses
 from agent.common.clocks import boot_ns
 from agent.store.follow import Follower
-from agent.store.frames import Encoder, Frame, Head, Kind
+from agent.store.frames import Encoder, Frame, FrameKind, Head
 
 _LEVEL = 3  # rows repeat much: more effort gains a tenth for thrice the time
 _GZIP = 31  # zlib.compressobj: the widest window, in gzip's framing
@@ -33,9 +33,9 @@ class Recorder:
     def add(self, frames: list[Frame]) -> None:
         """Append frames in their order. Raises OSError."""
         for frame in frames:
-            if frame.kind == Kind.ROWS:
+            if frame.kind == FrameKind.ROWS:
                 self._batch(Batch(frame.table, frame.rows))
-            elif frame.kind == Kind.TICK:
+            elif frame.kind == FrameKind.TICK:
                 self._put(Encoder.tick(frame.t_ns))
                 self.ticks += 1
         if time.monotonic() - self._synced >= _FLUSH_S:

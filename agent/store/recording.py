@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from agent.batch import Batch
 from agent.errors import AgentError
-from agent.store.frames import Decoder, Frame, Head, Kind
+from agent.store.frames import Frame, FrameDecoder, FrameKind, Head
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP = 31  # zlib.decompressobj: the widest window, in gzip's framing
@@ -29,7 +29,7 @@ class Recording:
     def __init__(self, path: str | Path, tables: frozenset[str] | None = None) -> None:
         self.cut = ""
         self._path, self._whole = path, True
-        self._decoder = Decoder(tables)
+        self._decoder = FrameDecoder(tables)
         self._chunks = self._unpacked(_open(path))
         self._first: list[Frame] = []
         while self._decoder.head is None and (data := next(self._chunks, b"")):
@@ -57,9 +57,9 @@ class Recording:
     def events(self, without: frozenset[str] = frozenset()) -> Iterator[Batch | int]:
         """What the recorded agent's correlator got: batches, and watermarks (CLOCK_BOOTTIME ns). without: tables that are left out."""
         for frame in self:
-            if frame.kind == Kind.ROWS and frame.table not in without:
+            if frame.kind == FrameKind.ROWS and frame.table not in without:
                 yield Batch(frame.table, frame.rows)
-            elif frame.kind == Kind.TICK:
+            elif frame.kind == FrameKind.TICK:
                 yield frame.t_ns
 
     def _unpacked(self, file: BinaryIO) -> Iterator[bytes]:

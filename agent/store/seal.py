@@ -22,7 +22,7 @@ import numpy as np
 from agent.batch import Loss, losses
 from agent.columns import NULL_I64
 from agent.store import UNREADABLE, cells, segments
-from agent.store.frames import Decoder, Kind
+from agent.store.frames import FrameDecoder, FrameKind
 from agent.store.lived import Lived, running
 
 if TYPE_CHECKING:
@@ -103,17 +103,17 @@ def seal(seq: int, lived: Lived) -> None:
 
 
 def _convert(name: str, folder: str, lived: Lived) -> None:
-    decoder = Decoder()
+    decoder = FrameDecoder()
     writers: _Writers | None = None
     last = tick = NULL_I64
     with open(name, "rb") as file:
         while data := file.read(1 << 20):
             for frame in decoder.feed(data):
-                if frame.kind == Kind.ROWS and decoder.head is not None:
+                if frame.kind == FrameKind.ROWS and decoder.head is not None:
                     writers = writers or _Writers(folder, decoder.head.boot_id, decoder.head.host)
                     writers.add(frame.table, frame.rows)
                     last = max(last, int(frame.rows["t_ns"].max()))
-                elif frame.kind == Kind.TICK:
+                elif frame.kind == FrameKind.TICK:
                     tick = max(tick, frame.t_ns)
             if decoder.unknown:
                 raise ValueError(

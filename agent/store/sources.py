@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from agent.ask.source import Source
+from agent.ask.source import RowSource
 
 
 def opened(place: str | Path, tables: Iterable[str], since: str | None = None, until: str | None = None, *, whole: bool = False,
-           bounded: bool = False) -> Source:  # fmt: skip
+           bounded: bool = False) -> RowSource:  # fmt: skip
     """The source of rows at ``place``; the caller leaves it (``with``).
 
     tables: all that will be asked for. since, until: the window (agent/ask/window.py). whole: rows outside of the window are asked for too, with

@@ -11,7 +11,7 @@ import pytest
 from agent.contracts import Source
 from agent.kernel import bpf
 from agent.kernel.load import Loaded, load, release
-from agent.kernel.sampling import Window
+from agent.kernel.sampling import SamplingWindow
 from agent.kernel.source import KernelSource
 from agent.probes import discover
 from agent.probes.tcp import setup as set_up_tcp
@@ -29,7 +29,7 @@ class Attached:
         for family in self.loaded.families.values():
             assert family.state == "attached", family.reason
         self.source = KernelSource(self.loaded, interval_ns=200_000_000)
-        self.window = Window(LocalAttacher(), 20_000_000)  # type: ignore[arg-type]
+        self.window = SamplingWindow(LocalAttacher(), 20_000_000)  # type: ignore[arg-type]
         self.source.hold = lambda: self.window.busy
         self.extra: list[Source] = [self.window]
         if tcp := self.loaded.families.get("tcp"):

@@ -15,7 +15,7 @@ import pytest
 
 from agent.columns import NULL_I64
 from agent.lab.stage.netns import Namespace
-from agent.lab.stage.wire import Wire
+from agent.lab.stage.wire import Cable
 from agent.tables import TABLES
 from tests.kernel.conftest import Attached
 from tests.lab.tcp import Pick, ask, closed_port, echo_server
@@ -103,7 +103,7 @@ def test_refused_connects(attach: Attach, host: str, blocking: bool) -> None:
 def test_aborted_connects(attach: Attach) -> None:
     """The program gives up while the SYN is unanswered."""
     tcp = attach("tcp")
-    with Wire() as wire:
+    with Cable() as wire:
         for i in range(11):
             with wire.left.entered():
                 s = socket.socket()
@@ -120,7 +120,7 @@ def test_aborted_connects(attach: Attach) -> None:
 
 def test_timed_out_unreachable_and_portless_connects(attach: Attach) -> None:
     tcp = attach("tcp")
-    with Wire() as wire:
+    with Cable() as wire:
         wire.left.run("ip", "route", "add", "10.88.0.0/16", "dev", "wire")
         wire.right.run("sysctl", "-qw", "net.ipv4.ip_forward=1")
         wire.right.run("ip", "route", "add", "unreachable", "10.88.0.0/16")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from agent.lab.stage.wire import Wire, every, first
+from agent.lab.stage.wire import Cable, every, first
 from agent.tables import TABLES
 from tests.kernel.conftest import Attached
 from tests.lab.tcp import Pick, ask, swallow
@@ -22,11 +22,11 @@ RETRANSMIT = TABLES["tcp_retransmit"]
 CLIENT, SERVER = (TABLES["tcp_close"].code("role", r) for r in ("client", "server"))
 
 
-def within(wire: Wire) -> Pick:
+def within(wire: Cable) -> Pick:
     return lambda rows: rows[np.isin(rows["netns"], [wire.left.inode, wire.right.inode])]
 
 
-def connection(wire: Wire, ipv6: bool = False) -> tuple[socket.socket, socket.socket]:
+def connection(wire: Cable, ipv6: bool = False) -> tuple[socket.socket, socket.socket]:
     """(client in left, accepted socket in right)."""
     family = socket.AF_INET6 if ipv6 else socket.AF_INET
     with wire.right.entered():
@@ -48,7 +48,7 @@ def echo(server: socket.socket) -> None:
 def test_rtt_while_one_long_send_blocks(attach: Attach) -> None:
     """The sender makes one call and receives nothing."""
     tcp = attach("tcp")
-    with Wire(delay_s=0.01) as wire:
+    with Cable(delay_s=0.01) as wire:
         client, server = connection(wire)
         whole = 8_000_000
 
@@ -91,7 +91,7 @@ def test_rtt_while_one_long_send_blocks(attach: Attach) -> None:
 def test_rtt_of_a_long_connection(attach: Attach, ipv6: bool) -> None:
     """20 ms each way is a smoothed RTT of 40 ms, and what the forwarder adds: less than either program waited for the other."""
     tcp = attach("tcp")
-    with Wire(delay_s=0.02) as wire:
+    with Cable(delay_s=0.02) as wire:
         began_ns = time.monotonic_ns()
         client, server = connection(wire, ipv6)
         waited = [time.monotonic_ns() - began_ns]
@@ -138,7 +138,7 @@ def test_rtt_of_a_long_connection(attach: Attach, ipv6: bool) -> None:
 
 def test_data_retransmits_are_the_kernels_count(attach: Attach) -> None:
     tcp = attach("tcp")
-    with Wire(drop=every("data", 41)) as wire:
+    with Cable(drop=every("data", 41)) as wire:
         client, server = connection(wire)
         thread = threading.Thread(target=echo, args=(server,))
         thread.start()
@@ -168,7 +168,7 @@ def test_data_retransmits_are_the_kernels_count(attach: Attach) -> None:
 
 def test_syn_retransmits(attach: Attach) -> None:
     tcp = attach("tcp")
-    with Wire(drop=first("syn", 3)) as wire:
+    with Cable(drop=first("syn", 3)) as wire:
         clients = []
         with wire.right.entered():
             listener = socket.create_server((wire.RIGHT, 0))
@@ -199,7 +199,7 @@ def test_syn_retransmits(attach: Attach) -> None:
 
 def test_synack_retransmits(attach: Attach) -> None:
     tcp = attach("tcp")
-    with Wire(drop=first("synack", 1)) as wire:
+    with Cable(drop=first("synack", 1)) as wire:
         client, server = connection(wire)
         client.close()
         server.close()
@@ -219,7 +219,7 @@ def test_what_the_kernel_failed_to_send_is_not_counted(attach: Attach) -> None:
     from pyroute2.nftables.main import NFTables
 
     tcp = attach("tcp")
-    with Wire(drop=first("data", 1)) as wire:
+    with Cable(drop=first("data", 1)) as wire:
         client, server = connection(wire)
         with wire.left.entered():
             firewall = NFTables(nfgen_family=socket.AF_INET)
@@ -243,7 +243,7 @@ def test_what_the_kernel_failed_to_send_is_not_counted(attach: Attach) -> None:
 def test_without_its_program_nothing_is_seen(attach: Attach, program: str, kind: str) -> None:
     tcp = attach("tcp")
     os.close(tcp.loaded.families["tcp"].links.pop(program))
-    with Wire(drop=first(kind, 1)) as wire:
+    with Cable(drop=first(kind, 1)) as wire:
         client, server = connection(wire)
         client.close()
         server.close()

@@ -19,7 +19,7 @@ from pathlib import Path
 from agent.batch import Batch
 from agent.lab import oplog
 from agent.lab.effect import measured
-from agent.lab.judge import Verdict, judge
+from agent.lab.judge import Judgement, judge
 from agent.lab.plan import HELD_BACK
 from agent.lab.replay import score, sittings, told
 from agent.lab.truth import LOGS, RECORDING, Done, Truth
@@ -97,7 +97,7 @@ class Sitting:
 
     def pieces(self) -> Iterator[Piece]:
         verdicts, _ = judge(self.truth, told(self.place / RECORDING))
-        groups: dict[str, list[Verdict]] = {}
+        groups: dict[str, list[Judgement]] = {}
         for verdict in verdicts:
             groups.setdefault(verdict.fault.id.rstrip("ab"), []).append(verdict)
         free_ns = self.truth.from_ns
@@ -109,7 +109,7 @@ class Sitting:
             free_ns = max(fault.until_ns for fault in faults) + LEFT_NS
 
 
-def said(verdicts: Sequence[Verdict]) -> list[str]:
+def said(verdicts: Sequence[Judgement]) -> list[str]:
     return [verdict.told[0].last["cause"] if verdict.told else "" for verdict in verdicts]
 
 

@@ -15,7 +15,7 @@ from agent.batch import Batch
 from agent.clock.daemons.ntp_settings import NtpConfig
 from agent.clock.daemons.source import TimeDaemons
 from agent.correlate.correlator import Correlator
-from agent.lab.stage.wire import Wire
+from agent.lab.stage.wire import Cable
 from agent.tables import TABLES
 from tests.lab.ntpserver import NtpServer
 from tests.lab.timedaemons import Daemon, chronyc, chronyd, ntpd, ntpq
@@ -24,7 +24,7 @@ from tests.patience import PATIENCE
 DELAY_S = 0.003
 TABLE = TABLES["clock_daemon"]
 SERVER = "local stratum 5\nallow\ncmdport 0"
-CLIENT = f"server {Wire.RIGHT} minpoll 0 maxpoll 0 iburst\nport 0"
+CLIENT = f"server {Cable.RIGHT} minpoll 0 maxpoll 0 iburst\nport 0"
 NOBODY = NtpConfig(daemon_interval_s=0.2, interval_s=0.2)
 
 
@@ -49,7 +49,7 @@ def decoded(row: np.void) -> dict[str, Any]:
 class Node:
     """A source in the wire's left namespace, drained by the test."""
 
-    def __init__(self, wire: Wire, config: NtpConfig = NOBODY, running: Callable[[], dict[str, int]] = dict) -> None:
+    def __init__(self, wire: Cable, config: NtpConfig = NOBODY, running: Callable[[], dict[str, int]] = dict) -> None:
         self.wire = wire
         self.source = TimeDaemons(config, lambda wall: wall - time.time_ns() + boot_ns(), running)
         self.batches: list[Batch] = []
@@ -80,13 +80,13 @@ def until(done: Callable[[], bool], limit_s: float = 30) -> None:
 
 
 @pytest.fixture
-def wire(own_clock: None) -> Iterator[Wire]:
-    with Wire(delay_s=DELAY_S) as made:
+def wire(own_clock: None) -> Iterator[Cable]:
+    with Cable(delay_s=DELAY_S) as made:
         yield made
 
 
 @pytest.fixture
-def daemons(wire: Wire, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
+def daemons(wire: Cable, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     """daemons(start, *args): a daemon that ends with the test."""
     running: list[Daemon] = []
 
@@ -100,7 +100,7 @@ def daemons(wire: Wire, tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
 
 
 @pytest.fixture
-def chrony(wire: Wire, daemons: Callable[..., Daemon], tmp_path: Path) -> Daemon:
+def chrony(wire: Cable, daemons: Callable[..., Daemon], tmp_path: Path) -> Daemon:
     """A chronyd synchronised to another one across the wire."""
     daemons(chronyd, wire.right, tmp_path, "server", SERVER)
     client = daemons(chronyd, wire.left, tmp_path, "client", CLIENT)
@@ -117,7 +117,7 @@ def nano(text: str) -> int:
     return round(float(text) * 1e9)
 
 
-def test_tracking_is_what_chronyc_prints(wire: Wire, chrony: Daemon) -> None:
+def test_tracking_is_what_chronyc_prints(wire: Cable, chrony: Daemon) -> None:
     node = Node(wire)
     for _ in range(50):  # between two equal reports of chronyc nothing was updated
         (before,), row, (after,) = (
@@ -136,7 +136,7 @@ def test_tracking_is_what_chronyc_prints(wire: Wire, chrony: Daemon) -> None:
     assert (
         (row["ref_id"], row["source"], row["stratum"])
         == (before[0], before[1], int(before[2]))
-        == ("0A4D0002", Wire.RIGHT, 6)
+        == ("0A4D0002", Cable.RIGHT, 6)
     )
     printed = {"last_offset_ns": -nano(before[5]), "rms_offset_ns": nano(before[6]), "freq_ppb": -ppb(before[7]), "residual_freq_ppb": -ppb(before[8]),
                "skew_ppb": ppb(before[9]), "root_delay_ns": nano(before[10])}  # fmt: skip
@@ -150,14 +150,14 @@ def test_tracking_is_what_chronyc_prints(wire: Wire, chrony: Daemon) -> None:
     assert row["root_delay_ns"] >= 2 * DELAY_S * 1e9
 
 
-def test_sources_are_what_chronyc_prints(wire: Wire, daemons: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_sources_are_what_chronyc_prints(wire: Cable, daemons: Callable[..., Daemon], tmp_path: Path) -> None:
     daemons(chronyd, wire.right, tmp_path, "server", SERVER)
     daemons(
         chronyd,
         wire.left,
         tmp_path,
         "client",
-        f"{CLIENT}\nserver {Wire.RIGHT6} minpoll 0 maxpoll 0 iburst\nserver {Wire.NOBODY} minpoll 0 maxpoll 0",
+        f"{CLIENT}\nserver {Cable.RIGHT6} minpoll 0 maxpoll 0 iburst\nserver {Cable.NOBODY} minpoll 0 maxpoll 0",
     )
     until((tmp_path / "client.pid").exists)
     until(
@@ -180,7 +180,7 @@ def test_sources_are_what_chronyc_prints(wire: Wire, daemons: Callable[..., Daem
             break
     else:
         pytest.fail("chronyd updates faster than it can be asked")
-    assert [r["source"] for r in rows] == [line[2] for line in before] == [Wire.RIGHT, Wire.RIGHT6, Wire.NOBODY]
+    assert [r["source"] for r in rows] == [line[2] for line in before] == [Cable.RIGHT, Cable.RIGHT6, Cable.NOBODY]
     for row, (_, state, _, stratum, poll, reach, since, latest, _, error) in zip(rows, before, strict=True):
         assert (row["state"], row["stratum"], row["poll_s"], row["reach"]) == (
             states[state],
@@ -196,7 +196,9 @@ def test_sources_are_what_chronyc_prints(wire: Wire, daemons: Callable[..., Daem
             assert row["t_ns"] - row["last_update_ns"] == int(since) * 10**9
 
 
-def test_a_daemon_without_sources_is_unsynchronised(wire: Wire, daemons: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_a_daemon_without_sources_is_unsynchronised(
+    wire: Cable, daemons: Callable[..., Daemon], tmp_path: Path
+) -> None:
     daemons(chronyd, wire.left, tmp_path, "alone", "port 0")
     until((tmp_path / "alone.pid").exists)
     row = Node(wire).rows("chrony", "system")[0]
@@ -209,7 +211,7 @@ def test_a_daemon_without_sources_is_unsynchronised(wire: Wire, daemons: Callabl
     assert "no source" in row["reason"]
 
 
-def test_nobody_there_is_no_row_and_no_failure(wire: Wire) -> None:
+def test_nobody_there_is_no_row_and_no_failure(wire: Cable) -> None:
     node = Node(wire)
     with wire.left.entered():
         end = time.monotonic() + 1
@@ -220,7 +222,7 @@ def test_nobody_there_is_no_row_and_no_failure(wire: Wire) -> None:
 
 
 def test_a_daemon_with_a_closed_port_says_what_to_set(
-    wire: Wire, daemons: Callable[..., Daemon], tmp_path: Path
+    wire: Cable, daemons: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     pid = daemons(chronyd, wire.left, tmp_path, "closed", "port 0\ncmdport 0").process.pid
     node = Node(wire, running=lambda: {"chrony": pid})
@@ -231,32 +233,32 @@ def test_a_daemon_with_a_closed_port_says_what_to_set(
     assert node.source.failures() == {"chrony 127.0.0.1:323": row["reason"]}
 
 
-def test_a_daemon_that_ends_is_told(wire: Wire, chrony: Daemon) -> None:
+def test_a_daemon_that_ends_is_told(wire: Cable, chrony: Daemon) -> None:
     node = Node(wire)
     assert node.rows("chrony", "system")[0]["state"] == "synchronised"
     chrony.stop()
     until(lambda: node.rows("chrony", "system")[-1]["state"] == "refused")
 
 
-def test_sntp_finds_the_true_offset_within_its_bound(wire: Wire, chrony: Daemon) -> None:
-    rows = Node(wire, NtpConfig(servers=(Wire.RIGHT,), interval_s=0.2, chrony="")).rows("sntp", "source", 23)
+def test_sntp_finds_the_true_offset_within_its_bound(wire: Cable, chrony: Daemon) -> None:
+    rows = Node(wire, NtpConfig(servers=(Cable.RIGHT,), interval_s=0.2, chrony="")).rows("sntp", "source", 23)
     for row in rows:  # one host, one clock: the true offset is zero
         assert (row["state"], row["stratum"], row["leap"]) == ("synchronised", 5, "none")
         assert abs(row["offset_ns"]) <= row["distance_ns"]
         assert 2 * DELAY_S * 1e9 <= row["delay_ns"] <= 2 * row["distance_ns"]
 
 
-def test_sntp_over_ipv6_and_by_name(wire: Wire, chrony: Daemon) -> None:
-    config = NtpConfig(servers=(f"[{Wire.RIGHT6}]", "localhost:9"), interval_s=0.2, chrony="")
+def test_sntp_over_ipv6_and_by_name(wire: Cable, chrony: Daemon) -> None:
+    config = NtpConfig(servers=(f"[{Cable.RIGHT6}]", "localhost:9"), interval_s=0.2, chrony="")
     node = Node(wire, config)
     rows = node.rows("sntp", "source", 8)
-    assert {r["state"] for r in rows if r["source"] == f"[{Wire.RIGHT6}]"} == {"synchronised"}
+    assert {r["state"] for r in rows if r["source"] == f"[{Cable.RIGHT6}]"} == {"synchronised"}
     assert {(r["state"], r["reason"]) for r in rows if r["source"] == "localhost:9"} == {
         ("refused", "nobody listens there")
     }
 
 
-def test_a_server_that_has_no_address_is_told(wire: Wire) -> None:
+def test_a_server_that_has_no_address_is_told(wire: Cable) -> None:
     node = Node(wire, NtpConfig(servers=("nosuch.invalid",), interval_s=0.2))
     (row,) = node.rows("sntp", "source")[:1]
     assert (row["state"], row["source"], row["offset_ns"]) == ("error", "nosuch.invalid", None)
@@ -264,9 +266,9 @@ def test_a_server_that_has_no_address_is_told(wire: Wire) -> None:
     assert list(node.source.failures()) == ["sntp nosuch.invalid"]
 
 
-def test_nothing_is_sent_to_servers_unless_they_are_configured(wire: Wire, chrony: Daemon) -> None:
+def test_nothing_is_sent_to_servers_unless_they_are_configured(wire: Cable, chrony: Daemon) -> None:
     with wire.right.entered():
-        server = NtpServer((Wire.RIGHT, 1123))
+        server = NtpServer((Cable.RIGHT, 1123))
     Node(wire).rows("chrony", "system", 5)
     assert server.asked == []
     Node(wire, NtpConfig(servers=(server.where,), interval_s=0.2)).rows("sntp", "source")
@@ -274,9 +276,9 @@ def test_nothing_is_sent_to_servers_unless_they_are_configured(wire: Wire, chron
     server.close()
 
 
-def test_honest_sources_agree_and_a_liar_is_a_finding(wire: Wire, chrony: Daemon) -> None:
+def test_honest_sources_agree_and_a_liar_is_a_finding(wire: Cable, chrony: Daemon) -> None:
     with wire.right.entered():
-        server = NtpServer((Wire.RIGHT, 1123))
+        server = NtpServer((Cable.RIGHT, 1123))
     node = Node(wire, NtpConfig(servers=(server.where,), interval_s=0.2, daemon_interval_s=0.2))
     node.rows("chrony", "system", 41)
     checks = [decoded(r) for b in node.batches for r in b.rows if r["kind"] == TABLE.code("kind", "check")]
@@ -310,9 +312,9 @@ def test_honest_sources_agree_and_a_liar_is_a_finding(wire: Wire, chrony: Daemon
     assert abs(int(said[1]) - 101) <= max(check["distance_ns"] for check in lie) / 1e6 + 1
 
 
-def test_ntpd_is_what_ntpq_prints(wire: Wire, daemons: Callable[..., Daemon], tmp_path: Path) -> None:
+def test_ntpd_is_what_ntpq_prints(wire: Cable, daemons: Callable[..., Daemon], tmp_path: Path) -> None:
     daemons(chronyd, wire.right, tmp_path, "server", SERVER)
-    daemons(ntpd, wire.left, tmp_path, f"server {Wire.RIGHT} iburst minpoll 3 maxpoll 3\nrestrict 127.0.0.1")
+    daemons(ntpd, wire.left, tmp_path, f"server {Cable.RIGHT} iburst minpoll 3 maxpoll 3\nrestrict 127.0.0.1")
     node = Node(wire)
     assert node.rows("ntpd", "system")[0]["state"] == "unsynchronised"
     until(lambda: node.rows("ntpd", "system")[-1]["state"] == "synchronised", 60)
@@ -332,14 +334,14 @@ def test_ntpd_is_what_ntpq_prints(wire: Wire, daemons: Callable[..., Daemon], tm
     assert (
         (own["stratum"], own["ref_id"], own["leap"])
         == (int(values["stratum"]), values["refid"], "none")
-        == (6, Wire.RIGHT, "none")
+        == (6, Cable.RIGHT, "none")
     )
     assert own["offset_ns"] == round(float(values["offset"]) * 1e6)
     assert own["freq_ppb"] == round(float(values["frequency"]) * 1000)
     assert abs(own["root_delay_ns"] - float(values["rootdelay"]) * 1e6) <= 1000
     row = rows[-1]
     assert (row["source"], row["state"], row["stratum"], row["reach"]) == (
-        Wire.RIGHT,
+        Cable.RIGHT,
         "selected",
         5,
         int(peer["reach"], 8),

@@ -255,6 +255,6 @@ def test_an_agent_whose_loop_fails_ends_with_its_store_closed(start: Callable[..
     assert "RuntimeError: the loop itself" in agent.log()
     assert "stopped after" in agent.log()
     newest = max(agent.store.glob("hot-*.tsl"))
-    assert list(frames.read(newest.read_bytes()))[-1].kind == frames.Kind.END
+    assert list(frames.read(newest.read_bytes()))[-1].kind == frames.FrameKind.END
     assert (agent.store / "lock").read_bytes() == b""
     assert not list(agent.run_dir.glob("*.sock"))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from agent.ask.question import Condition, Question, Value, Where
+from agent.ask.question import Condition, GroupValue, Question, Where
 from agent.ask.window import this_boot
 from agent.batch import Batch, make
 from agent.cli.main import cli
@@ -215,7 +215,7 @@ def test_questions(both: tuple[Path, Path]) -> None:
             assert pids(largest="duration_ns", limit=2) == [6, 5]
             assert pids(order=("-result", "-pid")) == [6, 4, 1, 3, 2, 5]  # by name; the unknown one last
             counts = Question("tcp_connect", ("comm", "n", "ok"), group=("comm",), order=("-n", "comm"),
-                              values=(Value("n", "count"), Value("ok", "count", where=Where("result", "=", "ok"))))  # fmt: skip
+                              values=(GroupValue("n", "count"), GroupValue("ok", "count", where=Where("result", "=", "ok"))))  # fmt: skip
             assert [tuple(row.values()) for row in source.rows(counts)] == [
                 ("a", 2, 1),
                 ("b", 2, 1),

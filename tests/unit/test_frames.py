@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from agent.batch import Batch, make
 from agent.errors import AgentError
 from agent.store import frames
-from agent.store.frames import Decoder, Encoder, Head, Kind
+from agent.store.frames import Encoder, FrameDecoder, FrameKind, Head
 from agent.store.recording import Recording
 from agent.tables import TABLES
 
@@ -42,7 +42,7 @@ def random_rows(table: str, n: int, seed: int) -> np.ndarray:
 def test_every_table_survives_bit_for_bit(table: str) -> None:
     rows = random_rows(table, 23, 1)
     got = list(frames.read(b"".join(encode(Batch(table, rows), tick=31))))
-    assert [f.kind for f in got] == [Kind.ROWS, Kind.TICK, Kind.END]
+    assert [f.kind for f in got] == [FrameKind.ROWS, FrameKind.TICK, FrameKind.END]
     assert got[0].table == table
     assert got[0].rows.tobytes() == rows.tobytes()
     assert got[1].t_ns == 31
@@ -55,8 +55,8 @@ def test_a_torn_tail_loses_only_the_torn_frame_at_every_byte() -> None:
     reported = [0, 0, 3, 0, 2, 1, 0, 0]  # rows in each piece: head, schema, rows, schema, rows, rows, tick, end
     assert len(reported) == len(pieces)
     for cut in range(len(whole) + 1):
-        decoder = Decoder()
-        rows = sum(len(f.rows) for f in decoder.feed(whole[:cut]) if f.kind == Kind.ROWS)
+        decoder = FrameDecoder()
+        rows = sum(len(f.rows) for f in decoder.feed(whole[:cut]) if f.kind == FrameKind.ROWS)
         complete = int(np.searchsorted(ends, cut, "right"))
         assert rows == sum(reported[:complete]), cut
         assert decoder.offset == (ends[complete - 1] if complete else 0)
@@ -69,9 +69,9 @@ def test_a_torn_tail_loses_only_the_torn_frame_at_every_byte() -> None:
 @given(st.lists(st.integers(1, 400), max_size=30), st.integers(0, 2**32))
 def test_pieces_of_any_size_decode_alike(sizes: list[int], seed: int) -> None:
     data = b"".join(encode(Batch("loss", random_rows("loss", 11, seed)), tick=5))
-    decoder, at, rows = Decoder(), 0, []
+    decoder, at, rows = FrameDecoder(), 0, []
     for size in [*sizes, len(data)]:
-        rows += [f.rows.tobytes() for f in decoder.feed(data[at : at + size]) if f.kind == Kind.ROWS]
+        rows += [f.rows.tobytes() for f in decoder.feed(data[at : at + size]) if f.kind == FrameKind.ROWS]
         at += size
     assert decoder.ended
     assert rows == [random_rows("loss", 11, seed).tobytes()]
@@ -81,7 +81,7 @@ def test_a_flipped_bit_anywhere_is_noticed() -> None:
     pieces = encode(make("loss", 2, t_ns=1), end=True)
     data = b"".join(pieces)
     for at in range(len(data)):
-        decoder = Decoder()
+        decoder = FrameDecoder()
         damaged = data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
         list(decoder.feed(damaged))
         assert decoder.corrupt is not None or not decoder.ended, at
@@ -92,7 +92,7 @@ def test_a_tail_that_was_cut_off_and_rewritten_is_read_again() -> None:
         encode(make("loss", 1, t_ns=1), end=False),
         encode(make("loss", 1, t_ns=1), make("loss", 4, t_ns=2), end=False),
     )
-    decoder = Decoder()
+    decoder = FrameDecoder()
     list(decoder.feed(b"".join(first) + b"\x02\x00half a frame"))
     decoder.rewind()
     got = list(decoder.feed(b"".join(second)[decoder.offset :]))
@@ -100,7 +100,7 @@ def test_a_tail_that_was_cut_off_and_rewritten_is_read_again() -> None:
 
 
 def schema_frame(doc: Mapping[str, object], ref: int = 0) -> bytes:
-    return _frame(Kind.SCHEMA, ref, 0, json.dumps(doc).encode())
+    return _frame(FrameKind.SCHEMA, ref, 0, json.dumps(doc).encode())
 
 
 def _frame(kind: int, ref: int, rows: int, payload: bytes) -> bytes:
@@ -125,7 +125,7 @@ def test_another_schema_is_mapped_by_name() -> None:
             column("errno", "str"),
         ],
     }
-    data = Encoder.head(HEAD) + schema_frame(doc) + _frame(Kind.ROWS, 0, 4, stored.tobytes())
+    data = Encoder.head(HEAD) + schema_frame(doc) + _frame(FrameKind.ROWS, 0, 4, stored.tobytes())
     rows = next(frames.read(data)).rows
     code = TABLES["tcp_connect"].code
     assert rows.dtype == TABLES["tcp_connect"].dtype
@@ -139,13 +139,13 @@ def test_another_schema_is_mapped_by_name() -> None:
 def test_an_unknown_table_is_ignored_and_the_rest_read() -> None:
     dtype = np.dtype([("t_ns", "<i8")])
     doc = {"table": "from_the_future", "dtype": dtype.descr, "columns": [column("t_ns", "i64")]}
-    data = Encoder.head(HEAD) + schema_frame(doc, 9) + _frame(Kind.ROWS, 9, 1, b"\0" * 8) + Encoder.tick(3)
-    assert [f.kind for f in frames.read(data)] == [Kind.TICK]
+    data = Encoder.head(HEAD) + schema_frame(doc, 9) + _frame(FrameKind.ROWS, 9, 1, b"\0" * 8) + Encoder.tick(3)
+    assert [f.kind for f in frames.read(data)] == [FrameKind.TICK]
 
 
 @pytest.mark.parametrize("types", ["|O", "<U4", "<m8[s]"])
 def test_a_hostile_column_type_is_refused(types: str) -> None:
-    decoder = Decoder()
+    decoder = FrameDecoder()
     list(decoder.feed(Encoder.head(HEAD) + schema_frame({"table": "loss", "dtype": [["t_ns", types]], "columns": []})))
     assert decoder.corrupt is not None
 
@@ -168,7 +168,11 @@ def whole(tmp_path: Path, pack: Callable[[bytes], bytes]) -> tuple[Path, bytes]:
 def test_a_whole_recording_is_read(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     recording = Recording(whole(tmp_path, pack)[0])
     assert recording.head == HEAD
-    assert [(kind, table) for kind, table, _ in recording] == [(Kind.ROWS, "loss"), (Kind.TICK, ""), (Kind.END, "")]
+    assert [(kind, table) for kind, table, _ in recording] == [
+        (FrameKind.ROWS, "loss"),
+        (FrameKind.TICK, ""),
+        (FrameKind.END, ""),
+    ]
     assert recording.cut == ""
 
 
@@ -213,7 +217,7 @@ def test_a_recording_that_is_cut_off_is_read_as_far_as_it_goes(
     path, data = whole(tmp_path, pack)
     path.write_bytes(pack(data[:-missing]))
     recording = Recording(path)
-    assert [f.kind for f in recording] == [Kind.ROWS, Kind.TICK]
+    assert [f.kind for f in recording] == [FrameKind.ROWS, FrameKind.TICK]
     assert f"byte {len(data) - frames.HEADER_BYTES}" in recording.cut
     assert ("torn" in recording.cut) == (missing != frames.HEADER_BYTES)
 
@@ -222,7 +226,7 @@ def test_a_packed_recording_gives_a_prefix_wherever_it_is_cut(tmp_path: Path) ->
     path = tmp_path / "r"
     data = b"".join(encode(make("loss", 500, t_ns=np.arange(500)), tick=4))
     stream = packed(data)
-    wanted = [Kind.ROWS, Kind.TICK, Kind.END]
+    wanted = [FrameKind.ROWS, FrameKind.TICK, FrameKind.END]
     found = []
     for end in range(len(stream) // 2, len(stream)):
         path.write_bytes(stream[:end])

@@ -8,7 +8,7 @@ from typing import Any
 
 from exporters.aggregate import MetricStore
 from exporters.exposition import render
-from exporters.observed import EVERY_NS, Observer
+from exporters.observed import EVERY_NS, StatusMetrics
 
 _GONE = 2**22 + 1
 
@@ -29,7 +29,7 @@ def test_what_the_page_says_of_the_agent() -> None:
         looks.append(1)
         return _status()
 
-    observer = Observer(
+    observer = StatusMetrics(
         store, "1.2.3", look, SimpleNamespace(requests={200: 7, 421: 2}, dropped={"share": 3, "timeout": 0})
     )
     for now_ns in (1, 2, EVERY_NS, 1 + EVERY_NS):

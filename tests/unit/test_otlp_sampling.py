@@ -12,14 +12,14 @@ from agent.tables import TABLES
 from exporters.otlp_settings import resolve
 from exporters.sampling import randomness, threshold, tracestate
 from exporters.spans import SpanEncoder
-from exporters.waiting import Backlog
+from exporters.waiting import Waiting
 
 _S, _WALL = 10**9, 1_700_000_000 * 10**9
 _CODE = TABLES["limiter_decision"].code
 
 
-def _backlog(**settings: object) -> Backlog:
-    return Backlog(resolve({}, {}, {"endpoint": "http://127.0.0.1:1", "max_spans_per_s": 100_000, **settings}))
+def _backlog(**settings: object) -> Waiting:
+    return Waiting(resolve({}, {}, {"endpoint": "http://127.0.0.1:1", "max_spans_per_s": 100_000, **settings}))
 
 
 def _decisions(n: int, **columns: object) -> Batch:
@@ -38,7 +38,7 @@ def _decisions(n: int, **columns: object) -> Batch:
     )
 
 
-def _spans(backlog: Backlog, *batches: Batch) -> list[Span]:
+def _spans(backlog: Waiting, *batches: Batch) -> list[Span]:
     for batch in batches:
         backlog.put(batch, 0.0)
     encoder, out = SpanEncoder("boot", lambda t: t + _WALL), []

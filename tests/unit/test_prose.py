@@ -9,7 +9,7 @@ import pytest
 
 from agent.batch import Batch, make
 from agent.columns import NULL_I64
-from agent.store.frames import Decoder, Encoder, Head, Kind
+from agent.store.frames import Encoder, FrameDecoder, FrameKind, Head
 from agent.tables import TABLES
 
 HEAD = Head("b" * 36, "host", "1", 0, 0)
@@ -25,7 +25,9 @@ def old(table: str, *left_out: str, **columns: object) -> np.ndarray:
         stored[c.name] = rows[c.name]
     encoder = Encoder({table: before})
     parts, _ = encoder.batches([Batch(table, stored)])
-    (frame,) = (f for f in Decoder().feed(b"".join([Encoder.head(HEAD), *map(bytes, parts)])) if f.kind == Kind.ROWS)
+    (frame,) = (
+        f for f in FrameDecoder().feed(b"".join([Encoder.head(HEAD), *map(bytes, parts)])) if f.kind == FrameKind.ROWS
+    )
     return frame.rows
 
 

@@ -521,7 +521,9 @@ def test_a_recording_holds_rows_and_ticks_in_order_and_ends_cleanly(tmp_path: Pa
         record.send_signal(signal.SIGINT)
         assert record.wait() == 130
     store.close()
-    found = [(k.name, table, value if k != frames.Kind.ROWS else len(value)) for k, table, value in Recording(path)]  # type: ignore[arg-type]
+    found = [
+        (k.name, table, value if k != frames.FrameKind.ROWS else len(value)) for k, table, value in Recording(path)
+    ]  # type: ignore[arg-type]
     expected: list[tuple[str, str, object]] = []
     for n in range(1, 14):
         expected += [("ROWS", "tcp_reset", 2), ("ROWS", "tcp_close", 1), ("TICK", "", n)]
@@ -534,7 +536,7 @@ def test_record_stops_after_its_duration(tmp_path: Path) -> None:
     done = verb(tmp_path / "s", "record", "-o", str(tmp_path / "r"), "--duration", "0.3")
     store.close()
     assert done.returncode == 0, done.stderr
-    assert [kind for kind, _, _ in Recording(tmp_path / "r")] == [frames.Kind.END]
+    assert [kind for kind, _, _ in Recording(tmp_path / "r")] == [frames.FrameKind.END]
 
 
 def test_record_without_an_agent_says_so(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from agent.columns import i64
 from agent.common.table import T_NS, Table
 from agent.errors import AgentError
 from agent.store import UNREADABLE, frames, segments
-from agent.store.frames import Decoder, Kind
+from agent.store.frames import FrameDecoder, FrameKind
 from agent.store.hot import HotStore
 from agent.store.query import Session
 from agent.store.spawn import Limits
@@ -61,9 +61,9 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
 def test_appended_rows_and_ticks_are_there_at_once(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     store.append([make("loss", 3, t_ns=7), make("tcp_reset", 0)], tick_ns=9)
-    assert [(f.kind, f.table) for f in read(tmp_path, 1)] == [(Kind.ROWS, "loss"), (Kind.TICK, "")]
+    assert [(f.kind, f.table) for f in read(tmp_path, 1)] == [(FrameKind.ROWS, "loss"), (FrameKind.TICK, "")]
     store.close()
-    assert read(tmp_path, 1)[-1].kind == Kind.END
+    assert read(tmp_path, 1)[-1].kind == FrameKind.END
 
 
 def test_a_second_writer_is_told_who_holds_the_store(tmp_path: Path) -> None:
@@ -139,9 +139,9 @@ def test_who_got_the_number_of_a_killed_writer_is_not_taken_for_it(tmp_path: Pat
 
 def before_end(data: bytes) -> int:
     """Where a segment's END begins."""
-    decoder, before = frames.Decoder(), 0
+    decoder, before = frames.FrameDecoder(), 0
     for frame in decoder.feed(data):
-        if frame.kind == frames.Kind.END:
+        if frame.kind == frames.FrameKind.END:
             break
         before = decoder.offset
     return before
@@ -197,7 +197,7 @@ def test_a_full_disk_degrades_counts_and_recovers(tiny: Path) -> None:
     assert isinstance(start, int)
     assert isinstance(end, int)
     assert not stored & set(range(start, end + 1))
-    decoder = Decoder()
+    decoder = FrameDecoder()
     list(decoder.feed((tiny / "store" / segments.hot_name(1)).read_bytes()))
     assert decoder.ended  # No torn frame was left in the middle.
 

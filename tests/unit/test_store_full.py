@@ -73,7 +73,7 @@ def losses(path: Path) -> list[tuple[Any, ...]]:
 
 
 def ended(path: Path, seq: int = 1) -> bool:
-    return list(frames.read((path / segments.hot_name(seq)).read_bytes()))[-1].kind == frames.Kind.END
+    return list(frames.read((path / segments.hot_name(seq)).read_bytes()))[-1].kind == frames.FrameKind.END
 
 
 @pytest.mark.parametrize("waiting", [3, 50])

@@ -110,7 +110,7 @@ def test_an_index_tells_rows_times_and_places(tmp_path: Path) -> None:
     for table, span in spans.items():
         (offset, length) = span.places
         start = min(s.places[0] for s in spans.values())
-        decoder = frames.Decoder()
+        decoder = frames.FrameDecoder()
         (frame,) = list(decoder.feed(data[:start] + data[offset : offset + length]))
         assert frame.table == table
 
@@ -144,6 +144,6 @@ def test_a_disk_without_room_for_an_index_has_a_plain_end(tmp_path: Path, monkey
     monkeypatch.setattr(os, "write", full)
     store.close()
     monkeypatch.undo()
-    assert list(frames.read((tmp_path / segments.hot_name(1)).read_bytes()))[-1].kind == frames.Kind.END
+    assert list(frames.read((tmp_path / segments.hot_name(1)).read_bytes()))[-1].kind == frames.FrameKind.END
     with open(tmp_path / segments.hot_name(1), "rb") as file:
         assert index.read(file.fileno()) is None

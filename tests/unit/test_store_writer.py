@@ -55,8 +55,8 @@ def test_rows_and_watermarks_keep_their_order(store: Writer, tmp_path: Path) -> 
         store.append([rows(n)], tick_ns=n)
         store.append([rows(n, 2)] * (n % 3 == 0))
     store.close()
-    found = [(f.t_ns,) if f.kind == frames.Kind.TICK else (int(f.rows["t_ns"][0]), len(f.rows))
-             for f in frames.read((tmp_path / "store" / segments.hot_name(1)).read_bytes()) if f.kind != frames.Kind.END]  # fmt: skip
+    found = [(f.t_ns,) if f.kind == frames.FrameKind.TICK else (int(f.rows["t_ns"][0]), len(f.rows))
+             for f in frames.read((tmp_path / "store" / segments.hot_name(1)).read_bytes()) if f.kind != frames.FrameKind.END]  # fmt: skip
     assert found == [one for n in range(500) for one in [(n, 1), (n,), *[(n, 2)] * (n % 3 == 0)]]
 
 

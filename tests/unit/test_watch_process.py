@@ -15,7 +15,7 @@ import pytest
 from agent.clock import first, process
 from agent.clock.change import Change
 from agent.clock.notices import NoticeSource
-from agent.clock.process import Outage, Told, WatchProcess
+from agent.clock.process import Unwatched, WatchMessage, WatchProcess
 from agent.clock.untold import SOURCE, Untold
 from agent.clock.watch import SLEEPERS
 from agent.posix import restarts
@@ -180,9 +180,9 @@ def step(t_ns: int, after: int, kind: str = "step", size: int = 5000) -> Change:
 
 
 def test_steps_that_no_watch_told_are_lost_notices_and_others_are_not() -> None:
-    outages = [Outage(T, T + 10**9), Outage(T + 10**11)]
+    outages = [Unwatched(T, T + 10**9), Unwatched(T + 10**11)]
     untold = Untold(outages)
-    told = Told(T - 5, 0, 777_000, 50, -1, 0)
+    told = WatchMessage(T - 5, 0, 777_000, 50, -1, 0)
     untold.heard(told)
     assert untold.losses([step(T - 10, 1), step(T + 10**10, 2)], T) == []  # a watch was there
     assert untold.losses([step(T + 5, 3, kind="slew"), step(T + 5, 3, size=0)], T) == []

@@ -16,7 +16,7 @@ from typing import Any
 from agent.errors import AgentError
 from agent.lab.kind import Kind, kinds
 from agent.lab.plan import seeds, sitting
-from agent.lab.program import Program, programs
+from agent.lab.program import LabProgram, programs
 from agent.lab.sitting import Sitting
 from agent.lab.stage.wallclock import require_throwaway
 from agent.lab.truth import FILE
@@ -28,7 +28,7 @@ WORKLOAD, FAR_SIDE = ("redis", "api-redis", "leases", "producer", "consumer1"), 
 RATE, ALLOWED = 0.4, 0.4
 
 
-def workload(chosen: Sequence[Kind]) -> dict[str, Program]:
+def workload(chosen: Sequence[Kind]) -> dict[str, LabProgram]:
     """With less to do."""
     there, names = programs(), [*WORKLOAD, *(FAR_SIDE if any("link" in kind.targets for kind in chosen) else ())]
     return {name: replace(there[name], settings=_slow(there[name].settings)) for name in names}

@@ -6,7 +6,7 @@ import socket
 import time
 
 from agent.common.clocks import boot_ns
-from agent.lab.program import FAR, Program, Run
+from agent.lab.program import FAR, LabProgram, Run
 
 PORT, MESSAGE_BYTES = 9000, 32 << 10
 
@@ -57,6 +57,6 @@ def send(run: Run) -> None:
 
 
 PROGRAMS = (
-    Program("receiver", receive, "far", {"reading": True}, (f"{FAR}:{PORT}",), ("sender", "link"), server=True),
-    Program("sender", send, settings={"sending": True}, names=(f"{FAR}:{PORT}",), uses=("receiver", "link")),
+    LabProgram("receiver", receive, "far", {"reading": True}, (f"{FAR}:{PORT}",), ("sender", "link"), server=True),
+    LabProgram("sender", send, settings={"sending": True}, names=(f"{FAR}:{PORT}",), uses=("receiver", "link")),
 )

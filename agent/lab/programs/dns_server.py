@@ -9,7 +9,7 @@ import struct
 import threading
 import time
 
-from agent.lab.program import FAR, Program, Run
+from agent.lab.program import FAR, LabProgram, Run
 
 PORT = 53
 #: Asked by UDP, its answer says that it was cut off: whoever wants it asks again by TCP.
@@ -58,4 +58,4 @@ def _answer(run: Run, connection: socket.socket) -> None:
         connection.sendall(len(reply).to_bytes(2, "big") + reply)
 
 
-PROGRAMS = (Program("dns", serve, "far", {"delay_s": 0.0, "loss": 0.0}, (f"{FAR}:{PORT}",), server=True),)
+PROGRAMS = (LabProgram("dns", serve, "far", {"delay_s": 0.0, "loss": 0.0}, (f"{FAR}:{PORT}",), server=True),)

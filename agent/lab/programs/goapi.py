@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from agent.demo.go_part import ways
-from agent.lab.program import FAR, LOOPBACK, Program, Run
+from agent.lab.program import FAR, LOOPBACK, LabProgram, Run
 from agent.lab.programs import dns_server, upstream
 
 PORT = 8090
@@ -41,7 +41,7 @@ def serve(run: Run) -> None:
 
 
 PROGRAMS = (
-    Program(
+    LabProgram(
         "goapi",
         serve,
         names=(f"{LOOPBACK}:{PORT}",),

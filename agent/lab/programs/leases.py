@@ -12,7 +12,7 @@ import hiredis
 
 from agent.common.clocks import boot_ns
 from agent.common.resp import RedisDown, RedisUrl, RespClient
-from agent.lab.program import Program, Run
+from agent.lab.program import LabProgram, Run
 from agent.lab.programs.stream_producer import URL
 
 COUNT, LIFE_MS, RENEW_NS = 16, 5000, 4_650_000_000
@@ -49,4 +49,4 @@ def hold(run: Run) -> None:
         heapreplace(due, (max(due_ns + RENEW_NS, _raw_ns()), lease))
 
 
-PROGRAMS = (Program("leases", hold, uses=("redis", "clock")),)
+PROGRAMS = (LabProgram("leases", hold, uses=("redis", "clock")),)

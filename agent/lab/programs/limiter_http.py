@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from functools import partial
 
-from agent.lab.program import Program, Run
+from agent.lab.program import LabProgram, Run
 from agent.lab.programs.dns_server import LONG
 from agent.lab.programs.limiters import decide
 from agent.lab.programs.upstream import PORT
@@ -24,7 +24,7 @@ def serve(name: str, run: Run) -> None:
 
 
 PROGRAMS = tuple(
-    Program(
+    LabProgram(
         program,
         partial(serve, name),
         settings={"per_s": per_s, "limit": 20},

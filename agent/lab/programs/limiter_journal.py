@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from agent.common.clocks import boot_ns
-from agent.lab.program import Program, Run
+from agent.lab.program import LabProgram, Run
 from agent.lab.programs.limiters import decide
 
 MOST_BYTES = 1 << 16  # then it begins anew, so that it needs room on the disk again and again
@@ -47,7 +47,7 @@ def write(run: Run) -> None:
 
 
 PROGRAMS = (
-    Program(
+    LabProgram(
         "api-journal",
         serve,
         settings={"per_s": 15.0, "limit": 40},
@@ -55,5 +55,5 @@ PROGRAMS = (
         uses=("disk",),
         group="disk",
     ),
-    Program("writer", write, settings={"bytes": 1 << 16, "sync": False}, uses=("disk",), group="disk"),
+    LabProgram("writer", write, settings={"bytes": 1 << 16, "sync": False}, uses=("disk",), group="disk"),
 )

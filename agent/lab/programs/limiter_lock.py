@@ -8,7 +8,7 @@ import time
 from functools import partial
 from typing import Any
 
-from agent.lab.program import Program, Run
+from agent.lab.program import LabProgram, Run
 from agent.lab.programs.limiters import decide
 
 TAKE: dict[str, Any] = {"flock": fcntl.flock, "posix": fcntl.lockf}
@@ -46,13 +46,13 @@ PROGRAMS = tuple(
     p
     for kind in TAKE
     for p in (
-        Program(
+        LabProgram(
             f"api-{kind}",
             partial(serve, kind),
             settings={"per_s": 15.0, "limit": 40},
             names=(f"lab:api-{kind}",),
             uses=(f"state.{kind}",),
         ),
-        Program(f"hold-{kind}", partial(hold, kind), settings={"hold_s": 0.0005, "every_s": 1.0, "now": False}),
+        LabProgram(f"hold-{kind}", partial(hold, kind), settings={"hold_s": 0.0005, "every_s": 1.0, "now": False}),
     )
 )

@@ -6,7 +6,7 @@ import mmap
 import os
 import random
 
-from agent.lab.program import Program, Run
+from agent.lab.program import LabProgram, Run
 from agent.lab.programs.limiters import decide
 
 RULES, RULE_BYTES = 64, 16 << 10
@@ -30,7 +30,7 @@ def serve(run: Run) -> None:
 
 
 PROGRAMS = (
-    Program(
+    LabProgram(
         "api-lookup",
         serve,
         settings={"per_s": 15.0, "limit": 40},

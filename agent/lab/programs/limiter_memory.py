@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import random
 
-from agent.lab.program import Program, Run
+from agent.lab.program import LabProgram, Run
 from agent.lab.programs.limiters import decide
 
 TABLE_BYTES, OWN_BYTES, LOOKS, PAGE = 16 << 20, 8 << 20, 400, 4096
@@ -29,7 +29,7 @@ def serve(run: Run) -> None:
 
 
 PROGRAMS = (
-    Program(
+    LabProgram(
         "api-tables", serve, settings={"per_s": 15.0, "limit": 40, "grow": 0}, names=("lab:api-tables",), uses=("disk",)
     ),
 )

@@ -10,7 +10,7 @@ import hiredis
 
 from agent.common.resp import RedisDown, RedisUrl, RespClient
 from agent.demo.limiter_part import SCRIPT
-from agent.lab.program import Program, Run
+from agent.lab.program import LabProgram, Run
 from agent.lab.programs.limiters import decide
 from agent.lab.programs.redis_server import PLACES, PORT
 
@@ -36,7 +36,7 @@ def serve(address: str, run: Run) -> None:
 
 
 PROGRAMS = tuple(
-    Program(
+    LabProgram(
         f"api-{name}",
         partial(serve, address),
         settings={"per_s": 25.0, "limit": 40},

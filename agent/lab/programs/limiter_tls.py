@@ -6,7 +6,7 @@ import socket
 import ssl
 from functools import partial
 
-from agent.lab.program import FAR, Program, Run
+from agent.lab.program import FAR, LabProgram, Run
 from agent.lab.programs import nginx, tls_server
 from agent.lab.programs.limiters import decide
 
@@ -28,7 +28,7 @@ def serve(port: int, run: Run) -> None:
 
 
 PROGRAMS = tuple(
-    Program(
+    LabProgram(
         name, partial(serve, port), settings={"per_s": 8.0, "limit": 20}, names=(f"lab:{name}",), uses=(server, "link")
     )
     for name, port, server in (("api-tls", nginx.PORT, "nginx"), ("api-tls12", tls_server.PORT, "tls-server"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from agent.lab.program import FAR, Program, Run
+from agent.lab.program import FAR, LabProgram, Run
 from agent.lab.stage.link import Treatment
 from agent.lab.stage.wire import Forwarder
 
@@ -27,4 +27,4 @@ def forward(run: Run) -> None:
     Forwarder(run.ends, Treatment(run.settings, run.seed)).run(never)
 
 
-PROGRAMS = (Program("link", forward, settings=USUAL, names=(FAR,), server=True, root=True),)
+PROGRAMS = (LabProgram("link", forward, settings=USUAL, names=(FAR,), server=True, root=True),)

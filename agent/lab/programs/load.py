@@ -7,7 +7,7 @@ import threading
 from functools import partial
 
 from agent.common.clocks import boot_ns
-from agent.lab.program import LOOPBACK, OTHER, Program, Run
+from agent.lab.program import LOOPBACK, OTHER, LabProgram, Run
 from agent.lab.programs import goapi, web
 
 MOST, PATIENCE_S = 200, 8.0
@@ -42,6 +42,6 @@ def _one(run: Run, address: tuple[str, int], room: threading.Semaphore) -> None:
 
 
 PROGRAMS = (
-    Program("visitors", partial(visit, (OTHER, web.PORT)), settings={"per_s": 20.0}, uses=("web",)),
-    Program("callers", partial(visit, (LOOPBACK, goapi.PORT)), settings={"per_s": 8.0}, uses=("goapi",)),
+    LabProgram("visitors", partial(visit, (OTHER, web.PORT)), settings={"per_s": 20.0}, uses=("web",)),
+    LabProgram("callers", partial(visit, (LOOPBACK, goapi.PORT)), settings={"per_s": 8.0}, uses=("goapi",)),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 
-from agent.lab.program import FAR, Program, Run
+from agent.lab.program import FAR, LabProgram, Run
 
 PORT = 8443
 CONFIG = """
@@ -32,4 +32,4 @@ def serve(run: Run) -> None:
     os.execve(program, [program, "-p", str(run.directory), "-c", str(config)], {"PATH": os.environ.get("PATH", "")})
 
 
-PROGRAMS = (Program("nginx", serve, "far", names=(f"{FAR}:{PORT}",), server=True, comm="nginx"),)
+PROGRAMS = (LabProgram("nginx", serve, "far", names=(f"{FAR}:{PORT}",), server=True, comm="nginx"),)

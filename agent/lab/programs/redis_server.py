@@ -6,7 +6,7 @@ import os
 import shutil
 from functools import partial
 
-from agent.lab.program import FAR, LOOPBACK, OTHER, Program, Run
+from agent.lab.program import FAR, LOOPBACK, OTHER, LabProgram, Run
 
 PORT = 6379
 PLACES = {"redis": LOOPBACK, "redis-other": OTHER, "redis-far": FAR}
@@ -22,7 +22,7 @@ def serve(address: str, run: Run) -> None:
 
 
 PROGRAMS = tuple(
-    Program(
+    LabProgram(
         name,
         partial(serve, address),
         "far" if address == FAR else "node",

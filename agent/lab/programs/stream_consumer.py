@@ -8,7 +8,7 @@ import hiredis
 
 from agent.common.clocks import boot_ns
 from agent.common.resp import RedisDown, RedisUrl, RespClient
-from agent.lab.program import Program, Run
+from agent.lab.program import LabProgram, Run
 from agent.lab.programs.stream_producer import GROUP, STREAM, URL
 
 NAMES = (f"{STREAM}/{GROUP}", f"{STREAM} group {GROUP}")
@@ -44,6 +44,6 @@ def consume(run: Run) -> None:
 
 
 PROGRAMS = tuple(
-    Program(f"consumer{n}", consume, settings={"work_s": 0.02}, names=NAMES, uses=("redis", "producer", "group"))
+    LabProgram(f"consumer{n}", consume, settings={"work_s": 0.02}, names=NAMES, uses=("redis", "producer", "group"))
     for n in (1, 2, 3)
 )

@@ -8,7 +8,7 @@ import hiredis
 
 from agent.common.clocks import boot_ns
 from agent.common.resp import RedisDown, RedisUrl, RespClient
-from agent.lab.program import LOOPBACK, Program, Run
+from agent.lab.program import LOOPBACK, LabProgram, Run
 from agent.lab.programs.redis_server import PORT
 
 STREAM, GROUP = "orders", "billing"
@@ -38,4 +38,4 @@ def produce(run: Run) -> None:
         time.sleep(0.05)
 
 
-PROGRAMS = (Program("producer", produce, settings={"per_s": 40.0}, names=(STREAM,), uses=("redis",)),)
+PROGRAMS = (LabProgram("producer", produce, settings={"per_s": 40.0}, names=(STREAM,), uses=("redis",)),)

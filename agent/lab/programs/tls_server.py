@@ -11,7 +11,7 @@ import threading
 import time
 
 from agent.common.clocks import boot_ns
-from agent.lab.program import FAR, Program, Run
+from agent.lab.program import FAR, LabProgram, Run
 
 PORT, WORKERS, PATIENCE_S = 8444, 2, 10.0
 
@@ -63,4 +63,4 @@ def _serve_one(run: Run, context: ssl.SSLContext, connection: socket.socket) -> 
             return
 
 
-PROGRAMS = (Program("tls-server", serve, "far", {"flight1": 0.0, "flight2": 0.0}, (f"{FAR}:{PORT}",), server=True),)
+PROGRAMS = (LabProgram("tls-server", serve, "far", {"flight1": 0.0, "flight2": 0.0}, (f"{FAR}:{PORT}",), server=True),)

@@ -7,7 +7,7 @@ import threading
 import time
 
 from agent.common.clocks import boot_ns
-from agent.lab.program import FAR, Program, Run
+from agent.lab.program import FAR, LabProgram, Run
 
 PORT = 8000
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nConnection: close\r\n\r\nok\n"
@@ -33,4 +33,4 @@ def _answer(run: Run, connection: socket.socket) -> None:
             return
 
 
-PROGRAMS = (Program("upstream", serve, "far", {"delay_s": 0.0}, (f"{FAR}:{PORT}",), server=True),)
+PROGRAMS = (LabProgram("upstream", serve, "far", {"delay_s": 0.0}, (f"{FAR}:{PORT}",), server=True),)

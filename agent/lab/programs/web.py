@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 
-from agent.lab.program import OTHER, Program, Run
+from agent.lab.program import OTHER, LabProgram, Run
 
 PORT, BACKLOG = 8081, 8
 ANSWER = b"HTTP/1.0 200 OK\r\n\r\nok\n"
@@ -30,4 +30,4 @@ def serve(run: Run) -> None:
                 continue
 
 
-PROGRAMS = (Program("web", serve, settings={"work_s": 0.002}, names=(f"{OTHER}:{PORT}",), server=True),)
+PROGRAMS = (LabProgram("web", serve, settings={"work_s": 0.002}, names=(f"{OTHER}:{PORT}",), server=True),)

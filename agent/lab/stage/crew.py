@@ -15,14 +15,14 @@ from pathlib import Path
 
 from agent.common.clocks import boot_ns
 from agent.demo.processes import child, end_with_parent, set_name
-from agent.lab.program import LOG_FD, Program, Run
+from agent.lab.program import LOG_FD, LabProgram, Run
 from agent.lab.stage.cgroups import Cgroups
 from agent.lab.stage.netns import Namespace
 from agent.lab.stage.realm import Realm
 
 
 @dataclass
-class Life:
+class Lifespan:
     """One process of a program, from start to end (0: it runs)."""
 
     pid: int
@@ -34,10 +34,10 @@ class Life:
 class Member:
     """A program that runs. lives: its processes, one after the other."""
 
-    program: Program
+    program: LabProgram
     directory: Path
     log: int
-    lives: list[Life] = field(default_factory=list)
+    lives: list[Lifespan] = field(default_factory=list)
     settings: int = -1
 
     @property
@@ -69,7 +69,7 @@ class Crew:
         self._guests: set[int] = set()
         self._mortal: set[str] = set()
 
-    def start(self, program: Program) -> Member:
+    def start(self, program: LabProgram) -> Member:
         """Starts it for the first time, or again."""
         member = self.members.get(program.name)
         if member is None:
@@ -98,7 +98,7 @@ class Crew:
         if member.settings >= 0:
             os.close(member.settings)
         member.settings = settings_w
-        member.lives.append(Life(pid, started_ns))
+        member.lives.append(Lifespan(pid, started_ns))
         return member
 
     def fork(

@@ -14,7 +14,7 @@ from typing import Self
 
 from agent.demo.tls_part import make_certificate
 from agent.errors import PRIVILEGE, AgentError
-from agent.lab.program import FAR, LOG_FD, NEAR, OTHER, Program
+from agent.lab.program import FAR, LOG_FD, NEAR, OTHER, LabProgram
 from agent.lab.stage import disk, wallclock
 from agent.lab.stage.cgroups import CONTROLLERS, Cgroups
 from agent.lab.stage.crew import Crew
@@ -33,7 +33,7 @@ DISK_BYTES_PER_S = 16 << 20
 class Stage:
     """directory: of the run, gone at its end; out: where logs stay. crew: the programs. Raises AgentError where it cannot be set up."""
 
-    def __init__(self, out: Path, programs: dict[str, Program], seed: int) -> None:
+    def __init__(self, out: Path, programs: dict[str, LabProgram], seed: int) -> None:
         if os.geteuid():
             raise AgentError("the laboratory needs root: it makes namespaces, cgroups and a loop device", remedy="sudo tickscope lab ...",
                              exit_code=PRIVILEGE)  # fmt: skip

@@ -120,7 +120,7 @@ def tun(space: Namespace, ipv4: str, ipv6: str) -> int:
     return fd
 
 
-class Wire:
+class Cable:
     """The pair. delay_s: one way; drop: called for each packet, true drops it. ``dropped`` counts."""
 
     LEFT, RIGHT = "10.77.0.1", "10.77.0.2"
@@ -150,7 +150,7 @@ class Wire:
         self.left.close()
         self.right.close()
 
-    def __enter__(self) -> Wire:
+    def __enter__(self) -> Cable:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from agent.batch import Batch, make
 from agent.binaries.gofacts import Probed
-from agent.kernel.detach import Closing
+from agent.kernel.detach import Detaching
 from agent.limiters.catalogue import seen
 from agent.tables import TABLES
 
@@ -25,7 +25,7 @@ class Binary(Probed):
     key: bytes
     file: int = -1
     links: list[int] = field(default_factory=list)
-    closing: Closing | None = None
+    closing: Detaching | None = None
     attaching: bool = False
     measured: bool = True
     every: int = 1

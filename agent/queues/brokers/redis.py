@@ -25,7 +25,7 @@ from agent.common.clocks import boot_ns
 from agent.common.resp import RedisDown, RedisUrl, RespClient
 from agent.queues.catalogue import Broker, Row
 from agent.queues.redis_consumers import MAX_CONSUMERS, Consumers
-from agent.queues.redis_info import COMMANDS, Server, Values, errors
+from agent.queues.redis_info import COMMANDS, Counters, Values, errors
 from agent.queues.redis_reading import Id, age_s, entry_id, fields, named, shown
 from agent.queues.redis_scan import MAX_NAME_BYTES, MAX_STREAMS, Scan, is_pattern
 from agent.queues.status import Progress, Sample
@@ -70,7 +70,7 @@ class RedisStreams:
         self._scan = Scan(patterns) if patterns or not url.streams else None
         self._groups: dict[tuple[bytes, bytes], _Group] = {}
         self._not_before_ns, self._refusal = 0, ""
-        self._server, self._told, self._own = Server(), dict[str, object](), Counter[str]()
+        self._server, self._told, self._own = Counters(), dict[str, object](), Counter[str]()
 
     def poll(self) -> list[Row]:
         """Two round trips to the server. Never raises for what the server does."""
