@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +157,25 @@ def test_cells_with_another_count_are_not_believed(store: Path) -> None:
         pq.write_table(known.set_column(known.column_names.index("_rows"), "_rows", more), file)
     found, exact = both(store, "comm")
     assert found == exact
+
+
+def test_an_answer_loads_nothing_that_takes_long_and_is_not_needed(store: Path) -> None:
+    """Rows in memory and in files, and counted ones: starting is most of what a question costs."""
+    argv = ["tickscope", "query", "tcp_connect", "--group-by", "comm,peer,result", "--store", str(store)]
+    code = f"""
+import sys
+from click.testing import CliRunner
+from agent.cli.main import cli
+assert CliRunner().invoke(cli, {argv[1:]}).exit_code == 0
+print(*{{"duckdb", "pyarrow.compute", "pyarrow.dataset", "pandas"}} & sys.modules.keys())
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == ("duckdb", "")
+
+
+def test_cells_lie_in_order(store: Path) -> None:
+    """As they compress and add up best."""
+    cells_ = pq.read_table(store / "sealed-00000001" / "tcp_connect.cells", read_dictionary=[]).to_pylist()
+    by = [name for name in cells_[0] if name[0] != "_"]
+    runs = [tuple(str(cell[name]) for name in by) for cell in cells_]
+    assert 1 < len(set(runs)) == 1 + sum(a != b for a, b in pairwise(runs)) < len(runs)
