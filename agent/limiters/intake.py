@@ -27,7 +27,7 @@ from agent.clock import timens
 from agent.columns import NULL_I64
 from agent.contracts import Finishing, Stating
 from agent.limiters.arrival import stamp
-from agent.limiters.decision import FLOATS, IDS, INTEGERS, TABLE, Decoder, Malformed
+from agent.limiters.decision import FLOATS, IDS, INTEGERS, NAMES, TABLE, Decoder, Malformed
 from agent.limiters.senders import CONNECTIONS, Message, Senders
 from agent.limiters.threads import Threads
 from agent.posix.rundir import RunDirectory
@@ -61,6 +61,7 @@ _COLUMNS = (
     *FLOATS,
     *INTEGERS,
     *IDS,
+    *NAMES,
 )
 _UNKNOWN = {name: TABLE.by_name[name].null for name in _COLUMNS}
 
