@@ -196,7 +196,7 @@ def _limits(strategy: Any, name: str, remaining: bool | None, *, routes: bool) -
         elif what not in known:
             what = "other routes"
         return {
-            "limiter": f"{name or what}"[: 47 - len(str(item))] + f" {item}",
+            "limiter": f"{(name or what)[: 47 - len(str(item))]} {item}".strip(),
             "key": "/".join(map(str, who))[:500],
             "cost": decision.kwargs.get("cost", 1),
             "limit_per_s": item.amount / item.get_expiry(),
