@@ -20,7 +20,7 @@ import pytest
 from tests.patience import PATIENCE
 from tests.system.agent import Agent
 
-NAMES = ("control.sock", "intake.seq.sock", "intake.sock", "notices.sock")
+NAMES = ("control.sock", "intake.seq.sock", "intake.sock", "intake.stream.sock", "notices.sock")
 #: Puts a link to the second argument in the place of every socket that is there, as the agent's own user, once.
 SWAP = """
 import os, pwd, sys, time

@@ -16,7 +16,7 @@ from tests.lab import sockets
 from tests.patience import PATIENCE
 
 ADAPTERS = Path(__file__).parents[2] / "deploy/examples/adapters"
-NAMES = ("intake.sock", "intake.seq.sock")
+NAMES = ("intake.sock", "intake.seq.sock", "intake.stream.sock")
 
 
 def hashed(key: str) -> bytes:
