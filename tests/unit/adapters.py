@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
-from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,14 @@ from agent.limiters import intake as room
 from agent.limiters.intake import TABLE, Intake
 from tests.lab import sockets
 from tests.patience import PATIENCE
+from tests.unit.test_intake_connections import flood
 
 ADAPTERS = Path(__file__).parents[2] / "deploy/examples/adapters"
 NAMES = ("intake.sock", "intake.seq.sock", "intake.stream.sock")
+
+
+#: As the adapters have it: between two attempts to find an agent.
+PAUSE_S = 0.1
 
 
 def hashed(key: str) -> bytes:
@@ -69,7 +74,55 @@ def columns(rows: np.ndarray, *names: str) -> list[tuple[Any, ...]]:
     return list(dict.fromkeys(zip(*(rows[name].tolist() for name in names))))
 
 
-def told(place: Path) -> Iterator[Told]:
-    it = Told(place)
-    yield it
-    it.close()
+class Program:
+    """A limited program that reads lines LIMITER COUNT: it asks so often, and says how often it was allowed and how many decisions are still to be told."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._running = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        self.pid = self._running.pid
+
+    def ask(self, limiter: str, count: int) -> tuple[int, int]:
+        assert self._running.stdin is not None
+        assert self._running.stdout is not None
+        self._running.stdin.write(f"{limiter} {count}\n")
+        allowed, dropped = self._running.stdout.readline().split()
+        return int(allowed), int(dropped)
+
+    def close(self) -> None:
+        self._running.communicate(timeout=60 * PATIENCE)
+        assert self._running.returncode == 0
+
+
+def held_up_by_nobody(program: Program, limiter: str, place: Path, many: int) -> None:
+    """Without an agent, with one that reads nothing, with the next: each decision is told or counted. limiter: allows five."""
+    assert program.ask(limiter, 11) == (5, 11)  # no agent
+    told = Told(place)
+    time.sleep(2 * PAUSE_S)
+    _, dropped = program.ask(limiter, many)  # an agent that is stopped, or behind
+    assert dropped > 0
+    told.read()
+    assert program.ask(limiter, 1) == (0, 0)
+    told.read()
+    assert len(told.rows) + told.dropped() == 11 + many + 1
+    told.close()
+    assert program.ask(limiter, 5) == (0, 5)
+    again = Told(place)
+    time.sleep(2 * PAUSE_S)
+    assert program.ask(limiter, 2) == (0, 0)
+    assert (len(again.until(2)), again.dropped()) == (2, 5)
+    again.close()  # another takes its place before it is missed: nothing is lost
+    third = Told(place)
+    assert program.ask(limiter, 1) == (0, 0)
+    assert (len(third.until(1)), third.dropped()) == (1, 0)
+    third.close()
+
+
+def apart_from_a_flood(program: Program, limiter: str, told: Told, path: Path, kind: str) -> None:
+    """Another user fills the queues of its connections to the socket that the program tells."""
+    for part in (path.parent, *path.parent.parents[:-2]):
+        part.chmod(0o755)
+    with flood(path, 3, kind) as sent:
+        assert program.ask(limiter, 13) == (5, 0)
+        rows = told.until(sent + 13)
+    assert sent > 13
+    assert int((rows["limiter_id"] == limiter.encode()).sum()) == 13
