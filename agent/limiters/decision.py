@@ -42,6 +42,8 @@ class Decoder:
 
     def parse(self, data: bytes) -> tuple[dict[str, Any], int]:
         """Columns, and how many decisions the sender says it dropped before this one. Raises ValueError (Malformed, JSON or UTF-8 errors) or RecursionError."""
+        if data[:1] == b"<":  # nginx has no other way to a socket than syslog: RFC 3164's header, then the text
+            data = data[data.find(b"{") :]
         message = self._decode(data.decode())
         if not isinstance(message, dict):
             raise Malformed("not an object")
