@@ -117,6 +117,15 @@ def test_each_answer_is_told_and_no_request_waits_for_it(place: Path, name: str)
             assert columns(rows, "burst", "window_ns") == [(5, 60 * 10**9)]
         told.close()
         assert [asked(port, "/api/pay") for _ in range(3)] == [429] * 3  # no agent
+        (place / "intake.sock").unlink(missing_ok=True)
+        with socket.socket(
+            socket.AF_UNIX, socket.SOCK_DGRAM
+        ) as stopped:  # an agent that reads nothing, with the queue of a socket as it is made
+            stopped.bind(str(place / "intake.sock"))
+            (place / "intake.sock").chmod(0o666)
+            length = int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text())
+            assert {asked(port, "/api/pay") for _ in range(min(length, 1000) + 13)} == {429}
+        (place / "intake.sock").unlink()
         again = Told(place)
         end = time.monotonic() + 60 * PATIENCE
         while not len(again.rows) and time.monotonic() < end:  # nginx finds out by one that it loses
