@@ -166,7 +166,7 @@ def run(config: Config, to_keep: Child, to_help: Child, to_watch: Child) -> int:
 
 
 def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: Helper, watch: Any, hooks: list[Any],
-              sockets: RunDirectory, intake_sockets: tuple[socket.socket, socket.socket], control_socket: socket.socket,
+              sockets: RunDirectory, intake_sockets: tuple[socket.socket, ...], control_socket: socket.socket,
               older: Any) -> tuple[Loop, Status, Live | None, dict[str, Callable[[Config], None]]]:  # fmt: skip
     """Everything unprivileged: sources, store, correlator, sinks, the control socket and the live view; and what settings can change in it."""
     from agent.clock.history import History
@@ -201,7 +201,8 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: Helper, wat
     extra = {"watch": watch, "history": history, "last": LastReading(store_fd, boot, store.later)}
     sources, clock, targets = _kernel_sources(config, loaded, kernel, helper, extra)
     answers: dict[str, control.Answer] = {}
-    server, intake = control.Control(control_socket, answers), intake_room.Intake(*intake_sockets, config.intake_keys)
+    server = control.Control(control_socket, answers)
+    intake = intake_room.Intake(*intake_sockets, keys=config.intake_keys)
     notices, queues, daemons = (
         NoticeSource(watch, hooks),
         _queues(config, loaded, older),
@@ -213,8 +214,7 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: Helper, wat
     sources += [Bounds("intake", intake.state, intake_room.REASONS), Bounds("control", server.counts, control.REASONS), Mender(sockets)]  # fmt: skip
     sockets.moved("control.sock", server.listener.replace)
     sockets.moved("notices.sock", watch.listen)
-    sockets.moved("intake.sock", intake.senders.hear)
-    sockets.moved("intake.seq.sock", intake.senders.listen)
+    intake.follow(sockets)
     exports = start_exports(config, boot, history)
     correlator = Correlator(with_threshold(jump_threshold_ns(config.jump_threshold)), clock=time.perf_counter_ns)
     loop = Loop(sources, store, correlator, exports.sinks)

@@ -18,6 +18,8 @@ FLOATS = ("cost", "limit_per_s", "burst", "remaining")
 _UNLIMITED_PER_S = 1.7976931348623157e308
 INTEGERS = ("window_ns", "wait_ns", "duration_ns", "program_wall_ns", "tid")
 IDS = {"trace_id": re.compile(r"[0-9a-f]{32}"), "span_id": re.compile(r"[0-9a-f]{16}")}
+#: Of the library that decided, and how many bytes their columns hold.
+NAMES = {"library": 48, "library_version": 24}
 #: More a message than a program can have dropped since its last one.
 _MOST_DROPPED = 1 << 31
 _RESULTS = {name: code for code, name in enumerate(TABLE.by_name["result"].names)}
@@ -36,10 +38,12 @@ class Decoder:
 
     def store_keys(self, keys: str) -> None:
         """How keys are stored from now on."""
-        self._key: Callable[[str], bytes] = {"hashed": _hashed, "clear": _text}[keys]
+        self._key = _KEYS[keys]
 
     def parse(self, data: bytes) -> tuple[dict[str, Any], int]:
         """Columns, and how many decisions the sender says it dropped before this one. Raises ValueError (Malformed, JSON or UTF-8 errors) or RecursionError."""
+        if data[:1] == b"<":  # nginx has no other way to a socket than syslog: RFC 3164's header, then the text
+            data = data[data.find(b"{") :]
         message = self._decode(data.decode())
         if not isinstance(message, dict):
             raise Malformed("not an object")
@@ -66,6 +70,11 @@ class Decoder:
                 if not (isinstance(value, str) and form.fullmatch(value)):
                     raise Malformed(name)
                 values[name] = value.encode()
+        for name, most in NAMES.items():
+            if (value := message.get(name)) is not None:
+                if not isinstance(value, str):
+                    raise Malformed(name)
+                values[name] = _text(value, most)
         dropped = message.get("dropped")
         return values, 0 if dropped is None else int(_number(dropped, most=_MOST_DROPPED))
 
@@ -77,13 +86,16 @@ def _number(value: Any, least: float = 0, most: float = 2**63) -> float | int:
     raise Malformed("number")
 
 
-def _text(value: str) -> bytes:
+def _text(value: str, most: int = 48) -> bytes:
     """UTF-8, as any text column of the table holds it."""
-    return fitted(value.encode("utf-8", "replace"), 48)
+    return fitted(value.encode("utf-8", "replace"), most)
 
 
 def _hashed(key: str) -> bytes:
     return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest().encode()
+
+
+_KEYS: dict[str, Callable[[str], bytes]] = {"hashed": _hashed, "clear": _text}
 
 
 def _no_constant(name: str) -> float:

@@ -1,6 +1,6 @@
 """Limiter decisions that programs report themselves: one JSON object a message, on a Unix socket.
 
-Two sockets take the same: ``intake.sock`` datagrams, ``intake.seq.sock`` connections (SOCK_SEQPACKET), each with a queue of its own, so that nobody is kept
+Three sockets take the same: ``intake.sock`` datagrams, ``intake.seq.sock`` connections (SOCK_SEQPACKET), each with a queue of its own, so that nobody is kept
 from reporting by others (agent/limiters/senders.py). Who sent it is told by the kernel (SCM_CREDENTIALS), not by the sender. Beyond the members of the contract a
 program may name the thread that decided (``tid``, as gettid() gives it), so that system calls inside the decision can be found, and when (``t_ns``, as its
 CLOCK_BOOTTIME reads, which in a time namespace is not the host's), where it reports later than it decides; waits inside a decision are known for
@@ -8,6 +8,8 @@ two seconds (agent/correlate/reported.py). What it could not send it tells with 
 
 A full queue makes a blocking sender wait and a non-blocking one get EAGAIN (unix(7)): nothing is dropped on the way that
 could be counted here. Senders must not wait: deploy/examples/report.py. How many datagrams fit is fixed when the socket is made.
+
+``intake.stream.sock`` takes the same on connections of a stream, a line each, for languages that have no other Unix sockets.
 
 A decision's time is when it was sent: what the program did afterwards is not part of it, however late the agent reads.
 """
@@ -27,7 +29,7 @@ from agent.clock import timens
 from agent.columns import NULL_I64
 from agent.contracts import Finishing, Stating
 from agent.limiters.arrival import stamp
-from agent.limiters.decision import FLOATS, IDS, INTEGERS, TABLE, Decoder, Malformed
+from agent.limiters.decision import FLOATS, IDS, INTEGERS, NAMES, TABLE, Decoder, Malformed
 from agent.limiters.senders import CONNECTIONS, Message, Senders
 from agent.limiters.threads import Threads
 from agent.posix.rundir import RunDirectory
@@ -61,6 +63,7 @@ _COLUMNS = (
     *FLOATS,
     *INTEGERS,
     *IDS,
+    *NAMES,
 )
 _UNKNOWN = {name: TABLE.by_name[name].null for name in _COLUMNS}
 
@@ -113,12 +116,18 @@ class IntakeSockets:
         """For everybody to connect to. Raises OSError."""
         return _heard(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
 
+    @staticmethod
+    def lines() -> socket.socket:
+        """For everybody to connect to who has only streams. Raises OSError."""
+        return _heard(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
 
-def bind(directory: RunDirectory, queue_length: int = QUEUE_LENGTH) -> tuple[socket.socket, socket.socket]:
-    """The datagram socket and the one that listens for connections, in the run directory, open to everybody. Raises AgentError and OSError."""
+
+def bind(directory: RunDirectory, queue_length: int = QUEUE_LENGTH) -> tuple[socket.socket, ...]:
+    """The datagram socket and those that listen for connections, in the run directory, open to everybody. Raises AgentError and OSError."""
     make = IntakeSockets(queue_length)
     listener = directory.bind("intake.seq.sock", _MODE, make.listener, CONNECTIONS)
-    return directory.bind("intake.sock", _MODE, make.datagrams), listener
+    lines = directory.bind("intake.stream.sock", _MODE, make.lines, CONNECTIONS)
+    return directory.bind("intake.sock", _MODE, make.datagrams), listener, lines
 
 
 class Intake(Stating, Finishing):
@@ -133,17 +142,23 @@ class Intake(Stating, Finishing):
     def __init__(
         self,
         datagrams: socket.socket | None,
-        listener: socket.socket | None = None,
+        *listeners: socket.socket,
         keys: str = "hashed",
         max_messages: int = 512,
     ) -> None:
-        self.senders = Senders(datagrams, listener)
+        self.senders = Senders(datagrams, *listeners)
         self._max_messages, self._decoder = max_messages, Decoder(keys)
         self._identities: dict[int, tuple[int, Identity]] = {}
         self._threads = Threads()
         self._lost: Counter[str] = Counter()
         self._told: Counter[str] = Counter()
         self._told_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+    def follow(self, directory: RunDirectory) -> None:
+        """Takes what the directory makes in the place of sockets whose names are gone."""
+        directory.moved("intake.sock", self.senders.hear)
+        directory.moved("intake.seq.sock", self.senders.listen)
+        directory.moved("intake.stream.sock", self.senders.listen)
 
     def store_keys(self, keys: str) -> None:
         """How keys are stored from now on."""

@@ -1,7 +1,7 @@
 """The sockets that decisions come by, and whose turn it is: each user with connections gets as much as any other, and so do all who send datagrams together.
 
-A datagram socket is one queue: who fills it keeps others from sending. A connection (SOCK_SEQPACKET) is a queue of its sender's, so nobody's is filled by
-another, and no user can have all connections (agent/posix/places.py).
+A datagram socket is one queue: who fills it keeps others from sending. A connection (SOCK_SEQPACKET, or SOCK_STREAM for what can do no other: Java, Node,
+Lua) is a queue of its sender's, so nobody's is filled by another, and no user can have all connections (agent/posix/places.py).
 """
 
 from __future__ import annotations
@@ -73,23 +73,49 @@ class Inlet:
         )
 
 
+class Lines(Inlet):
+    """A stream: each line is a message. What has no end yet is kept here, and never more of it than a message may have; whole lines wait in the kernel, so
+    that epoll tells of them. A stream has no stamps: its messages were sent when they are read."""
+
+    def __init__(self, sock: socket.socket, uid: int | None, clocks: Clocks) -> None:
+        super().__init__(sock, uid, clocks)
+        self._begun = b""
+
+    def receive(self, clocks: Clocks) -> Message | None:
+        while True:
+            try:
+                end = self.sock.recv(MAX_MESSAGE_BYTES, socket.MSG_PEEK).find(b"\n") + 1
+                data, ancillary, _, _ = self.sock.recvmsg(end or MAX_MESSAGE_BYTES, _ANCILLARY_BYTES)
+            except BlockingIOError:
+                return None
+            except ConnectionError as error:
+                raise Ended from error
+            self._begun += data
+            if not self._begun:
+                raise Ended
+            if end or not data or len(self._begun) > MAX_MESSAGE_BYTES:  # not data: it ended within a line
+                line, self._begun = self._begun, b""
+                whole, read_ns = end > 0 and len(line) <= MAX_MESSAGE_BYTES, time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+                return Message(line, whole, *_sender(ancillary), read_ns, read_ns)
+
+
 class Senders:
-    """datagrams: a socket, or None; listener: listening for SOCK_SEQPACKET, or None. Both with SO_PASSCRED.
+    """datagrams: a socket, or None; listeners: listening for SOCK_SEQPACKET and for SOCK_STREAM. All with SO_PASSCRED.
 
     counts: connections refused, connections that had to make room for other users', and messages that went with these.
     """
 
-    def __init__(self, datagrams: socket.socket | None, listener: socket.socket | None) -> None:
+    def __init__(self, datagrams: socket.socket | None, *listeners: socket.socket) -> None:
         self._epoll = select.epoll()
         self._queues: dict[int, Inlet] = {}
         self._places: Places[Inlet] = Places(CONNECTIONS)
         self._round, self.exhausted = 0, True
         self._datagrams: list[socket.socket] = []
-        self._listener: Listener | None = None
+        self._listeners: dict[int, Listener] = {}
         self.counts: Counter[str] = Counter()
         if datagrams is not None:
             self.hear(datagrams)
-        if listener is not None:
+        for listener in listeners:
             self.listen(listener)
 
     def fileno(self) -> int:
@@ -105,17 +131,17 @@ class Senders:
         self._add(Inlet(datagrams, None, read_clocks()))
 
     def listen(self, listener: socket.socket) -> None:
-        """In the place of the one before."""
-        if self._listener is None:
-            self._listener = Listener(self._epoll, listener)
+        """In the place of the one before of its kind."""
+        if (before := self._listeners.get(listener.type)) is None:
+            self._listeners[listener.type] = Listener(self._epoll, listener)
         else:
             self._accept()
-            self._listener.replace(listener)
+            before.replace(listener)
 
     def end(self) -> None:
         """Who sends from now on gets EPIPE or is refused; what waits is still there, to the last of who had connected."""
-        if self._listener is not None:
-            self._listener.shut()
+        for listener in self._listeners.values():
+            listener.shut()
         while self._accept():
             pass
         for queue in self._queues.values():
@@ -153,13 +179,20 @@ class Senders:
 
     def _accept(self) -> bool:
         """Takes who wants to connect, not all at once; False where nobody does any more."""
+        return sum(self._accept_by(listener) for listener in self._listeners.values()) > 0
+
+    def _accept_by(self, listener: Listener) -> bool:
         for _ in range(_ACCEPTED):
-            sock = self._listener.accept() if self._listener is not None else None
+            sock = listener.accept()
             if sock is None:
                 return False
-            stamp(sock)
             uid = peer(sock)[1]
-            queue = Inlet(sock, uid, read_clocks())
+            queue: Inlet
+            if sock.type == socket.SOCK_STREAM:
+                queue = Lines(sock, uid, read_clocks())
+            else:
+                stamp(sock)
+                queue = Inlet(sock, uid, read_clocks())
             leaves = self._places.enter(uid, queue)
             if leaves is not queue:
                 self._add(queue)
@@ -184,7 +217,7 @@ class Senders:
 
     def state(self) -> dict[str, int]:
         """For ``status``."""
-        deafened = self._listener.deafened if self._listener is not None else 0
+        deafened = sum(listener.deafened for listener in self._listeners.values())
         return {
             "connections": len(self._places),
             **{name: self.counts[name] for name in ("refused", "displaced", "unread")},
@@ -194,8 +227,8 @@ class Senders:
     def close(self) -> None:
         for queue in self._queues.values():
             queue.sock.close()
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners.values():
+            listener.close()
         self._epoll.close()
 
 

@@ -20,7 +20,7 @@ import pytest
 from tests.patience import PATIENCE
 from tests.system.agent import Agent
 
-NAMES = ("control.sock", "intake.seq.sock", "intake.sock", "notices.sock")
+NAMES = ("control.sock", "intake.seq.sock", "intake.sock", "intake.stream.sock", "notices.sock")
 #: Puts a link to the second argument in the place of every socket that is there, as the agent's own user, once.
 SWAP = """
 import os, pwd, sys, time
@@ -96,15 +96,18 @@ def test_sockets_that_were_removed_come_back_and_serve(start: Callable[..., Agen
     late.connect(str(agent.run_dir / "intake.seq.sock"))
     late.send(b'{"limiter": "late", "result": "allowed"}')
     early.send(b'{"limiter": "early", "result": "allowed"}')
+    lines = socket.socket(socket.AF_UNIX)
+    lines.connect(str(agent.run_dir / "intake.stream.sock"))
+    lines.send(b'{"limiter": "line", "result": "allowed"}\n')
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as new:
         new.sendto(b'{"limiter": "new", "result": "allowed"}', str(agent.run_dir / "intake.sock"))
     second = socket.socket(socket.AF_UNIX)
     second.connect(str(agent.run_dir / "notices.sock"))
     assert wait(lambda: agent.status()["notices"]["subscribers"] == 2)
-    assert {r["limiter_id"] for r in agent.rows("limiter_decision", "true", 3)} == {"late", "early", "new"}
+    assert {r["limiter_id"] for r in agent.rows("limiter_decision", "true", 4)} == {"late", "early", "new", "line"}
     assert agent.stop() == 130
     assert not list(agent.run_dir.iterdir())
-    for sock in (watcher, early, late, second):
+    for sock in (watcher, early, late, lines, second):
         sock.close()
 
 

@@ -187,6 +187,7 @@ def test_every_member_of_a_reported_decision_is_told() -> None:
         *decision.FLOATS,
         *decision.INTEGERS,
         *decision.IDS,
+        *decision.NAMES,
     } <= told
 
 

@@ -93,7 +93,7 @@ def test_a_caller_is_never_held_up_and_every_decision_is_told_or_counted(place: 
     told = source.losses()["dropped"]
     assert (came + told, decisions.dropped) == (11 + 4000 + 1, 0)
     source.close()  # it ends
-    for name in ("intake.sock", "intake.seq.sock"):
+    for name in ("intake.sock", "intake.seq.sock", "intake.stream.sock"):
         (place / name).unlink()
     tell(5)
     assert decisions.dropped == 5

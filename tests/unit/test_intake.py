@@ -67,6 +67,8 @@ FULL = {
     "trace_id": "0af7651916cd43dd8448eb211c80319c",
     "span_id": "b7ad6b7169203331",
     "tid": 4711,
+    "library": "a/limiter",
+    "library_version": "v1.2.3",
     "anything": {"else": [1, None]},
 }
 
@@ -95,6 +97,7 @@ def test_every_member_arrives(path: Path, intake: Intake) -> None:
     ):
         assert row[name] == FULL[name]
     assert (row["trace_id"], row["span_id"]) == (str(FULL["trace_id"]).encode(), str(FULL["span_id"]).encode())
+    assert (row["library"], row["library_version"]) == (b"a/limiter", b"v1.2.3")
     assert row["pid"] == os.getpid()
     assert (row["proc_start_ns"], row["comm"]) == process_identity(os.getpid())[:2]
 
@@ -117,6 +120,19 @@ def test_a_stamp_from_before_a_step_is_bounded() -> None:
         stamp = [(socket.SOL_SOCKET, 35, struct.pack("qq", int(time.time()) + off_s, 0))]
         assert now - 1_000_000_000 < arrival.sent_ns(stamp, now, clocks) <= now
     assert arrival.sent_ns([], now, clocks) == now
+
+
+def test_a_line_of_syslog_is_the_object_in_it(path: Path, intake: Intake) -> None:
+    said = json.dumps({"limiter": "<{", "result": "allowed", "library": "x" * 100}).encode()
+    send(path, b"<190>Nov 23 21:22:42 host nginx: " + said, b"<134>" + said + b"\n")
+    rows = decisions(intake)
+    assert rows["limiter_id"].tolist() == [b"<{"] * 2
+    assert len(rows["library"][0]) <= 48
+    for wrong in (b"<", b"<190>", b"<190>}{", b"<190>{" + said, b"x" + said, b"<190>[1]"):
+        send(path, wrong)
+    send(path, *({"limiter": "x", "result": "allowed", name: 7} for name in ("library", "library_version")))
+    assert len(decisions(intake)) == 0
+    assert intake.losses()["malformed"] == 8
 
 
 def test_what_was_not_said_is_unknown(path: Path, intake: Intake) -> None:

@@ -22,7 +22,7 @@ from agent.limiters.senders import CONNECTIONS
 from agent.service.bounds import Bounds
 from tests.lab import sockets
 
-FLOOD = """
+FLOOD = r"""
 import os, socket, sys
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 socks, sent = [], 0
@@ -33,7 +33,7 @@ for _ in range(int(sys.argv[2])):
     socks.append(sock)
     try:
         while True:
-            sock.send(b'{"limiter": "flood", "result": "allowed"}')
+            sock.send(b'{"limiter": "flood", "result": "allowed"}\n')
             sent += 1
     except OSError:
         pass
@@ -59,6 +59,12 @@ def connect(place: Path) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sock.setblocking(False)
     sock.connect(str(place / "intake.seq.sock"))
+    return sock
+
+
+def stream(place: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.connect(str(place / "intake.stream.sock"))
     return sock
 
 
@@ -191,11 +197,12 @@ def test_who_was_connected_to_a_socket_whose_name_is_gone_still_reports(place: P
     datagrams = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     datagrams.connect(str(place / "intake.sock"))
     directory = sockets.directory(place / "intake.sock")
-    for name in ("intake.sock", "intake.seq.sock"):
+    for name in ("intake.sock", "intake.seq.sock", "intake.stream.sock"):
         (place / name).unlink()
-    new_datagrams, new_listener = room.bind(directory)
+    new_datagrams, *new_listeners = room.bind(directory)
     intake.senders.hear(new_datagrams)
-    intake.senders.listen(new_listener)
+    for new_listener in new_listeners:
+        intake.senders.listen(new_listener)
     with connect(place) as new:
         for sock in (old, waiting, datagrams, new):
             sock.send(decision("ours"))
@@ -203,3 +210,66 @@ def test_who_was_connected_to_a_socket_whose_name_is_gone_still_reports(place: P
         assert drained(intake, 2) == {"ours": 5}
     for sock in (old, waiting, datagrams):
         sock.close()
+
+
+def test_a_stream_has_a_decision_in_each_line_however_it_is_cut(place: Path, intake: Intake) -> None:
+    line = decision("ours", key="\u00fc", duration_ns=7) + b"\n"
+    with stream(place) as sock:
+        for at in range(len(line)):  # cut in two at each byte, with a turn between
+            before = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+            sock.send(line[:at])
+            assert drained(intake) == {}
+            sock.send(line[at:])
+            (batch,) = intake.drain(0)
+            (row,) = batch.rows
+            assert (row["limiter_id"], row["pid"], row["duration_ns"]) == (b"ours", os.getpid(), 7)
+            assert before < row["t_ns"] < time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        sock.sendall(line * 997)
+        assert drained(intake, 2) == {"ours": 997}
+
+
+def test_a_line_without_an_end_costs_its_sender_alone(place: Path, intake: Intake) -> None:
+    with stream(place) as endless, stream(place) as sock:
+        endless.sendall(b"x" * 100_000)
+        sock.sendall(b"\n{\r\n" + decision("ours") + b"\r\n")
+        found = drained(intake, 2)
+        assert found["ours"] == 1
+        assert 2 + 100_000 // 16384 <= found["lost: intake"] <= 2 + 100_000 // 8192
+        endless.sendall(b"\n" + decision("ours") + b"\n" + decision("cut off")[:-1])
+        endless.shutdown(socket.SHUT_WR)
+        before = intake.losses()["malformed"]
+        assert drained(intake, 2)["ours"] == 1
+        assert intake.losses()["malformed"] == before + 2
+        assert intake.state()["connections"] == 1
+
+
+def test_streams_share_the_places_and_the_turns_of_all_connections(place: Path, intake: Intake) -> None:
+    share = CONNECTIONS // 4
+    with (
+        flood(place / "intake.seq.sock", share - 3) as packets,
+        flood(place / "intake.stream.sock", 3 + 7, "SOCK_STREAM") as lines,
+        connect(place) as mine,
+        stream(place) as sock,
+    ):
+        assert min(packets, lines) > 1000
+        for _ in range(5):
+            drained(intake)  # the turns in which they are accepted
+        mine.send(decision("packet"))
+        sock.sendall(decision("line") + b"\n")
+        found = drained(intake)
+        assert (found["packet"], found["line"]) == (1, 1)
+        assert intake.state()["connections"] == share + 2
+        assert intake.state()["refused"] == 7
+
+
+def test_the_end_takes_all_lines_that_wait(place: Path, intake: Intake) -> None:
+    with stream(place) as known, stream(place) as late:
+        drained(intake)
+        long = decision("last", more="x" * 7000) + b"\n"
+        known.sendall(long * 11 + decision("last"))  # and one without an end
+        late.sendall(decision("last") + b"\n")
+        batches = list(intake.finish(time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.sleep))
+        assert sum(len(b.rows) for b in batches if b.table == TABLE.name) == 12
+        assert intake.losses()["malformed"] == 1
+        with pytest.raises(BrokenPipeError):
+            known.send(b"{}")

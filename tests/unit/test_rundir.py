@@ -20,7 +20,7 @@ from agent.posix import directories
 from agent.posix.rundir import RunDirectory
 
 NOBODY = 65534
-NAMES = ("control.sock", "intake.seq.sock", "intake.sock", "notices.sock")
+NAMES = ("control.sock", "intake.seq.sock", "intake.sock", "intake.stream.sock", "notices.sock")
 
 
 @pytest.fixture

@@ -1,0 +1,14 @@
+"""pyrate-limiter: known, and told by an adapter. Its clock was time.time() up to version 3 (clocks.py)."""
+
+from agent.limiters.library import LimiterLibrary, Step
+
+LIBRARY = LimiterLibrary(
+    "pyrate-limiter",
+    "python",
+    "monotonic",
+    "sliding log",
+    (
+        Step("refuses for D once the limit is spent (wall clock)", "up to a limit more (wall clock)", r"[1-3]\..*"),
+        Step("none", "none"),
+    ),
+)

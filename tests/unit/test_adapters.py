@@ -1,0 +1,308 @@
+"""The adapter for Python's limiters, with the real libraries: each decision is told as it was, and nobody is held up, whatever the agent does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+import limits
+import limits.aio
+import pyrate_limiter
+import pytest
+from slowapi import Limiter as SlowApi
+from slowapi.errors import RateLimitExceeded
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from tests.patience import PATIENCE
+from tests.unit.adapters import ADAPTERS, Told, columns, hashed
+from tests.unit.test_intake_connections import flood
+
+FIVE = limits.parse("5/minute")
+
+
+@pytest.fixture
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("a")
+    for part in (path, *path.parents):
+        if part.is_relative_to("/tmp") and part != Path("/tmp"):
+            part.chmod(0o755)  # the user nobody connects, too
+    return path
+
+
+@pytest.fixture
+def told(place: Path) -> Iterator[Told]:
+    it = Told(place)
+    yield it
+    it.close()
+
+
+@pytest.fixture
+def adapter(place: Path) -> Any:
+    """As who copied it imports it, telling our intake."""
+    spec = importlib.util.spec_from_file_location("tickscope_limiters", ADAPTERS / "tickscope_limiters.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.teller.path = str(place / "intake.seq.sock")
+    return module
+
+
+def unhurt(work: Callable[[], object]) -> None:
+    """Ends by itself: what waits without end would stay in its thread."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(60 * PATIENCE)
+    assert not thread.is_alive(), "it waits"
+
+
+@pytest.mark.parametrize("strategy", limits.strategies.STRATEGIES.values())
+def test_limits(adapter: Any, told: Told, strategy: Any) -> None:
+    limiter = adapter.watch(adapter.watch(strategy(limits.storage.MemoryStorage()), "api"))  # twice is once
+    before_ns = time.time_ns()
+    answers = [limiter.hit(FIVE, "customer", "17") for _ in range(11)]
+    rows = told.until(11)
+    assert answers == [True] * 5 + [False] * 6
+    assert told.results() == ["allowed" if a else "refused" for a in answers]
+    assert rows["remaining"].tolist() == [4, 3, 2, 1, 0] + [0] * 6
+    assert (before_ns <= rows["program_wall_ns"]).all()
+    assert (rows["program_wall_ns"] <= time.time_ns()).all()
+    assert columns(rows, "limiter_id", "key", "cost", "limit_per_s", "burst", "window_ns", "pid", "tid") == [
+        (b"api 5 per 1 minute", hashed("customer/17"), 1, 5 / 60, 5, 60 * 10**9, os.getpid(), threading.get_native_id())
+    ]
+    assert columns(rows, "library", "library_version") == [(b"limits", metadata.version("limits").encode())]
+    assert not limiter.hit(FIVE, "customer", "18", cost=7)
+    assert columns(told.until(12)[-1:], "cost", "key") == [(7, hashed("customer/18"))]
+
+
+def test_limits_of_asyncio(adapter: Any, told: Told) -> None:
+    limiter = adapter.watch(limits.aio.strategies.MovingWindowRateLimiter(limits.aio.storage.MemoryStorage()))
+
+    async def ask() -> list[bool]:
+        return [await limiter.hit(FIVE, "x") for _ in range(7)]
+
+    assert asyncio.run(ask()) == [True] * 5 + [False] * 2
+    assert told.until(7)["remaining"].tolist() == [4, 3, 2, 1, 0, 0, 0]
+    assert told.results() == ["allowed"] * 5 + ["refused"] * 2
+
+
+def test_a_storage_elsewhere_is_not_asked_twice_and_its_failure_is_the_callers(adapter: Any, told: Told) -> None:
+    class Far(limits.storage.MemoryStorage):
+        asked, STORAGE_SCHEME = 0, ["far"]
+
+        def get_expiry(self, key: str) -> float:
+            self.asked += 1
+            return super().get_expiry(key)
+
+        def incr(self, *args: Any, **kwargs: Any) -> int:
+            if self.asked < 0:
+                raise ConnectionResetError("far away")
+            return super().incr(*args, **kwargs)
+
+    storage = Far()
+    limiter = adapter.watch(limits.strategies.FixedWindowRateLimiter(storage))
+    assert limiter.hit(FIVE, "x")
+    assert (storage.asked, isnan(told.until(1)["remaining"][0])) == (0, True)
+    storage.asked = -1
+    with pytest.raises(ConnectionResetError, match="far away"):
+        limiter.hit(FIVE, "x")
+    told.until(2)
+    assert told.results() == ["allowed", "error"]
+    storage.asked = 0
+    adapter.watch(asking := limits.strategies.FixedWindowRateLimiter(storage), remaining=True)
+    assert asking.hit(FIVE, "x")
+    assert (storage.asked, told.until(3)["remaining"].tolist()[2]) == (1, 3)
+
+
+def test_pyrate_limiter(adapter: Any, told: Told) -> None:
+    rates = [pyrate_limiter.Rate(3, 100), pyrate_limiter.Rate(5, 60_000)]
+    limiter = adapter.watch(adapter.watch(pyrate_limiter.Limiter(rates), "mail"))
+    assert [limiter.try_acquire("bob") for _ in range(4)] == [True] * 4  # the fourth is held for some 100 ms
+    decorated = limiter.as_decorator(name="ann")
+    assert decorated(lambda: "done")() == "done"
+    assert [limiter.try_acquire("eve", 2, blocking=False), limiter.try_acquire("eve", timeout=0.1)] == [False, False]
+    assert asyncio.run(limiter.try_acquire_async("eve", blocking=False)) is False
+    with pytest.raises(asyncio.TimeoutError):
+        asyncio.run(asyncio.wait_for(limiter.try_acquire_async("eve"), 0.05))
+    rows = told.until(9)
+    assert told.results() == ["allowed"] * 3 + ["delayed", "allowed"] + ["refused"] * 3 + ["cancelled"]
+    assert rows["remaining"].tolist()[:3] == [2, 1, 0]
+    assert rows["remaining"].tolist()[4:] == [0] * 5
+    assert rows["key"].tolist() == [hashed(key) for key in ["bob"] * 4 + ["ann"] + ["eve"] * 4]
+    assert rows["cost"].tolist() == [1] * 5 + [2] + [1] * 3
+    assert rows["burst"].tolist()[:3] == [3, 3, 3]
+    assert columns(rows[4:], "limit_per_s", "burst", "window_ns") == [(5 / 60, 5, 60 * 10**9)]
+    assert 50_000_000 <= rows["wait_ns"][3] <= rows["duration_ns"][3]
+    assert columns(rows, "limiter_id", "library") == [(b"mail", b"pyrate-limiter")]
+
+
+async def asked(app: Starlette, path: str, client: str) -> int:
+    """The status of a GET. The server's side of ASGI 3."""
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "GET",
+        "path": path,
+        "raw_path": path.encode(),
+        "headers": [],
+    }
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    whole = {
+        **scope,
+        "query_string": b"",
+        "root_path": "",
+        "scheme": "http",
+        "client": (client, 1),
+        "server": ("shop", 80),
+    }
+    await app(whole, receive, send)
+    return int(sent[0]["status"])
+
+
+def test_slowapi(adapter: Any, told: Told) -> None:
+    limiter = SlowApi(key_func=lambda request: request.client.host)
+    adapter.watch(limiter)
+
+    @limiter.limit("3/minute")  # type: ignore[untyped-decorator,unused-ignore]
+    async def pay(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("paid")
+
+    refuse = {RateLimitExceeded: lambda request, error: PlainTextResponse("later", 429)}
+    app = Starlette(routes=[Route("/pay", pay), Route("/pay/{n}", pay)], exception_handlers=refuse)
+    app.state.limiter = limiter
+    assert [asyncio.run(asked(app, "/pay", "192.0.2.7")) for _ in range(5)] == [200] * 3 + [429] * 2
+    rows = told.until(5)
+    assert told.results() == ["allowed"] * 3 + ["refused"] * 2
+    assert rows["remaining"].tolist() == [2, 1, 0, 0, 0]
+    assert columns(rows, "limiter_id", "key", "burst") == [(b"/pay 3 per 1 minute", hashed("192.0.2.7"), 3)]
+    for n in range(101):  # by default, slowapi has a limit for each path
+        asyncio.run(asked(app, f"/pay/{n}", "192.0.2.7"))
+    names = {name for (name,) in columns(told.until(106), "limiter_id")}
+    assert len(names) == 64 + 1
+    assert b"other routes 3 per 1 minute" in names
+
+
+def test_nobody_is_held_up_and_what_is_not_told_is_counted(adapter: Any, place: Path) -> None:
+    limiter = adapter.watch(limits.strategies.FixedWindowRateLimiter(limits.storage.MemoryStorage()))
+
+    def ask(count: int) -> None:
+        unhurt(lambda: [limiter.hit(FIVE, "x") for _ in range(count)])
+
+    ask(11)  # no agent
+    assert adapter.teller.dropped == 11
+    told = Told(place)
+    time.sleep(2 * adapter._PAUSE_S)
+    ask(3001)  # an agent that is stopped, or behind
+    assert adapter.teller.dropped > 0
+    told.read()
+    ask(1)
+    told.read()
+    assert (len(told.rows) + told.dropped(), adapter.teller.dropped) == (11 + 3001 + 1, 0)
+    told.close()
+    ask(5)
+    assert adapter.teller.dropped == 5
+    again = Told(place)
+    time.sleep(2 * adapter._PAUSE_S)
+    ask(2)
+    assert (len(again.until(2)), again.dropped()) == (2, 5)
+    again.close()  # another takes its place before it is missed: nothing is lost
+    third = Told(place)
+    ask(1)
+    assert (len(third.until(1)), third.dropped(), adapter.teller.dropped) == (1, 0, 0)
+    third.close()
+
+
+def test_a_full_backlog_does_not_hold_it_up_either(adapter: Any, place: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        listener, *waiting = [
+            stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) for _ in range(3)
+        ]
+        listener.bind(str(place / "intake.seq.sock"))
+        listener.listen(1)
+        for sock in waiting:
+            sock.connect(str(place / "intake.seq.sock"))
+        unhurt(lambda: [adapter.teller.tell("x", "allowed") for _ in range(101)])
+    assert adapter.teller.dropped == 101
+
+
+def test_threads_and_children_tell_each_decision_once(adapter: Any, told: Told) -> None:
+    limiter = adapter.watch(limits.strategies.FixedWindowRateLimiter(limits.storage.MemoryStorage()))
+    limiter.hit(FIVE, "x")
+    threads = [threading.Thread(target=lambda: [limiter.hit(FIVE, "x") for _ in range(7)]) for _ in range(11)]
+    for thread in threads:
+        thread.start()
+    assert len(columns(told.until(1 + 11 * 7), "tid")) == 1 + 11
+    for thread in threads:
+        thread.join()
+    with adapter.teller._lock:  # as if another thread was just telling
+        child = os.fork()
+        if child == 0:
+            adapter.teller.tell("child", "allowed", dropped=0)
+            os._exit(0)
+    end = time.monotonic() + 60 * PATIENCE
+    while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert done == (child, 0)
+    limiter.hit(FIVE, "x")
+    rows = told.until(1 + 11 * 7 + 2)
+    assert columns(rows[-2:], "pid", "limiter_id") == [(child, b"child"), (os.getpid(), b"5 per 1 minute")]
+    assert told.dropped() == 0
+
+
+def test_what_cannot_be_told_is_no_exception(adapter: Any, told: Told) -> None:
+    limiter = adapter.watch(limits.strategies.FixedWindowRateLimiter(limits.storage.MemoryStorage()))
+    for key in ("\udcff", "x" * 100_000, "\0", "\U0001f600" * 9000):
+        assert limiter.hit(FIVE, key)
+    told.until(4)
+    adapter.teller.tell("x", "allowed", cost=float("nan"))
+    adapter.teller.tell("x", "allowed", key=object())
+    assert adapter.teller.dropped == 2
+    with pytest.raises(TypeError):
+        limiter.hit()
+    with pytest.warns(UserWarning, match="knows no"):
+        assert adapter.watch("a text") == "a text"
+    told.until(5)
+    assert told.source.losses() == {"malformed": 0, "dropped": 2}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the flood is another user's")
+def test_anothers_flood_keeps_none_of_it_out(adapter: Any, told: Told, place: Path) -> None:
+    limiter = adapter.watch(limits.strategies.FixedWindowRateLimiter(limits.storage.MemoryStorage()), "mine")
+    with flood(place / "intake.seq.sock", 3) as sent:
+        for _ in range(13):
+            assert limiter.hit(FIVE, "x") or True
+        rows = told.until(sent + 13)
+    assert sent > 13
+    assert int((rows["limiter_id"] == b"mine 5 per 1 minute").sum()) == 13
+
+
+def test_it_needs_nothing_but_the_standard_library() -> None:
+    code = "import sys; sys.modules.update(dict.fromkeys(['limits', 'pyrate_limiter', 'slowapi'])); import tickscope_limiters"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        cwd=ADAPTERS,
+        env={"PYTHONPATH": str(ADAPTERS), "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    assert done.returncode == 0
