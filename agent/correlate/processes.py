@@ -93,7 +93,7 @@ class ProcessWatch(Watch):
         """Takes a second's events; the stops and ends that they complete."""
         self._ends = {at: row for at, row in self._ends.items() if at[0] >= second * SECOND - _KEPT_NS}
         found: list[Fate] = []
-        for row in events:
+        for row in self._of_members(events):
             kind, t_ns = fates.kind_of(row), int(row["t_ns"])
             for pid in self._of(row):
                 member = self.members.get(pid)
@@ -110,6 +110,12 @@ class ProcessWatch(Watch):
                     self._ends = dict(list(self._ends.items())[-_MOST_ENDS:])
                     self.members.pop(pid, None)
         return found
+
+    def _of_members(self, events: np.ndarray) -> np.ndarray:
+        """Those that may be about somebody who matters; most events of a host are not."""
+        theirs = np.isin(events["pid"], list(self.members)) | ~known(events["pid"])
+        ended = {*events["comm"][theirs].tolist(), *(end["comm"] for end in self._ends.values())}
+        return np.asarray(events[theirs | np.isin(events["comm"], np.array(list(ended), events["comm"].dtype))])
 
     def _of(self, row: np.void) -> list[int]:
         """The processes that a row is about, of those that matter; of ends also what took the place of one that did."""

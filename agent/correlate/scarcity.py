@@ -97,7 +97,10 @@ class ScarcityWatch(Watch):
                     periods = max(1.0, float(withheld["limit"][group].clip(0).sum()))
                     of.update(throttled_ns=ns, periods=float(withheld["events"][group].sum()) / periods)
         for kept_off, column, longest in ((delays, "duration_ns", "duration_ns"), (waits, "wait_ns", "max_ns")):
-            if kept_off is None or not len(kept_off):
+            if kept_off is None:
+                continue
+            kept_off = kept_off[np.isin(kept_off["pid"], [pid for pid, _ in self._mine])]
+            if not len(kept_off):
                 continue
             lengths = kept_off[column].astype(np.float64)
             if column == "wait_ns":  # where the agent itself starves, an interval is long
@@ -136,6 +139,7 @@ class ScarcityWatch(Watch):
 
 
 def _each(rows: np.ndarray, more: list[np.ndarray]) -> list[tuple[int, np.ndarray]]:
-    """(its first row, mask of its rows) of each process."""
+    """(its first row, all its rows) of each process."""
     first, group = groups([rows["pid"], start_ticks(rows), *more])
-    return [(int(i), group == n) for n, i in enumerate(first)]
+    parts = np.split(np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))[:-1])
+    return list(zip(first.tolist(), parts, strict=True))

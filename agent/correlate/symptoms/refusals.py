@@ -20,7 +20,6 @@ def judge(watch: LimiterWatch, second: Second) -> list[Episode]:
     )
     if not np.any(lately >= config.refusals_min) and not watch.active:
         return []
-    warm = watch.warm(second)
     opened = []
     for n, known in (
         (config.persist_s, np.ones(len(second.slots), np.bool_)),
@@ -31,8 +30,9 @@ def judge(watch: LimiterWatch, second: Second) -> list[Episode]:
             for metric in ("refused", "errors")
         )
         many = (refused + failed >= config.refusals_min) & (refused >= failed)  # else it is service_errors
+        may = many & known
         rise = Rise(SYMPTOM.name, "share", SYMPTOM.unit, config.refusal_rise, 1.0, n)
-        opened += watch.rises(rise, second, warm & many & known)
+        opened += watch.rises(rise, second, lambda some, may=may: may[some] & watch.warm(second, some))
     return opened
 
 
