@@ -77,7 +77,7 @@ def _syscall_latency(n: int, _who: np.ndarray, took: np.ndarray, rng: np.random.
 
 
 def _cpu_wait(_n: int, who: np.ndarray, took: np.ndarray, _rng: np.random.Generator) -> dict[str, object]:
-    return {"interval_ns": S, "by_pid": PROCESSES[who - 1], "by_comm": b"java", "wait_ns": took, "max_ns": took // 3}
+    return {"interval_ns": S, "by_pid": PROCESSES[who - 1], "by_comm": b"java", "wait_ns": took // 20, "max_ns": took // 60}
 
 
 def _dns_lookup(n: int, _who: np.ndarray, _took: np.ndarray, _rng: np.random.Generator) -> dict[str, object]:
@@ -107,7 +107,7 @@ def _socket_queue(_n: int, who: np.ndarray, _took: np.ndarray, rng: np.random.Ge
 
 def _queue_lag(n: int, who: np.ndarray, _took: np.ndarray, rng: np.random.Generator) -> dict[str, object]:
     return {"system": b"redis", "destination": np.array([b"q%d" % (i % 8) for i in who]), "consumer_group": b"workers", "peer": PEERS[who % 2], "lag_messages": rng.poisson(20, n),
-            "oldest_undelivered_s": rng.uniform(0, 0.2, n), "oldest_pending_s": 0.1, "pending": 3, "consumers": 2, "in_per_s": 100.0, "out_per_s": 100.0,
+            "oldest_undelivered_s": rng.uniform(0, 0.05, n), "oldest_pending_s": 0.1, "pending": 3, "consumers": 2, "in_per_s": 100.0, "out_per_s": 100.0,
             "status": b"ok", "poll_ns": rng.integers(5 * MS // 10, MS, n)}  # fmt: skip
 
 
