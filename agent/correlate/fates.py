@@ -153,7 +153,9 @@ def _int(number: object) -> int | None:
 
 
 def kind_of(row: np.void) -> str:
-    return str(_KINDS[int(row["kind"])])
+    """Empty where it is not known."""
+    code = int(row["kind"])
+    return _KINDS[code] if 0 <= code < len(_KINDS) else ""
 
 
 def of_row(row: np.void, pid: int, tick: int, comm: str, cgroup: int) -> Fate:

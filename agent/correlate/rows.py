@@ -210,18 +210,17 @@ class Ring:
 
 
 def packed(keys: Iterable[np.ndarray]) -> np.ndarray:
-    """The keys of each row as one record, without room between them."""
+    """The keys of each row as one value, for which ``tolist`` gives bytes."""
     columns = list(keys)
     out = np.empty(len(columns[0]), np.dtype([(str(i), c.dtype) for i, c in enumerate(columns)]))
     for i, c in enumerate(columns):
         out[str(i)] = c
-    return out
+    return out.view(_whole(out.dtype.itemsize))
 
 
 def groups(keys: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """(index of each group's first row, group number of every row) for rows that are equal in all keys; numbered in key order."""
-    of = packed(keys)
-    each = of.view(_whole(of.dtype.itemsize)).tolist()
+    each = packed(keys).tolist()
     ranks = {key: rank for rank, key in enumerate(sorted(set(each)))}  # many rows, few keys: that sorts less than numpy's unique
     group = np.fromiter(map(ranks.__getitem__, each), np.int64, len(each))
     first = np.empty(len(ranks), np.int64)

@@ -10,7 +10,7 @@ from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
 from agent.correlate.limiters import took
-from agent.correlate.rows import groups, start_ticks
+from agent.correlate.rows import among, groups, pick, start_ticks
 from agent.correlate.shortage import CPU, DISK, FD, OOM, full
 from agent.correlate.starved import STEAL
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
@@ -99,7 +99,7 @@ class ScarcityWatch(Watch):
         for kept_off, column, longest in ((delays, "duration_ns", "duration_ns"), (waits, "wait_ns", "max_ns")):
             if kept_off is None:
                 continue
-            kept_off = kept_off[np.isin(kept_off["pid"], [pid for pid, _ in self._mine])]
+            kept_off = pick(kept_off, among(kept_off["pid"], (pid for pid, _ in self._mine)))
             if not len(kept_off):
                 continue
             lengths = kept_off[column].astype(np.float64)
@@ -115,7 +115,7 @@ class ScarcityWatch(Watch):
             some = decisions[::every]
             lasted = took(some)
             timed = (some["pid"] > 0) & ~np.isnan(lasted)
-            some, lasted = some[timed], lasted[timed]
+            some, lasted = pick(some, timed), lasted[timed]
             for i, group in _each(some, []) if len(some) else ():
                 ordered = np.sort(lasted[group])
                 of = sums.setdefault(self._slot(some[i], "cpu", b"", second), {})

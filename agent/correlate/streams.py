@@ -22,7 +22,7 @@ from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
 from agent.correlate.rows import Ring, among, groups, pick, start_ticks
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
-from agent.correlate.view import NO_PEER, addresses, to_peer
+from agent.correlate.view import NO_PEER, addresses, own_ends, to_peer
 from agent.correlate.watch import Watch
 from agent.correlate.words import peer, process, text
 from agent.tables import TABLES
@@ -111,19 +111,20 @@ class StreamWatch(Watch):
         """Who waits for which end of a server's connection, and who talks to such a server: of each pair once a second."""
         served = pick(rows, (rows["role"] == _SERVER) & (rows["pid"] > 0))
         served = pick(served, among(served["peer"], waits["peer"].tolist()))
+        ends = own_ends(served).tolist()
         for i in groups([served["pid"], served["peer"]])[0][:_PAIRS]:
             row = served[i]
             key = int(row["pid"]), _tick(row), row["peer"].tobytes()
             self._servers.pop(key, None)
-            self._servers[key] = row["saddr"].tobytes() + int(row["sport"]).to_bytes(2, "little")
+            self._servers[key] = ends[i]
         if not self._servers:
             return
         clients = pick(rows, (rows["role"] == _CLIENT) & (rows["pid"] > 0))
         clients = pick(clients, among(clients["peer"], self._servers.values()))
+        ends = own_ends(clients).tolist()
         for i in groups([clients["peer"], clients["saddr"], clients["sport"], clients["pid"]])[0][:_PAIRS]:
             row = clients[i]
-            end = row["saddr"].tobytes() + int(row["sport"]).to_bytes(2, "little")
-            pair = row["peer"].tobytes(), end, int(row["pid"]), _tick(row)
+            pair = row["peer"].tobytes(), ends[i], int(row["pid"]), _tick(row)
             self._clients.pop(pair, None)
             self._clients[pair] = text(row["comm"])
         while len(self._servers) > _PAIRS:

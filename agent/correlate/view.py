@@ -12,7 +12,7 @@ from agent.correlate.episode import Episode
 from agent.correlate.keptoff import kept_off_ns
 from agent.correlate.limiters import took
 from agent.correlate.local import Servers, in_netns, is_loopback
-from agent.correlate.rows import Ring, as_bytes, groups, known, packed, pick, start_ticks, together
+from agent.correlate.rows import Ring, groups, known, packed, pick, start_ticks, together
 from agent.correlate.steps import Jump
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.tables import TABLES
@@ -231,6 +231,11 @@ def addresses(rows: np.ndarray) -> np.ndarray:
     return np.asarray(np.ascontiguousarray(rows["peer"]).view(np.uint8).reshape(len(rows), 18)[:, :16])
 
 
+def own_ends(rows: np.ndarray) -> np.ndarray:
+    """Each row's own end, as a peer is stored; its port 0 where it is not known."""
+    return packed([rows["saddr"], rows["sport"].clip(0, 65535).astype("<u2")]).view("V18")
+
+
 def merge_rtt(rows: np.ndarray) -> np.ndarray:
     """One row a process, peer and time, connections summed; clients of a server are told apart by address only."""
     rows = together((rows, rows[:0]))  # a copy
@@ -247,9 +252,7 @@ def merge_rtt(rows: np.ndarray) -> np.ndarray:
     raw[rows["role"] == _SERVER, 16:] = 0
     rows["peer"] = raw.reshape(-1).view("V18")
     rows["sport"] = np.where(rows["role"] == _SERVER, rows["sport"], 0)
-    keys = [rows[name] for name in ("t_ns", "pid", "proc_start_ns", "netns", "role", "sport", "peer")]
-    # Rows come nearly in that order, which numpy's sort makes use of.
-    _, first, group = np.unique(as_bytes(packed(keys)), return_index=True, return_inverse=True)
+    first, group = groups(rows[name] for name in ("t_ns", "pid", "proc_start_ns", "netns", "role", "sport", "peer"))
     merged = pick(rows, first)
     merged["samples"] = np.bincount(group, rows["samples"])
     merged["rtt_sum_us"] = np.bincount(group, rows["rtt_sum_us"])
