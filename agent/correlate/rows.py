@@ -221,7 +221,9 @@ def packed(keys: Iterable[np.ndarray]) -> np.ndarray:
 def groups(keys: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """(index of each group's first row, group number of every row) for rows that are equal in all keys; numbered in key order."""
     each = packed(keys).tolist()
-    ranks = {key: rank for rank, key in enumerate(sorted(set(each)))}  # many rows, few keys: that sorts less than numpy's unique
+    ranks = {
+        key: rank for rank, key in enumerate(sorted(set(each)))
+    }  # many rows, few keys: that sorts less than numpy's unique
     group = np.fromiter(map(ranks.__getitem__, each), np.int64, len(each))
     first = np.empty(len(ranks), np.int64)
     first[group[::-1]] = np.arange(len(each))[::-1]  # what is written last, is first

@@ -77,15 +77,32 @@ def _syscall_latency(n: int, _who: np.ndarray, took: np.ndarray, rng: np.random.
 
 
 def _cpu_wait(_n: int, who: np.ndarray, took: np.ndarray, _rng: np.random.Generator) -> dict[str, object]:
-    return {"interval_ns": S, "by_pid": PROCESSES[who - 1], "by_comm": b"java", "wait_ns": took // 20, "max_ns": took // 60}
+    return {
+        "interval_ns": S,
+        "by_pid": PROCESSES[who - 1],
+        "by_comm": b"java",
+        "wait_ns": took // 20,
+        "max_ns": took // 60,
+    }
 
 
 def _dns_lookup(n: int, _who: np.ndarray, _took: np.ndarray, _rng: np.random.Generator) -> dict[str, object]:
-    return {"name": b"redis.example.org", "tries": 1, "result": np.where(np.arange(n) % 50, code("dns_lookup", "result", "ok"), code("dns_lookup", "result", "nodata"))}
+    return {
+        "name": b"redis.example.org",
+        "tries": 1,
+        "result": np.where(
+            np.arange(n) % 50, code("dns_lookup", "result", "ok"), code("dns_lookup", "result", "nodata")
+        ),
+    }
 
 
 def _tcp_connect(n: int, _who: np.ndarray, _took: np.ndarray, _rng: np.random.Generator) -> dict[str, object]:
-    return {"result": np.where(np.arange(n) % 200, code("tcp_connect", "result", "ok"), code("tcp_connect", "result", "failed")), "errno": 110}
+    return {
+        "result": np.where(
+            np.arange(n) % 200, code("tcp_connect", "result", "ok"), code("tcp_connect", "result", "failed")
+        ),
+        "errno": 110,
+    }
 
 
 def _tcp_retransmit(n: int, _who: np.ndarray, _took: np.ndarray, _rng: np.random.Generator) -> dict[str, object]:
@@ -98,11 +115,22 @@ def _tcp_reset(n: int, _who: np.ndarray, _took: np.ndarray, _rng: np.random.Gene
 
 def _process_event(n: int, _who: np.ndarray, _took: np.ndarray, _rng: np.random.Generator) -> dict[str, object]:
     """Of processes that come and go."""
-    return {"pid": 30_000 + np.arange(n) % 2000, "kind": code("process_event", "kind", "exited"), "exit_code": 0, "comm": b"sh"}
+    return {
+        "pid": 30_000 + np.arange(n) % 2000,
+        "kind": code("process_event", "kind", "exited"),
+        "exit_code": 0,
+        "comm": b"sh",
+    }
 
 
 def _socket_queue(_n: int, who: np.ndarray, _took: np.ndarray, rng: np.random.Generator) -> dict[str, object]:
-    return {"kind": code("socket_queue", "kind", "accept"), "sport": 8000 + who, "queue": rng.integers(0, 4, len(who)), "limit": 511, "drops": 0}
+    return {
+        "kind": code("socket_queue", "kind", "accept"),
+        "sport": 8000 + who,
+        "queue": rng.integers(0, 4, len(who)),
+        "limit": 511,
+        "drops": 0,
+    }
 
 
 def _queue_lag(n: int, who: np.ndarray, _took: np.ndarray, rng: np.random.Generator) -> dict[str, object]:
@@ -124,7 +152,11 @@ def stall(decisions: np.ndarray, calls: np.ndarray, at_ns: int) -> None:
         hit = (rows["pid"] == pid) & (rows["t_ns"] // S == at_ns // S)
         rows["duration_ns"][hit] = 900 * MS
         if rows is calls:
-            rows["blocked_ns"][hit], rows["peer"][hit], rows["kind"][hit] = 900 * MS, PEERS[0], code("slow_syscall", "kind", "waiting")
+            rows["blocked_ns"][hit], rows["peer"][hit], rows["kind"][hit] = (
+                900 * MS,
+                PEERS[0],
+                code("slow_syscall", "kind", "waiting"),
+            )
 
 
 def minute(n: int, begin_s: int, seconds: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -149,17 +181,29 @@ def peer_s(made: dict[str, np.ndarray]) -> float:
     """What DuckDB takes for the sums by second of these rows."""
     db = duckdb.connect(config={"threads": 1})
     for table, rows in made.items():
-        db.register(table, pa.table({"t_ns": np.ascontiguousarray(rows["t_ns"]), "measure": np.ascontiguousarray(rows[MEASURES[table]])}))
+        db.register(
+            table,
+            pa.table(
+                {"t_ns": np.ascontiguousarray(rows["t_ns"]), "measure": np.ascontiguousarray(rows[MEASURES[table]])}
+            ),
+        )
     begun = time.process_time()
     for table in made:
-        db.execute(f"select t_ns // {S}, count(*), sum(measure), max(measure), quantile_disc(measure, 0.9) from {table} group by 1").fetchall()
+        db.execute(
+            f"select t_ns // {S}, count(*), sum(measure), max(measure), quantile_disc(measure, 0.9) from {table} group by 1"
+        ).fetchall()
     took = time.process_time() - begun
     db.close()
     return took
 
 
 def main() -> None:
-    given = arguments(__doc__, rows=(11.0, "millions of them"), seconds=(3600, "that they cover"), turn=(1.0, "seconds between watermarks"))
+    given = arguments(
+        __doc__,
+        rows=(11.0, "millions of them"),
+        seconds=(3600, "that they cover"),
+        turn=(1.0, "seconds between watermarks"),
+    )
     correlator, rng = Correlator(), np.random.default_rng(1)
     ours = theirs = 0.0
     rows = findings = 0
@@ -178,10 +222,18 @@ def main() -> None:
         if rows // 1_000_000 > told:
             told = rows // 1_000_000
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-            print(f"{rows:>10,} rows  {ours:6.2f} s  {rows / ours:>10,.0f} rows/s  DuckDB {theirs:5.2f} s  peak memory {peak:.0f} MiB", flush=True)
+            print(
+                f"{rows:>10,} rows  {ours:6.2f} s  {rows / ours:>10,.0f} rows/s  DuckDB {theirs:5.2f} s  peak memory {peak:.0f} MiB",
+                flush=True,
+            )
     if lost := {reason: n for reason, n in correlator.losses().items() if n and reason != "evidence"}:
         raise SystemExit(f"the figure does not count: {lost} {correlator.guard.failures}")
-    report(f"{rows / 1e6:.0f} M rows over {given.seconds} s judged, one core", f"{ours:.2f} s, {findings} states of findings and evidence", f"DuckDB, sums by second: {theirs:.2f} s ({ours / theirs:.1f} x)", "5 s")
+    report(
+        f"{rows / 1e6:.0f} M rows over {given.seconds} s judged, one core",
+        f"{ours:.2f} s, {findings} states of findings and evidence",
+        f"DuckDB, sums by second: {theirs:.2f} s ({ours / theirs:.1f} x)",
+        "5 s",
+    )
 
 
 if __name__ == "__main__":

@@ -18,9 +18,29 @@ from tests.unit.correlate_scenarios import APP_PID, MS, REDIS, REDIS_PID, START,
 BATCHES, SECONDS = 200, 60
 ANY = np.array([0, 1, -1, 2, 7, 100, MS, 30 * MS, S, 90 * S, 2**31, 2**53, 2**62, 2**63 - 1, -(2**62), -S, NULL_I64])
 FLOATS = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 0.5, 1.0, 40.0, 1e9, -3.0, 1e300, 5e-324])
-TEXTS = (b"", b"api", b"down", b"ok", b"stuck", b"OOM 3, x, BUSY -1", b"\xff\xfe\x80", b"{name}", b"python3", b"redis", b"workers", b"x" * 255)
+TEXTS = (
+    b"",
+    b"api",
+    b"down",
+    b"ok",
+    b"stuck",
+    b"OOM 3, x, BUSY -1",
+    b"\xff\xfe\x80",
+    b"{name}",
+    b"python3",
+    b"redis",
+    b"workers",
+    b"x" * 255,
+)
 PIDS = np.array([APP_PID, REDIS_PID, WEB_PID, 0, -1, 1, NULL_I64, 2**40])
-PEERS = (REDIS, bytes(18), peer("10.0.0.9", 53), peer("127.0.0.1", 40000), b"\x20\x01" + bytes(14) + b"\x50\0", b"\xff" * 18)
+PEERS = (
+    REDIS,
+    bytes(18),
+    peer("10.0.0.9", 53),
+    peer("127.0.0.1", 40000),
+    b"\x20\x01" + bytes(14) + b"\x50\0",
+    b"\xff" * 18,
+)
 #: What is as it should be in most rows, so that they are about the same processes and limiters.
 USUAL = {"pid": APP_PID, "tid": APP_PID, "proc_start_ns": START, "comm": b"python3", "limiter_id": b"api", "peer": np.frombuffer(REDIS, "V18")[0], "netns": 7,
          "system": b"redis", "destination": b"orders", "consumer_group": b"workers"}  # fmt: skip

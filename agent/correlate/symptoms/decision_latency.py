@@ -22,7 +22,9 @@ def judge(watch: LimiterWatch, second: Second) -> list[Episode]:
         ("med_ns", watch.config.latency_rise_ns, 3.0),
         ("high_ns", watch.config.tail_rise_ns, 5.0),
     ):
-        opened += watch.rises(Rise(SYMPTOM.name, metric, SYMPTOM.unit, float(least), ratio), second, partial(watch.warm, second))
+        opened += watch.rises(
+            Rise(SYMPTOM.name, metric, SYMPTOM.unit, float(least), ratio), second, partial(watch.warm, second)
+        )
     return opened
 
 

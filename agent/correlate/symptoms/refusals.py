@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from agent.correlate.catalogue import Symptom
@@ -32,8 +34,12 @@ def judge(watch: LimiterWatch, second: Second) -> list[Episode]:
         many = (refused + failed >= config.refusals_min) & (refused >= failed)  # else it is service_errors
         may = many & known
         rise = Rise(SYMPTOM.name, "share", SYMPTOM.unit, config.refusal_rise, 1.0, n)
-        opened += watch.rises(rise, second, lambda some, may=may: may[some] & watch.warm(second, some))
+        opened += watch.rises(rise, second, partial(_allowed, watch, second, may))
     return opened
+
+
+def _allowed(watch: LimiterWatch, second: Second, may: np.ndarray, some: np.ndarray) -> np.ndarray:
+    return np.asarray(may[some] & watch.warm(second, some))
 
 
 def _explained(watch: LimiterWatch, second: Second) -> np.ndarray:

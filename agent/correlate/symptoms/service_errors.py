@@ -45,9 +45,7 @@ def _decisions(watch: ServiceWatch, second: Second) -> list[Episode]:
         n, errors = (np.nansum(watch.series.recent(metric, slots, second.at, s), axis=1) for metric in ("n", "errors"))
         share = errors / np.maximum(n, 1)
         bad = warm & (errors >= _LEAST) & (share >= usual + _SHARE) & (_chance(share, usual, n) < _CHANCE)
-        bad &= ~np.isnan(watch.series.last("errors", slots, second.at)) & np.isin(
-            slots, list(watch.first_ns)
-        )
+        bad &= ~np.isnan(watch.series.last("errors", slots, second.at)) & np.isin(slots, list(watch.first_ns))
         for i in np.flatnonzero(bad):
             opened += _open(
                 watch, int(slots[i]), "share", second.at, float(share[i]), float(failed[i] / max(before[i], 1))
