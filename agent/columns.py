@@ -78,6 +78,10 @@ class Column:
         """The stored code of an enum's name. Raises ValueError for a name that it does not have."""
         return self.names.index(name)
 
+    def word(self, code: int) -> str:
+        """The name of a stored code of an enum; empty where it is not known, or has none here."""
+        return self.names[code] if 0 <= code < len(self.names) else ""
+
 
 def i64(name: str, meaning: str, unit: str = "", attribute: str = "") -> Column:
     return Column(name, "i64", meaning, unit, attribute)

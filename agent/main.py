@@ -216,7 +216,7 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: Helper, wat
     sockets.moved("notices.sock", watch.listen)
     intake.follow(sockets)
     exports = start_exports(config, boot, history)
-    correlator = Correlator(with_threshold(jump_threshold_ns(config.jump_threshold)), clock=time.perf_counter_ns)
+    correlator = Correlator(with_threshold(jump_threshold_ns(config.jump_threshold)), clock=time.thread_time_ns)
     loop = Loop(sources, store, correlator, exports.sinks)
     loop.add(Unjudged(loop.unjudged))
     loop.containers.look_up = helper.cgroup_path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -25,6 +26,7 @@ _CLOCK = (
     "late_records",
     "subscribers_dropped",
 )
+_DEAREST = 3  # rules that people are told the cost of; JSON has all
 
 
 def run_dir() -> str:
@@ -80,6 +82,15 @@ def command(wait_s: float, fmt: str, store: str) -> None:
     output.emit(answer, fmt, lambda: _human(answer))
 
 
+def dearest(rules: Sequence[dict[str, Any]]) -> str:
+    """What all rules and watches cost since the start, and the few that cost most; empty where none was asked yet."""
+    ran = sorted((rule for rule in rules if rule["run_ns"]), key=lambda rule: -rule["run_ns"])
+    if not ran:
+        return ""
+    each = (f"{rule['rule']} {rule['run_ns'] / 1e9:.2f} s in {rule['runs']}" for rule in ran[:_DEAREST])
+    return f"{sum(rule['run_ns'] for rule in ran) / 1e9:.2f} s in {sum(rule['runs'] for rule in ran)} calls; dearest: {', '.join(each)}"
+
+
 def _human(d: dict[str, Any]) -> None:
     from agent.cli.cells import cell
     from agent.service.unjudged import NAME as UNJUDGED
@@ -114,6 +125,8 @@ def _human(d: dict[str, Any]) -> None:
                 f"  {rule['rule']}: {rule['failure']} ({rule['failures']} times)"
                 + ("; left out until the next start" if rule["left_out"] else "")
             )
+    if costs := dearest(d.get("rules", [])):
+        output.echo(f"diagnosis  {costs}")
     for told in d["time_daemons"]:
         of = f" of {told['source']}" if told["source"] else ""
         offset = (

@@ -14,7 +14,7 @@ from agent.correlate.episode import Episode, Verdict
 from agent.correlate.finding import UNKNOWN, Finding
 from agent.correlate.guard import Guard
 from agent.correlate.rank import Judge
-from agent.correlate.rows import Inbox, compact
+from agent.correlate.rows import Inbox, compact, together
 from agent.correlate.steps import JumpSeries
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import View
@@ -151,9 +151,7 @@ class Correlator:
         found.closed, found.end_ns = False, max(found.end_ns, series.end_ns)
 
     def _judge(self, second: int) -> None:
-        rows = {
-            table: parts[0] if len(parts) == 1 else np.concatenate(parts) for table, parts in self._gathered.items()
-        }
+        rows = {table: together(parts) for table, parts in self._gathered.items()}
         self._gathered = {}
         self._held += [e for watch in self._watches for e in watch.step(second, rows)]
         for found in self._findings:

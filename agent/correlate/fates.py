@@ -15,7 +15,7 @@ from agent.correlate.words import Words, process, span, tell, text, value
 from agent.tables import TABLES
 
 READS = {"process_event": ("kind", "signal", "exit_code", "sender_pid", "sender_comm", "cgroup_id")}
-_KINDS = TABLES["process_event"].by_name["kind"].names
+_KIND = TABLES["process_event"].by_name["kind"]
 STOPS, GOES_ON, ENDS = ("stopped", "frozen"), ("continued", "thawed"), ("killed", "exited", "oom_killed")
 LASTS = 1 << 62  # until when, of a stop that lasts
 _CHAIN_NS = 30 * SECOND
@@ -153,7 +153,8 @@ def _int(number: object) -> int | None:
 
 
 def kind_of(row: np.void) -> str:
-    return str(_KINDS[int(row["kind"])])
+    """Empty where it is not known."""
+    return _KIND.word(int(row["kind"]))
 
 
 def of_row(row: np.void, pid: int, tick: int, comm: str, cgroup: int) -> Fate:
@@ -200,7 +201,7 @@ def fates(events: np.ndarray, pids: Collection[int], cgroups: Collection[int] = 
 
 def chained(end: Fate, events: np.ndarray) -> Fate:
     """With how many of that program ended alike before it and after it, each before the next one had begun."""
-    alike = (events["comm"] == end.comm.encode()) & (events["kind"] == _KINDS.index(end.kind))
+    alike = (events["comm"] == end.comm.encode()) & (events["kind"] == _KIND.code(end.kind))
     for name, of in (("signal", end.signal), ("exit_code", end.exit_code)):
         alike &= ~known(events[name]) if of is None else events[name] == of
     near = events[alike & (np.abs(events["t_ns"] - end.from_ns) <= _CHAIN_NS)]

@@ -183,10 +183,11 @@ class LimiterWatch(Watch):
             comm=comm,
         )
 
-    def warm(self, second: Second) -> np.ndarray:
-        """Which subjects have been seen for long enough to judge a lasting rise."""
-        seen = self.series.baseline("n", second.slots, second.at, self.config.persist_s).seen
-        return np.asarray(seen >= np.array([self._need[int(s)] for s in second.slots]))
+    def warm(self, second: Second, some: np.ndarray) -> np.ndarray:
+        """Which of some of its subjects have been seen for long enough to judge a lasting rise."""
+        slots = second.slots[some]
+        seen = self.series.seen("n", slots, second.at, self.config.persist_s)
+        return np.asarray(seen >= np.array([self._need[int(s)] for s in slots]))
 
     def settle(self, second: int) -> None:
         for episode in self.active.values():

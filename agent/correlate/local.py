@@ -12,7 +12,7 @@ from collections import deque
 import numpy as np
 
 from agent.columns import NULL_I64
-from agent.correlate.rows import groups
+from agent.correlate.rows import groups, pick
 from agent.correlate.words import text
 
 _ANY = (bytes(16), bytes(10) + b"\xff\xff" + bytes(4))  # also what stands for an address that is not known
@@ -53,7 +53,7 @@ class Servers:
 
     def learn(self, rows: np.ndarray) -> None:
         """Rows in time order."""
-        rows = rows[(rows["pid"] > 0) & (rows["sport"] > 0)][::-1]  # the last one of each comes first
+        rows = pick(rows, (rows["pid"] > 0) & (rows["sport"] > 0))[::-1]  # the last one of each comes first
         if not len(rows):
             return
         for i in groups([rows["netns"], rows["saddr"], rows["sport"]])[0]:

@@ -76,7 +76,7 @@ class PaceWatch(Watch):
         pause[begins[fits]] = t[begins[fits]] - self.last_ns[slots[fits]]
         longest = np.maximum.reduceat(pause, begins)[fits]
         slots, begins, ends = slots[fits], begins[fits], ends[fits]
-        last, too = d[order][ends], longest > self.config.silence_ns
+        last, too = d[order[ends]], longest > self.config.silence_ns
         too[too] = longest[too] > self.allowed_ns(slots[too])
         for slot, too_long, row, begun in zip(slots.tolist(), too, last, t[begins].tolist(), strict=True):
             if too_long:

@@ -13,7 +13,7 @@ from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.fates import ENDS, GOES_ON, STOPS, Fate
 from agent.correlate.guard import Guard
-from agent.correlate.rows import groups, known
+from agent.correlate.rows import among, groups, known, pick
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
 from agent.correlate.words import process, text
@@ -93,7 +93,7 @@ class ProcessWatch(Watch):
         """Takes a second's events; the stops and ends that they complete."""
         self._ends = {at: row for at, row in self._ends.items() if at[0] >= second * SECOND - _KEPT_NS}
         found: list[Fate] = []
-        for row in events:
+        for row in self._of_members(events):
             kind, t_ns = fates.kind_of(row), int(row["t_ns"])
             for pid in self._of(row):
                 member = self.members.get(pid)
@@ -110,6 +110,12 @@ class ProcessWatch(Watch):
                     self._ends = dict(list(self._ends.items())[-_MOST_ENDS:])
                     self.members.pop(pid, None)
         return found
+
+    def _of_members(self, events: np.ndarray) -> np.ndarray:
+        """Those that may be about somebody who matters; most events of a host are not."""
+        theirs = among(events["pid"], self.members) | ~known(events["pid"])
+        ended = {*events["comm"][theirs].tolist(), *(end["comm"] for end in self._ends.values())}
+        return pick(events, theirs | among(events["comm"], ended))
 
     def _of(self, row: np.void) -> list[int]:
         """The processes that a row is about, of those that matter; of ends also what took the place of one that did."""
@@ -133,22 +139,17 @@ class ProcessWatch(Watch):
             if table == "limiter_decision":
                 self._at_work(second, its, needed=True)
             elif table == "socket_queue":
-                self._at_work(second, its[its["kind"] == _ACCEPT], needed=True)
+                self._at_work(second, pick(its, its["kind"] == _ACCEPT), needed=True)
             elif table == "tcp_rtt":
-                mask = its["role"] == _SERVER
-                for raw in self._brokers:
-                    mask |= its["peer"] == np.frombuffer(raw, "V18")[0]
-                self._at_work(second, its[mask], needed=True)
-                self._at_work(second, its[~mask], needed=False)
+                mask = (its["role"] == _SERVER) | among(its["peer"], self._brokers)
+                self._at_work(second, pick(its, mask), needed=True)
+                self._at_work(second, pick(its, ~mask), needed=False)
         if second % 16 == 0:
             self.members = {pid: m for pid, m in self.members.items() if second - m.seen_s <= _RECENT_S}
 
     def _at_work(self, second: int, rows: np.ndarray, needed: bool) -> None:
-        rows = rows[rows["pid"] > 0]
-        if not len(rows):
-            return
-        _, first = np.unique(rows["pid"], return_index=True)
-        some = rows[first]
+        pids, first = np.unique(rows["pid"], return_index=True)
+        some = pick(rows, first[pids > 0])
         for n, (pid, start_ns, cgroup) in enumerate(zip(*(some[c].tolist() for c in _WHO), strict=True)):
             tick, member = start_ns // 10_000_000, self.members.get(pid)
             if member is not None and member.tick == tick:

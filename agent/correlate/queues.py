@@ -23,12 +23,18 @@ READS = {"queue_lag": ("system", "destination", "partition", "consumer_group", "
 _WELL_NS = 200_000_000  # a poll that took longer says more of the server than of its queues
 _AFTER_S = 2  # and so long after it, since what piled up is being taken
 _CAUGHT_UP = 1.5  # times the usual rate, beyond which a group makes up for what it did not do
+_EVER_S = 3e9  # 95 years
 _CARRY_S = 10  # a poll's answer stands for this long, so that slow polling does not look like recovery
 
 
 def _nan(values: np.ndarray) -> np.ndarray:
     """Integers as floats, unknown as NaN."""
     return np.where(known(values), values, np.nan) if values.dtype.kind == "i" else values.astype(np.float64)
+
+
+def _age(seconds: np.ndarray) -> np.ndarray:
+    """What no message is old, a broker's mistake, is not known."""
+    return np.where(np.abs(seconds) < _EVER_S, seconds, np.nan)
 
 
 class QueueWatch(Watch):
@@ -63,16 +69,17 @@ class QueueWatch(Watch):
             for slot, row in zip(slots.tolist(), q, strict=True):
                 self.holders[slot], self.idle[slot] = text(row["holder"]), text(row["idle_consumer"])
             lag = _nan(q["lag_messages"])
-            age = np.where(np.isnan(q["oldest_undelivered_s"]), q["lag_s"], q["oldest_undelivered_s"])
+            undelivered, pending, idle = (_age(q[c]) for c in ("oldest_undelivered_s", "oldest_pending_s", "idle_s"))
+            age = np.where(np.isnan(undelivered), _age(q["lag_s"]), undelivered)
             stuck = ((q["status"] == b"stuck") & (lag > 0) & (q["in_per_s"] > 0)).astype(np.float64)
             self.series.put(
                 second,
                 slots,
                 age_s=np.where(lag == 0, 0.0, age),
-                pending_s=np.where(_nan(q["pending"]) == 0, 0.0, q["oldest_pending_s"]),
+                pending_s=np.where(_nan(q["pending"]) == 0, 0.0, pending),
                 lag=lag,
                 pending=_nan(q["pending"]),
-                idle_s=q["idle_s"],
+                idle_s=idle,
                 at_s=q["t_ns"] % SECOND / SECOND,
                 out=q["out_per_s"],
                 stuck=stuck,

@@ -18,7 +18,7 @@ from agent.tables import TABLES
 
 READS = {**PEERS, **LOOKUPS}
 _TABLE = TABLES["dns_lookup"]
-RESULTS = _TABLE.by_name["result"].names
+_RESULT = _TABLE.by_name["result"]
 _OK, _NODATA = (_TABLE.code("result", name) for name in ("ok", "nodata"))
 _BEFORE_NS = 30 * SECOND
 _ABOUT_AS_LONG = 0.5  # of the longest wait: a question that was asked again, not the quick answer after it
@@ -109,7 +109,7 @@ def _asked(episode: Episode, view: View) -> Asked | None:
         resent,
         sum(len(p.failed) for p in found),
         max(0, fresh),
-        RESULTS[int(top["result"])] if top is not None else "",
+        _RESULT.word(int(top["result"])) if top is not None else "",
         text(top["name"]) if top is not None else "",
         bool(first and first.slower),
         bool(first and first.starving),
@@ -153,7 +153,7 @@ def _lookup(top: np.void, episode: Episode, lookups: int, bad: int) -> dict[str,
         pid=episode.pid,
         peer=peer(top["peer"].tobytes()),
         name=text(top["name"]),
-        result=RESULTS[int(top["result"])],
+        result=_RESULT.word(int(top["result"])),
         lookups=lookups,
         failed=bad or None,
     )

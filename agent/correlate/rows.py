@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import cache
 
 import numpy as np
 
@@ -25,12 +26,47 @@ def start_ticks(rows: np.ndarray) -> np.ndarray:
     return np.asarray(rows["proc_start_ns"] // 10_000_000)
 
 
+def pick(rows: np.ndarray, which: np.ndarray) -> np.ndarray:
+    """``rows[which]``, for indices or a mask. numpy copies rows of several columns column by column, which takes ten times as long."""
+    return np.asarray(rows.view(_whole(rows.dtype.itemsize))[which].view(rows.dtype))
+
+
+def together(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Rows of one table, one part after the other; copied as by ``pick``, and not at all where there is one part only."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = _whole(parts[0].dtype.itemsize)
+    return np.concatenate([part.view(whole) for part in parts]).view(parts[0].dtype)
+
+
+@cache
+def _whole(size: int) -> np.dtype[np.void]:
+    return np.dtype((np.void, size))
+
+
+@cache
+def _pieces(table: str, given: np.dtype[np.void]) -> tuple[np.dtype[np.void], np.dtype[np.void]]:
+    """The columns that are kept, as they lie in rows of ``given`` and in those of ``dtypes()[table]``: neighbours in both are one piece."""
+    kept_, pieces = dtypes()[table], list[tuple[int, int, int]]()
+    for name in kept_.names or ():
+        of, at = given.fields[name][:2]  # type: ignore[index]
+        assert of == kept_[name], f"{table}.{name} is {of}"
+        if pieces and sum(pieces[-1][::2]) == at:
+            pieces[-1] = *pieces[-1][:2], pieces[-1][2] + of.itemsize
+        else:
+            pieces.append((at, kept_.fields[name][1], of.itemsize))  # type: ignore[index]
+    names, formats = [str(i) for i in range(len(pieces))], [f"V{size}" for _, _, size in pieces]
+    of_given, of_kept = (
+        np.dtype({"names": names, "formats": formats, "offsets": list(offsets), "itemsize": whole.itemsize})
+        for offsets, whole in zip(list(zip(*pieces, strict=True))[:2], (given, kept_), strict=True)
+    )
+    return of_given, of_kept
+
+
 def compact(table: str, rows: np.ndarray) -> np.ndarray:
     """The columns of ``rows`` that are kept, dtype ``dtypes()[table]``."""
-    out = np.empty(len(rows), dtypes()[table])
-    for name in kept()[table]:
-        out[name] = rows[name]
-    return out
+    given, kept_ = _pieces(table, rows.dtype)
+    return np.asarray(rows.view(given).astype(kept_).view(dtypes()[table]))
 
 
 def as_bytes(rows: np.ndarray) -> np.ndarray:
@@ -39,16 +75,33 @@ def as_bytes(rows: np.ndarray) -> np.ndarray:
     return rows.view(f"S{rows.dtype.itemsize}").reshape(len(rows))
 
 
+def among(values: np.ndarray, some: Iterable[object]) -> np.ndarray:
+    """Which of them are among some (an address, a pid: values as ``tolist`` gives them)."""
+    there = set(some)
+    return np.fromiter(map(there.__contains__, values.tolist()), np.bool_, len(values))
+
+
+def _words(rows: np.ndarray) -> np.ndarray:
+    """What compares as the bytes of each row do, word by word; shape (words, n)."""
+    size = rows.dtype.itemsize
+    padded = np.zeros((len(rows), -(-size // 8) * 8), np.uint8)
+    padded[:, :size] = np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), size)
+    return padded.view(">u8").T.astype(np.uint64)
+
+
 def in_order(rows: np.ndarray) -> np.ndarray:
     """Sorted by ``t_ns``; equal times by content, so that the order of arrival leaves no trace."""
-    order = np.argsort(rows["t_ns"], kind="stable")
-    t = rows["t_ns"][order]
+    t = rows["t_ns"]
+    if (t[1:] > t[:-1]).all():
+        return rows
+    order = np.argsort(t, kind="stable")
+    t = t[order]
     same = t[1:] == t[:-1]
     if same.any():
         tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
         sub = order[tied]
-        order[tied] = sub[np.lexsort((as_bytes(rows[sub]), t[tied]))]
-    return rows[order]
+        order[tied] = sub[np.lexsort((*_words(pick(rows, sub))[::-1], t[tied]))]
+    return pick(rows, order)
 
 
 class Inbox:
@@ -79,14 +132,18 @@ class Inbox:
         for table, waiting in self._waiting.items():
             if not waiting:
                 continue
-            rows = waiting[0] if len(waiting) == 1 else np.concatenate(waiting)
+            rows = together(waiting)
             due = rows["t_ns"] <= until_ns
-            if not due.any():
+            if due.all():
+                waiting.clear()
+            elif due.any():
+                waiting[:] = [pick(rows, ~due)]
+                rows = pick(rows, due)
+            else:
+                waiting[:] = [rows]
                 continue
-            late = rows[~due]
-            waiting[:] = [late] if len(late) else []
-            self._rows[table] = len(late)
-            taken[table] = in_order(rows[due])
+            self._rows[table] = sum(map(len, waiting))
+            taken[table] = in_order(rows)
         return taken
 
 
@@ -142,9 +199,9 @@ class Ring:
         if self.looked is not None:
             self.looked.add((from_ns, to_ns))
         pieces = [p for p in self._pieces if p["t_ns"][-1] >= from_ns and p["t_ns"][0] <= to_ns]
-        rows = np.concatenate(pieces) if pieces else self._empty
-        t = rows["t_ns"]
-        return rows[(t >= from_ns) & (t <= to_ns)]
+        # Each piece is in order, though they overlap where rows came late.
+        parts = [p[np.searchsorted(p["t_ns"], from_ns) : np.searchsorted(p["t_ns"], to_ns, "right")] for p in pieces]
+        return together(parts) if parts else self._empty
 
     @property
     def from_ns(self) -> int | None:
@@ -152,11 +209,22 @@ class Ring:
         return int(self._pieces[0]["t_ns"][0]) if self._pieces else None
 
 
+def packed(keys: Iterable[np.ndarray]) -> np.ndarray:
+    """The keys of each row as one value, for which ``tolist`` gives bytes."""
+    columns = list(keys)
+    out = np.empty(len(columns[0]), np.dtype([(str(i), c.dtype) for i, c in enumerate(columns)]))
+    for i, c in enumerate(columns):
+        out[str(i)] = c
+    return out.view(_whole(out.dtype.itemsize))
+
+
 def groups(keys: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """(index of each group's first row, group number of every row) for rows that are equal in all keys; numbered in key order."""
-    columns = list(keys)
-    packed = np.empty(len(columns[0]), np.dtype([(str(i), c.dtype) for i, c in enumerate(columns)]))
-    for i, c in enumerate(columns):
-        packed[str(i)] = c
-    _, first, inverse = np.unique(as_bytes(packed), return_index=True, return_inverse=True)
-    return first, inverse.reshape(-1)
+    each = packed(keys).tolist()
+    ranks = {
+        key: rank for rank, key in enumerate(sorted(set(each)))
+    }  # many rows, few keys: that sorts less than numpy's unique
+    group = np.fromiter(map(ranks.__getitem__, each), np.int64, len(each))
+    first = np.empty(len(ranks), np.int64)
+    first[group[::-1]] = np.arange(len(each))[::-1]  # what is written last, is first
+    return first, group

@@ -10,7 +10,7 @@ from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
 from agent.correlate.limiters import took
-from agent.correlate.rows import groups, start_ticks
+from agent.correlate.rows import among, groups, pick, start_ticks
 from agent.correlate.shortage import CPU, DISK, FD, OOM, full
 from agent.correlate.starved import STEAL
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
@@ -97,7 +97,10 @@ class ScarcityWatch(Watch):
                     periods = max(1.0, float(withheld["limit"][group].clip(0).sum()))
                     of.update(throttled_ns=ns, periods=float(withheld["events"][group].sum()) / periods)
         for kept_off, column, longest in ((delays, "duration_ns", "duration_ns"), (waits, "wait_ns", "max_ns")):
-            if kept_off is None or not len(kept_off):
+            if kept_off is None:
+                continue
+            kept_off = pick(kept_off, among(kept_off["pid"], (pid for pid, _ in self._mine)))
+            if not len(kept_off):
                 continue
             lengths = kept_off[column].astype(np.float64)
             if column == "wait_ns":  # where the agent itself starves, an interval is long
@@ -112,7 +115,7 @@ class ScarcityWatch(Watch):
             some = decisions[::every]
             lasted = took(some)
             timed = (some["pid"] > 0) & ~np.isnan(lasted)
-            some, lasted = some[timed], lasted[timed]
+            some, lasted = pick(some, timed), lasted[timed]
             for i, group in _each(some, []) if len(some) else ():
                 ordered = np.sort(lasted[group])
                 of = sums.setdefault(self._slot(some[i], "cpu", b"", second), {})
@@ -136,6 +139,7 @@ class ScarcityWatch(Watch):
 
 
 def _each(rows: np.ndarray, more: list[np.ndarray]) -> list[tuple[int, np.ndarray]]:
-    """(its first row, mask of its rows) of each process."""
+    """(its first row, all its rows) of each process."""
     first, group = groups([rows["pid"], start_ticks(rows), *more])
-    return [(int(i), group == n) for n, i in enumerate(first)]
+    parts = np.split(np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))[:-1])
+    return list(zip(first.tolist(), parts, strict=True))

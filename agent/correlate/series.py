@@ -25,10 +25,17 @@ class Baseline(NamedTuple):
 
 def quantile(values: np.ndarray, q: float) -> np.ndarray:
     """The q-quantile (nearest rank, rounded down) of each row of an (n, m) array, over what is not NaN."""
-    ordered = np.sort(values, axis=1)  # NaN sorts last
-    count = np.count_nonzero(~np.isnan(values), axis=1)
-    at = np.clip(((count - 1) * q).astype(np.int64), 0, None)
-    return np.asarray(np.take_along_axis(ordered, at[:, None], axis=1)[:, 0])
+    return _ranked(np.sort(values, axis=1), _seen(values), q)
+
+
+def _seen(values: np.ndarray) -> np.ndarray:
+    return np.asarray(np.count_nonzero(~np.isnan(values), axis=1))
+
+
+def _ranked(ordered: np.ndarray, seen: np.ndarray, q: float) -> np.ndarray:
+    """ordered: each row sorted, NaN last; seen: how many of it are not NaN."""
+    at = np.maximum(((seen - 1) * q).astype(np.int64), 0)
+    return np.asarray(ordered[np.arange(len(ordered)), at])
 
 
 class Series:
@@ -42,22 +49,20 @@ class Series:
         self._limit = limit
         self._slot: dict[tuple[object, ...], int] = {}
         self._seen = np.empty(0, np.int64)
-        self._values = {m: np.empty((0, SECONDS), np.float32) for m in metrics}
+        self._of = {metric: i for i, metric in enumerate(metrics)}
+        self._values = np.empty((len(metrics), 0, SECONDS), np.float32)
         self._usual = np.empty((0, SECONDS), np.bool_)
         self._second: int | None = None
         self.dropped = 0
 
     def begin(self, second: int) -> None:
         """Open a second: what it held one turn of the ring ago is forgotten."""
-        if not len(self._usual):
-            self._second = second
-            return
         first = second if self._second is None else max(self._second + 1, second - SECONDS + 1)
-        stale = np.arange(first, second + 1) % SECONDS
-        for values in self._values.values():
-            values[:, stale] = np.nan
-        self._usual[:, stale] = True
         self._second = second
+        if len(self._usual):
+            for stale in range(first, second + 1):
+                self._values[:, :, stale % SECONDS] = np.nan
+                self._usual[:, stale % SECONDS] = True
 
     def slot(self, key: tuple[object, ...], second: int) -> int:
         """The subject's row, or -1 where there is no room for it."""
@@ -68,8 +73,7 @@ class Series:
                 self.dropped += 1
                 return -1
             self._slot[key] = slot
-            for values in self._values.values():
-                values[slot] = np.nan
+            self._values[:, slot] = np.nan
             self._usual[slot] = True
         self._seen[slot] = second
         return slot
@@ -81,9 +85,8 @@ class Series:
             grown = min(self._limit, max(8, 2 * len(self._seen)))
             more = grown - len(self._seen)
             self._seen = np.append(self._seen, np.zeros(more, np.int64))
-            self._values = {
-                m: np.concatenate([v, np.full((more, SECONDS), np.nan, np.float32)]) for m, v in self._values.items()
-            }
+            room = np.full((len(self._of), more, SECONDS), np.nan, np.float32)
+            self._values = np.concatenate([self._values, room], axis=1)
             self._usual = np.concatenate([self._usual, np.ones((more, SECONDS), np.bool_)])
             return len(self._slot)
         key, slot = min(self._slot.items(), key=lambda item: (self._seen[item[1]], item[1]))
@@ -96,14 +99,13 @@ class Series:
         """Values of one second; ``slots`` and every value have shape (n,)."""
         with np.errstate(over="ignore"):  # a limiter may tell any number
             for metric, value in values.items():
-                self._values[metric][slots, second % SECONDS] = value
+                self._values[self._of[metric], slots, second % SECONDS] = value
 
     def carry(self, second: int, slots: np.ndarray, reach: int) -> np.ndarray:
         """Subjects other than ``slots`` seen within ``reach`` seconds keep their last values for this second; returns all of them."""
         held = np.fromiter((s for s in self._slot.values() if self._seen[s] >= second - reach), np.int64)
         held = np.setdiff1d(held, slots)
-        for values in self._values.values():
-            values[held, second % SECONDS] = values[held, (second - 1) % SECONDS]
+        self._values[:, held, second % SECONDS] = self._values[:, held, (second - 1) % SECONDS]
         return np.union1d(slots, held).astype(np.int64)
 
     def unusual(self, slot: int, seconds: range) -> None:
@@ -113,19 +115,28 @@ class Series:
     def recent(self, metric: str, slots: np.ndarray, second: int, n: int) -> np.ndarray:
         """Values of the last n seconds, oldest first; shape (len(slots), n)."""
         columns = np.arange(second - n + 1, second + 1) % SECONDS
-        return np.asarray(self._values[metric][np.ix_(slots, columns)], np.float64)
+        return np.asarray(self._values[self._of[metric]][slots[:, None], columns], np.float64)
+
+    def last(self, metric: str, slots: np.ndarray, second: int) -> np.ndarray:
+        """Values of this second; shape (len(slots),)."""
+        return np.asarray(self._values[self._of[metric], slots, second % SECONDS], np.float64)
 
     def baseline(self, metric: str, slots: np.ndarray, second: int, skip: int) -> Baseline:
         """What was usual before the last ``skip`` seconds."""
         values = self.history(metric, slots, second, skip)
-        median = quantile(values, 0.5)
+        ordered, seen = np.sort(values, axis=1), _seen(values)
+        median, high, top = (_ranked(ordered, seen, q) for q in (0.5, 0.9, 1.0))
         with np.errstate(invalid="ignore"):  # no limit is an infinite one
-            spread = _SIGMA * quantile(np.abs(values - median[:, None]), 0.5)
-        return Baseline(
-            median, spread, quantile(values, 0.9), quantile(values, 1.0), np.count_nonzero(~np.isnan(values), axis=1)
-        )
+            apart = np.abs(values - median[:, None])
+        return Baseline(median, _SIGMA * quantile(apart, 0.5), high, top, seen)
+
+    def seen(self, metric: str, slots: np.ndarray, second: int, skip: int) -> np.ndarray:
+        """``baseline(...).seen`` alone."""
+        return _seen(self.history(metric, slots, second, skip))
 
     def history(self, metric: str, slots: np.ndarray, second: int, skip: int) -> np.ndarray:
         """What ``baseline`` goes by: the values before the last ``skip`` seconds, NaN in those that were part of a symptom; shape (len(slots), n)."""
-        grid = np.ix_(slots, np.arange(second - SECONDS + 1, second - skip + 1) % SECONDS)
-        return np.where(self._usual[grid], self._values[metric][grid].astype(np.float64), np.nan)
+        columns = np.arange(second - SECONDS + 1, second - skip + 1) % SECONDS
+        values = self._values[self._of[metric]][slots[:, None], columns].astype(np.float64)
+        values[~self._usual[slots[:, None], columns]] = np.nan
+        return np.asarray(values)

@@ -20,9 +20,9 @@ import numpy as np
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
-from agent.correlate.rows import Ring, as_bytes, groups, start_ticks
+from agent.correlate.rows import Ring, among, groups, pick, start_ticks
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
-from agent.correlate.view import NO_PEER, addresses, to_peer
+from agent.correlate.view import NO_PEER, addresses, own_ends, to_peer
 from agent.correlate.watch import Watch
 from agent.correlate.words import peer, process, text
 from agent.tables import TABLES
@@ -89,7 +89,7 @@ class StreamWatch(Watch):
         talks, waits = rows.get("tcp_rtt"), rows.get("syscall_latency")
         if waits is None:
             return np.empty(0, np.int64)
-        waits = waits[(waits["basis"] == _BLOCKED) & (waits["kind"] == _WAITING) & (waits["peer"] != NO_PEER)]
+        waits = pick(waits, (waits["basis"] == _BLOCKED) & (waits["kind"] == _WAITING) & (waits["peer"] != NO_PEER))
         if talks is not None:
             self._learn(talks, waits)
         if self._waits is None:
@@ -109,21 +109,22 @@ class StreamWatch(Watch):
 
     def _learn(self, rows: np.ndarray, waits: np.ndarray) -> None:
         """Who waits for which end of a server's connection, and who talks to such a server: of each pair once a second."""
-        served = rows[(rows["role"] == _SERVER) & (rows["pid"] > 0)]
-        served = served[np.isin(as_bytes(served["peer"]), as_bytes(waits["peer"]))]
+        served = pick(rows, (rows["role"] == _SERVER) & (rows["pid"] > 0))
+        served = pick(served, among(served["peer"], waits["peer"].tolist()))
+        ends = own_ends(served).tolist()
         for i in groups([served["pid"], served["peer"]])[0][:_PAIRS]:
             row = served[i]
             key = int(row["pid"]), _tick(row), row["peer"].tobytes()
             self._servers.pop(key, None)
-            self._servers[key] = row["saddr"].tobytes() + int(row["sport"]).to_bytes(2, "little")
+            self._servers[key] = ends[i]
         if not self._servers:
             return
-        clients = rows[(rows["role"] == _CLIENT) & (rows["pid"] > 0)]
-        clients = clients[np.isin(as_bytes(clients["peer"]), np.array(list(self._servers.values()), "S18"))]
+        clients = pick(rows, (rows["role"] == _CLIENT) & (rows["pid"] > 0))
+        clients = pick(clients, among(clients["peer"], self._servers.values()))
+        ends = own_ends(clients).tolist()
         for i in groups([clients["peer"], clients["saddr"], clients["sport"], clients["pid"]])[0][:_PAIRS]:
             row = clients[i]
-            end = row["saddr"].tobytes() + int(row["sport"]).to_bytes(2, "little")
-            pair = row["peer"].tobytes(), end, int(row["pid"]), _tick(row)
+            pair = row["peer"].tobytes(), ends[i], int(row["pid"]), _tick(row)
             self._clients.pop(pair, None)
             self._clients[pair] = text(row["comm"])
         while len(self._servers) > _PAIRS:
@@ -176,14 +177,14 @@ class StreamWatch(Watch):
     def _of(self, who: Process, raw: bytes, from_ns: int, to_ns: int) -> np.ndarray:
         assert self._waits is not None
         rows = to_peer(self._waits.between(from_ns, to_ns), raw)
-        return np.asarray(rows[(rows["pid"] == who[0]) & (start_ticks(rows) == who[1])])
+        return pick(rows, (rows["pid"] == who[0]) & (start_ticks(rows) == who[1]))
 
     def _from(self, pid: int, tick: int, address: bytes, from_ns: int, to_ns: int) -> np.ndarray:
         """Its waits for whoever has that address."""
         assert self._waits is not None
         rows = self._waits.between(from_ns, to_ns)
-        rows = rows[(rows["pid"] == pid) & (start_ticks(rows) == tick)]
-        return np.asarray(rows[(addresses(rows) == np.frombuffer(address, np.uint8)).all(axis=1)])
+        rows = pick(rows, (rows["pid"] == pid) & (start_ticks(rows) == tick))
+        return pick(rows, (addresses(rows) == np.frombuffer(address, np.uint8)).all(axis=1))
 
     def _longest(self, who: Process, raw: bytes, from_ns: int, to_ns: int) -> float:
         return float(self._of(who, raw, from_ns, to_ns)["max_ns"].max(initial=0))

@@ -12,7 +12,7 @@ from agent.correlate.episode import Episode
 from agent.correlate.keptoff import kept_off_ns
 from agent.correlate.limiters import took
 from agent.correlate.local import Servers, in_netns, is_loopback
-from agent.correlate.rows import Ring, groups, known, start_ticks
+from agent.correlate.rows import Ring, groups, known, packed, pick, start_ticks, together
 from agent.correlate.steps import Jump
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.tables import TABLES
@@ -94,15 +94,15 @@ class View:
             if kept is None:
                 continue
             if table in ("slow_syscall", "tls_handshake"):
-                kept = kept[kept["duration_ns"] >= floor]
+                kept = pick(kept, kept["duration_ns"] >= floor)
             elif table == "dns_lookup":
-                kept = kept[(kept["duration_ns"] >= floor) | ~np.isin(kept["result"], _RESOLVED)]
+                kept = pick(kept, (kept["duration_ns"] >= floor) | ~np.isin(kept["result"], _RESOLVED))
             elif table == "syscall_latency":
                 self._sums_ns = max(self._sums_ns, int(kept["t_ns"].max(initial=-1)))
                 waited = (kept["kind"] == _WAITING) & (kept["peer"] != NO_PEER) & (kept["max_ns"] >= floor)
-                kept = kept[(kept["basis"] == _BLOCKED) & (waited | (kept["run_queue_ns"] >= floor))]
+                kept = pick(kept, (kept["basis"] == _BLOCKED) & (waited | (kept["run_queue_ns"] >= floor)))
             elif table == "tcp_rtt":
-                self.servers.learn(kept[kept["role"] == _SERVER])
+                self.servers.learn(pick(kept, kept["role"] == _SERVER))
                 kept = merge_rtt(kept)
             ring.add(kept)
         listening = rows.get("socket_queue")
@@ -114,7 +114,7 @@ class View:
         decisions = rows.get("limiter_decision")
         if decisions is not None:
             with np.errstate(invalid="ignore"):
-                self.decisions.add(decisions[took(decisions) >= _SLOW_DECISION_NS])
+                self.decisions.add(pick(decisions, took(decisions) >= _SLOW_DECISION_NS))
 
     def netns(self, episode: Episode, peer: bytes) -> int | None:
         """The network namespace from which the episode's process talks to a peer; the agent's own, where it is the agent who asks."""
@@ -147,7 +147,7 @@ class View:
         """Those of the episode's process; none where that is unknown."""
         if episode.pid is None:
             return rows[:0]
-        return np.asarray(rows[(rows["pid"] == episode.pid) & (start_ticks(rows) == episode.start_tick)])
+        return pick(rows, (rows["pid"] == episode.pid) & (start_ticks(rows) == episode.start_tick))
 
     def sums(self, episode: Episode, lead_ns: int = SECOND) -> np.ndarray:
         """The ``syscall_latency`` rows whose interval, which is long where the agent itself could not run, meets the episode."""
@@ -217,7 +217,7 @@ def place(what: str, peer: bytes, netns: int | None) -> str:
 
 
 def to_peer(rows: np.ndarray, peer: bytes) -> np.ndarray:
-    return np.asarray(rows[rows["peer"] == np.frombuffer(peer, "V18")[0]])
+    return pick(rows, rows["peer"] == np.frombuffer(peer, "V18")[0])
 
 
 def per_time(rows: np.ndarray) -> np.ndarray:
@@ -231,26 +231,29 @@ def addresses(rows: np.ndarray) -> np.ndarray:
     return np.asarray(np.ascontiguousarray(rows["peer"]).view(np.uint8).reshape(len(rows), 18)[:, :16])
 
 
+def own_ends(rows: np.ndarray) -> np.ndarray:
+    """Each row's own end, as a peer is stored; its port 0 where it is not known."""
+    return packed([rows["saddr"], rows["sport"].clip(0, 65535).astype("<u2")]).view("V18")
+
+
 def merge_rtt(rows: np.ndarray) -> np.ndarray:
     """One row a process, peer and time, connections summed; clients of a server are told apart by address only."""
-    rows = rows.copy()
+    rows = together((rows, rows[:0]))  # a copy
     samples = np.where(known(rows["samples"]) & known(rows["rtt_sum_us"]), rows["samples"], 0)
     single = (samples == 0) & known(rows["srtt_us"])
     rows["rtt_sum_us"] = np.where(single, rows["srtt_us"], np.where(samples > 0, rows["rtt_sum_us"], 0))
     for name in ("rtt_min_us", "rtt_max_us"):
         rows[name] = np.where(known(rows[name]), rows[name], rows["srtt_us"])
     rows["samples"] = np.where(single, 1, samples)
-    rows = rows[rows["samples"] > 0]
+    rows = pick(rows, rows["samples"] > 0)
     if not len(rows):
         return rows
     raw = np.ascontiguousarray(rows["peer"]).view(np.uint8).reshape(len(rows), 18)
     raw[rows["role"] == _SERVER, 16:] = 0
     rows["peer"] = raw.reshape(-1).view("V18")
     rows["sport"] = np.where(rows["role"] == _SERVER, rows["sport"], 0)
-    first, group = groups(
-        [rows["t_ns"], rows["pid"], rows["proc_start_ns"], rows["netns"], rows["role"], rows["sport"], rows["peer"]]
-    )
-    merged = rows[first]
+    first, group = groups(rows[name] for name in ("t_ns", "pid", "proc_start_ns", "netns", "role", "sport", "peer"))
+    merged = pick(rows, first)
     merged["samples"] = np.bincount(group, rows["samples"])
     merged["rtt_sum_us"] = np.bincount(group, rows["rtt_sum_us"])
     worst = np.zeros(len(first), np.int64)
@@ -259,4 +262,4 @@ def merge_rtt(rows: np.ndarray) -> np.ndarray:
     best = rows["rtt_min_us"][first].copy()
     np.minimum.at(best, group, rows["rtt_min_us"])
     merged["rtt_min_us"] = best
-    return np.asarray(merged[np.argsort(merged["t_ns"], kind="stable")])
+    return pick(merged, np.argsort(merged["t_ns"], kind="stable"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,16 +77,20 @@ class Watch(ABC):
     def describe(self, symptom: str, slot: int) -> Episode:
         """An episode of this subject with its names filled in; the numbers follow."""
 
-    def rises(self, rise: Rise, of: Second, allowed: np.ndarray) -> list[Episode]:
-        """Opens an episode where the rise has lasted, extends the one that is active; ``allowed`` masks slots for opening."""
-        second, slots = of.at, of.slots
-        n = rise.seconds or self.config.persist_s
-        recent = self.series.recent(rise.metric, slots, second, n)
+    def rises(self, rise: Rise, of: Second, allowed: Callable[[np.ndarray], np.ndarray]) -> list[Episode]:
+        """Opens an episode where the rise has lasted, extends the one that is active; ``allowed`` says of some indices of ``of.slots`` where one may open."""
+        second, n = of.at, rise.seconds or self.config.persist_s
+        recent = self.series.recent(rise.metric, of.slots, second, n)
+        # No bar is below ``least``, and what was usual takes far longer to find out.
+        some = np.flatnonzero(np.all(recent > rise.least, axis=1) | np.isin(of.slots, self._active_slots))
+        if not len(some):
+            return []
+        slots, recent = of.slots[some], recent[some]
         usual = self.series.baseline(rise.metric, slots, second, n)
         bar = np.maximum(
             usual.median + np.maximum(rise.least, 6 * usual.spread), np.maximum(usual.median * rise.ratio, usual.high)
         )
-        lasting = np.all(recent > bar[:, None], axis=1) & (usual.seen >= self.config.warm_s) & allowed
+        lasting = np.all(recent > bar[:, None], axis=1) & (usual.seen >= self.config.warm_s) & allowed(some)
         opened = []
         for i in np.flatnonzero(lasting | np.isin(slots, self._active_slots)):
             slot = int(slots[i])

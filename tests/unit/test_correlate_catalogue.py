@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 import agent
+from agent.cli.status import dearest
 from agent.correlate.catalogue import Cause, causes, kept, symptoms
 from agent.correlate.correlator import Correlator
 from agent.correlate.episode import Episode, Verdict
@@ -196,6 +198,21 @@ def test_what_a_rule_costs_is_known_to_who_passes_a_clock() -> None:
         > 0
     )
     assert rows["symptom decision_latency"]["runs"] == UNTIL - 1, "the second of the stall has no decision"
+
+
+def test_people_are_told_of_the_dearest_rules_only() -> None:
+    correlator = Correlator(clock=partial(next, count(step=10_000_000)))
+    assert dearest(correlator.guard.state()) == "" == dearest([])
+    findings(correlator, broker_slow())
+    rules = correlator.guard.state()
+    told = dearest(rules)
+    assert told.startswith(
+        f"{sum(correlator.guard.runs.values()) * 0.01:.2f} s in {correlator.guard.runs.total()} calls; dearest: "
+    )
+    assert told.count(" s in ") == 1 + 3
+    assert len(rules) <= 4 * len(symptoms()) + 2 * 16 + sum(len(cause.explains) + 1 for cause in causes().values()), (
+        "bounded by what is declared"
+    )
 
 
 def test_where_nothing_changed_nothing_is_ranked_anew() -> None:

@@ -11,7 +11,9 @@ from agent.correlate.words import Words, capital, tell, when
 
 def judge(watch: BrokerWatch, second: Second) -> list[Episode]:
     """Bad: it refused or failed a poll (from the start: three polls)."""
-    opened = []
+    opened: list[Episode] = []
+    if not any(poll.down for poll in watch.polls.values()):
+        return opened
     usual = watch.series.baseline("poll_ns", second.slots, second.at, 1)
     for i, slot in enumerate(second.slots.tolist()):
         poll = watch.polls[slot]

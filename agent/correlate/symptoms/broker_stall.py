@@ -15,7 +15,9 @@ from agent.correlate.words import Words, capital, measured, tell, when
 
 def judge(watch: BrokerWatch, second: Second) -> list[Episode]:
     """Bad: it took far longer than usual to answer a poll, or gave no answer (from the start: to three polls)."""
-    opened = []
+    opened: list[Episode] = []
+    if not any(p.unanswered or p.took_ns > watch.config.poll_stall_ns for p in watch.polls.values()):
+        return opened
     usual = watch.series.baseline("poll_ns", second.slots, second.at, 1)
     bar = np.maximum(watch.config.poll_stall_ns, np.maximum(watch.config.stall_ratio * usual.median, 2 * usual.top))
     for i, slot in enumerate(second.slots.tolist()):

@@ -18,7 +18,7 @@ _LEAST, _SHARE = 3, 0.3  # so many, and of all connects, within that time or les
 def judge(watch: ConnectWatch, second: Second) -> list[Episode]:
     """Bad: three or more, and a third, of the connects of the last second, or two, or three, failed or were reset, where in nine of ten seconds none is."""
     series, at, slots = watch.series, second.at, second.slots
-    slots = slots[np.fmax(*(series.recent(m, slots, at, 1)[:, 0] for m in ("failed", "broken"))) > 0]
+    slots = slots[np.fmax(*(series.last(m, slots, at) for m in ("failed", "broken"))) > 0]
     if not len(slots):
         return []
 
@@ -28,10 +28,13 @@ def judge(watch: ConnectWatch, second: Second) -> list[Episode]:
     failed, broken, ok = lately("failed"), lately("broken"), lately("ok")
     bad = failed + broken
     share = np.where(bad >= _LEAST, bad / np.maximum(ok + failed, 1), 0.0).clip(max=1).max(axis=1)
+    many = (bad[:, 0] > 0) & (share >= _SHARE)
+    if not many.any():
+        return []
     usual = series.baseline("failed", slots, at, _WITHIN_S)
     usually = usual.high + series.baseline("broken", slots, at, _WITHIN_S).high
     opened = []
-    for i in np.flatnonzero((bad[:, 0] > 0) & (share >= _SHARE) & (usually == 0) & (usual.seen >= watch.config.warm_s)):
+    for i in np.flatnonzero(many & (usually == 0) & (usual.seen >= watch.config.warm_s)):
         slot = int(slots[i])
         episode = watch.active.get((SYMPTOM.name, slot))
         if episode is not None:

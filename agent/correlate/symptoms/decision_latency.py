@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from agent.correlate.catalogue import Symptom
@@ -20,15 +22,19 @@ def judge(watch: LimiterWatch, second: Second) -> list[Episode]:
         ("med_ns", watch.config.latency_rise_ns, 3.0),
         ("high_ns", watch.config.tail_rise_ns, 5.0),
     ):
-        opened += watch.rises(Rise(SYMPTOM.name, metric, SYMPTOM.unit, float(least), ratio), second, watch.warm(second))
+        opened += watch.rises(
+            Rise(SYMPTOM.name, metric, SYMPTOM.unit, float(least), ratio), second, partial(watch.warm, second)
+        )
     return opened
 
 
 def _hung(watch: LimiterWatch, second: Second) -> list[Episode]:
-    config, slots, series = watch.config, second.slots, watch.series
-    worst = series.recent("max_ns", slots, second.at, 1)[:, 0]
-    if not (worst > config.held_least_ns).any():
+    config, series = watch.config, watch.series
+    worst = series.last("max_ns", second.slots, second.at)
+    some = worst > config.held_least_ns
+    if not some.any():
         return []
+    slots, worst = second.slots[some], worst[some]
     usual, medians = (series.baseline(metric, slots, second.at, config.held_s) for metric in ("max_ns", "med_ns"))
     bar = bars(series.history("max_ns", slots, second.at, config.held_s))
     few = np.where(usual.seen < config.warm_s, config.stall_ratio * medians.median, 0.0)  # a program that starts

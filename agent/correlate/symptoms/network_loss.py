@@ -21,7 +21,7 @@ def judge(watch: PeerWatch, second: Second) -> list[Episode]:
     """Bad: though round trips were no slower than usual, in two of the last five seconds segments were sent again, and somebody waited for the peer as long as that takes and five times as long as
     in nine of ten usual seconds, in which nothing is sent again."""
     series, at, slots = watch.series, second.at, second.slots
-    slots = slots[series.recent("again", slots, at, 1)[:, 0] > 0]
+    slots = slots[(series.last("again", slots, at) > 0) & (series.last("wait_ns", slots, at) > _RTO_NS)]
     if not len(slots):
         return []
     again, waits = (series.recent(metric, slots, at, _WITHIN_S) for metric in ("again", "wait_ns"))

@@ -25,11 +25,11 @@ def judge(watch: PeerWatch, second: Second) -> list[Episode]:
     """Bad: for three seconds even the shortest RTT, or half of the connects, took five times as long as usual and somebody waited that long."""
     series, at, slots = watch.series, second.at, second.slots
     with np.errstate(invalid="ignore"):
-        slots = slots[np.fmax(*(series.recent(m, slots, at, 1)[:, 0] for m in ("floor_us", "connect_us"))) > _LEAST_US]
+        slots = slots[np.fmax(*(series.last(m, slots, at) for m in ("floor_us", "connect_us"))) > _LEAST_US]
     if not len(slots):
         return []
     waits = series.recent("wait_ns", slots, at, _LAST_S) / 1e3
-    held = np.where(series.recent("here", slots, at, 1)[:, 0] > 0, _HELD_US[1], _HELD_US[0])
+    held = np.where(series.last("here", slots, at) > 0, _HELD_US[1], _HELD_US[0])
     found: dict[int, tuple[float, float]] = {}
     for metric, least in (("floor_us", held), ("connect_us", np.full(len(slots), _LEAST_US))):
         usual = series.baseline(metric, slots, at, _LAST_S)

@@ -35,9 +35,10 @@ def judge(watch: QueueWatch, second: Second) -> list[Episode]:
 
 
 def _late(watch: QueueWatch, second: Second) -> list[Episode]:
-    slots, config = watch.fresh, watch.config
-    newest = [watch.series.recent(metric, slots, second.at, 1) for metric, _ in _AGES]
-    if not any((ages > config.flooded_s).any() for ages in newest):
+    config = watch.config
+    old = [watch.series.last(metric, watch.fresh, second.at) > config.flooded_s for metric, _ in _AGES]
+    slots = watch.fresh[np.logical_or(*old)]
+    if not len(slots):
         return []
     opened = []
     arrived = watch.series.history("in", slots, second.at, 5)
@@ -56,10 +57,11 @@ def _late(watch: QueueWatch, second: Second) -> list[Episode]:
 
 def _idle(watch: QueueWatch, second: Second) -> list[Episode]:
     """One consumer asks for nothing any more, while others are handed message after message, and nobody came in its place."""
-    slots, at, series = watch.fresh, second.at, watch.series
-    if not (series.recent("idle_s", slots, at, 1) > watch.config.idle_s).any():
+    at, series = second.at, watch.series
+    slots = watch.fresh[series.last("idle_s", watch.fresh, at) > watch.config.idle_s]
+    if not len(slots):
         return []
-    idle, out, count = (series.recent(metric, slots, at, 1)[:, 0] for metric in ("idle_s", "out", "consumers"))
+    idle, out, count = (series.last(metric, slots, at) for metric in ("idle_s", "out", "consumers"))
     usual, members = (series.baseline(metric, slots, at, 5) for metric in ("idle_s", "consumers"))
     taken = series.baseline("out", slots, at, 5).median
     turns = idle * np.minimum(out, taken) / count
@@ -103,15 +105,15 @@ def _lasting(watch: QueueWatch, second: Second) -> list[Episode]:
     config = watch.config
     ages = watch.series.recent("age_s", second.slots, second.at, config.persist_s)
     aged = ~np.all(np.isnan(ages), axis=1)
-    every = np.ones(len(second.slots), np.bool_)
     opened: list[Episode] = []
-    for metric, unit, least, ratio, allowed in (
-        ("age_s", "s", config.age_rise_s, 2.0, every),
-        ("pending_s", "s", config.pending_rise_s, 2.0, every),
-        ("lag", "messages", config.lag_rise, 3.0, ~aged),
-        ("stuck", "", 0.5, 1.0, every),
+    for metric, unit, least, ratio in (
+        ("age_s", "s", config.age_rise_s, 2.0),
+        ("pending_s", "s", config.pending_rise_s, 2.0),
+        ("lag", "messages", config.lag_rise, 3.0),
+        ("stuck", "", 0.5, 1.0),
     ):
-        opened += watch.rises(Rise(SYMPTOM.name, metric, unit, least, ratio), second, allowed)
+        allowed = ~aged if metric == "lag" else np.ones(len(aged), np.bool_)
+        opened += watch.rises(Rise(SYMPTOM.name, metric, unit, least, ratio), second, allowed.__getitem__)
     return opened
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from agent.correlate.catalogue import Symptom
@@ -20,7 +22,6 @@ def judge(watch: LimiterWatch, second: Second) -> list[Episode]:
     )
     if not np.any(lately >= config.refusals_min) and not watch.active:
         return []
-    warm = watch.warm(second)
     opened = []
     for n, known in (
         (config.persist_s, np.ones(len(second.slots), np.bool_)),
@@ -31,9 +32,14 @@ def judge(watch: LimiterWatch, second: Second) -> list[Episode]:
             for metric in ("refused", "errors")
         )
         many = (refused + failed >= config.refusals_min) & (refused >= failed)  # else it is service_errors
+        may = many & known
         rise = Rise(SYMPTOM.name, "share", SYMPTOM.unit, config.refusal_rise, 1.0, n)
-        opened += watch.rises(rise, second, warm & many & known)
+        opened += watch.rises(rise, second, partial(_allowed, watch, second, may))
     return opened
+
+
+def _allowed(watch: LimiterWatch, second: Second, may: np.ndarray, some: np.ndarray) -> np.ndarray:
+    return np.asarray(may[some] & watch.warm(second, some))
 
 
 def _explained(watch: LimiterWatch, second: Second) -> np.ndarray:

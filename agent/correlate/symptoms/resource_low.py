@@ -63,11 +63,13 @@ def _withheld(watch: ScarcityWatch, at: int, slots: np.ndarray) -> list[Episode]
     names = ("throttled_ns", "periods", "delay_ns", "longest_ns", "sum_ns", "high_ns")
     recent = {m: series.recent(m, slots, at, _LAST) for m in names}
     active = np.isin(slots, [slot for symptom, slot in watch.active if symptom == SYMPTOM.name])
-    some = (recent["throttled_ns"] > 0).any(axis=1) | (recent["delay_ns"] > 0).any(axis=1)
-    if not (some | active).any():
-        return []
-    usual = {m: series.baseline(m, slots, at, _LAST) for m in names}
     sums = {m: recent[m].sum(axis=1) for m in names}
+    looked = active | (np.fmax(sums["throttled_ns"], sums["delay_ns"]) >= _LAST * _DELAY_NS)  # no bar is below that
+    if not looked.any():
+        return []
+    slots, active = slots[looked], active[looked]
+    recent, sums = ({m: of[looked] for m, of in part.items()} for part in (recent, sums))
+    usual = {m: series.baseline(m, slots, at, _LAST) for m in names}
     high = {m: np.nan_to_num(usual[m].high) for m in names}
     slower = np.nanmax(np.nan_to_num(recent["high_ns"]), axis=1) > np.maximum(
         _SLOWER * usual["high_ns"].median, usual["high_ns"].high + _SLOWER_NS

@@ -31,20 +31,21 @@ def judge(watch: ServiceWatch, second: Second) -> list[Episode]:
 
 
 def _decisions(watch: ServiceWatch, second: Second) -> list[Episode]:
-    slots, skip = second.slots, max(_WINDOWS)
+    lately = watch.series.recent("errors", second.slots, second.at, max(_WINDOWS))
+    slots, skip = second.slots[np.nansum(lately, axis=1) >= _LEAST], max(_WINDOWS)
+    if not len(slots):
+        return []
     before, failed = (
         np.nansum(watch.series.history(metric, slots, second.at, skip), axis=1) for metric in ("n", "errors")
     )
-    warm = watch.series.baseline("n", slots, second.at, skip).seen >= watch.config.warm_s
+    warm = watch.series.seen("n", slots, second.at, skip) >= watch.config.warm_s
     usual = (failed + 1) / (before + 1)
     opened = []
     for s in _WINDOWS:
         n, errors = (np.nansum(watch.series.recent(metric, slots, second.at, s), axis=1) for metric in ("n", "errors"))
         share = errors / np.maximum(n, 1)
         bad = warm & (errors >= _LEAST) & (share >= usual + _SHARE) & (_chance(share, usual, n) < _CHANCE)
-        bad &= ~np.isnan(watch.series.recent("errors", slots, second.at, 1)[:, 0]) & np.isin(
-            slots, list(watch.first_ns)
-        )
+        bad &= ~np.isnan(watch.series.last("errors", slots, second.at)) & np.isin(slots, list(watch.first_ns))
         for i in np.flatnonzero(bad):
             opened += _open(
                 watch, int(slots[i]), "share", second.at, float(share[i]), float(failed[i] / max(before[i], 1))
@@ -61,13 +62,15 @@ def _chance(share: np.ndarray, usual: np.ndarray, n: np.ndarray) -> np.ndarray:
 
 
 def _brokers(watch: ServiceWatch, second: Second) -> list[Episode]:
-    slots = second.slots
-    replies = watch.series.recent("replies", slots, second.at, 1)[:, 0]
+    slots = second.slots[watch.series.last("replies", second.slots, second.at) >= _REPLIES]
+    if not len(slots):
+        return []
+    replies = watch.series.last("replies", slots, second.at)
     before = watch.series.history("replies", slots, second.at, 1)
     seen = np.count_nonzero(~np.isnan(before), axis=1) >= watch.config.warm_s
     most = np.nan_to_num(quantile(before, 1.0))
     opened = []
-    for i in np.flatnonzero(seen & (replies >= _REPLIES) & (replies > _TIMES * most)):
+    for i in np.flatnonzero(seen & (replies > _TIMES * most)):
         opened += _open(watch, int(slots[i]), "replies", second.at, float(replies[i]), float(most[i]))
     return opened
 
