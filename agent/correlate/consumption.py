@@ -76,6 +76,12 @@ class Consumption:
         return one[0] if len(one) == 1 and (self.count is None or self.count > 1) else None
 
     @property
+    def one_less(self) -> bool:
+        """What is acknowledged fell, and by no more than the share of one consumer explains."""
+        share = 0.0 if self.count is None else 1 - 1 / max(self.count, 1)
+        return self.out is not None and 0.8 * share * (self.out_was or 0) <= self.out < 0.9 * (self.out_was or 0)
+
+    @property
     def culprit(self) -> Culprit:
         """As far as it is known: a consumer by its name, a process by what it did not do."""
         lone = self.lone

@@ -120,6 +120,16 @@ def test_all_of_them_stopped_and_all_of_them_slow() -> None:
         assert finding["cause"] == cause
 
 
+def test_who_happens_to_be_silent_while_all_are_slow_is_not_who_stopped() -> None:
+    behind = np.arange(6) + 0.5
+    host = well(0, 30)
+    host.queue(30, 36, lag=(behind * 40).astype(int), age=behind, incoming=40, out=8.0, oldest_pending_s=0.5, pending=3, consumers=3)  # fmt: skip
+    talk(host, 30, 36, b"worker-1", b"worker-3")
+    well(36, UNTIL, host)
+    (finding,) = found(host)
+    assert finding["cause"] == "consumer_slow"
+
+
 def test_what_is_made_up_for_at_the_end_does_not_change_the_cause() -> None:
     stop = np.arange(6) + 0.5
     host = well(0, 30)

@@ -47,7 +47,7 @@ def stopped(episode: Episode, view: View) -> Iterator[Verdict]:
             c.rates,
             culprit=c.culprit if len(c.silent) <= 1 else NOBODY,
         )
-    elif c.lone is not None and c.out is not None and c.out < 0.9 * (c.out_was or 0):
+    elif c.lone is not None and c.one_less:
         words = tell("{who} stopped, and the others acknowledged only {others}{usual}", who=c.who, others=others, usual=c.usual)  # fmt: skip
         yield Verdict(CAUSE.name, 0.88 * c.sure, episode.scope, words, (*c.rates, c.members), culprit=c.culprit)
 

@@ -20,6 +20,9 @@ from agent.lab.stage.cgroups import Cgroups
 from agent.lab.stage.netns import Namespace
 from agent.lab.stage.realm import Realm
 
+#: How long a program that is asked to end may take.
+_GRACE_S = 2.0
+
 
 @dataclass
 class Lifespan:
@@ -172,6 +175,12 @@ class Crew:
         self._mortal.discard(name)
 
     def restart(self, name: str) -> None:
+        """As a deploy does it: it is asked to end, and another takes its place."""
+        still, end = os.WEXITED | os.WNOHANG | os.WNOWAIT, time.monotonic() + _GRACE_S
+        if not self.members[name].lives[-1].end_ns:
+            self.signal(name, signal.SIGTERM)
+            while os.waitid(os.P_PID, self.members[name].pid, still) is None and time.monotonic() < end:
+                time.sleep(0.005)
         self.kill(name)
         self.start(self.members[name].program)
 
