@@ -296,5 +296,6 @@ PROBE = Probe(
         "SYSCALLS_THREADS": 32768,
     },
     maps=("syscalls_tune", "syscalls_class", "syscalls_watched", "syscalls_pending"),
+    counts=("syscalls_shares",),
     setup=setup,
 )
