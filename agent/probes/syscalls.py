@@ -13,6 +13,7 @@ import numpy as np
 
 from agent.batch import Batch
 from agent.columns import NULL_I64
+from agent.common.turns import turns
 from agent.contracts import Finishing
 from agent.kernel import bpf
 from agent.kernel.probe import Aggregate, Probe, Program, Ring
@@ -155,9 +156,10 @@ def decode_cpu_events(records: np.ndarray) -> Iterator[Batch]:
 
 
 def decode_cpu_waits(keys: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> Iterator[Batch]:
-    """Aggregated elements -> cpu_wait rows: those that waited longest."""
+    """Aggregated elements -> cpu_wait rows: of each user in turn those that waited longest."""
     values = values[values["wait_ns"] >= _CPU_FLOOR_NS]
-    values = values[np.argsort(values["wait_ns"], kind="stable")[::-1][:_CPU_PAIRS]]
+    values = values[np.argsort(values["wait_ns"], kind="stable")[::-1]]
+    values = values[np.argsort(turns(values["uid"]), kind="stable")[:_CPU_PAIRS]]
     if len(values):
         batch = decode(values[["count", "wait_ns", "max_ns", "proc"]], "cpu_wait")
         batch.rows["t_ns"], batch.rows["interval_ns"] = t_ns, interval_ns
