@@ -26,10 +26,10 @@ struct clock_call {
 };
 
 BPF_RINGBUF_OUTPUT(clock_events, 64);
-BPF_RINGBUF_OUTPUT(clock_refused, 4);	/* of those without the privilege: whoever tries without end crowds out nobody who may */
+BPF_RINGBUF_OUTPUT(clock_refused, 16);	/* of those without the privilege: whoever tries without end crowds out nobody who may */
 BPF_F_TABLE("array", u32, struct clock_step, clock_last, 64, BPF_F_MMAPABLE);
 BPF_ARRAY(clock_seen, s64, 2);		/* TAI - BOOTTIME at the last wake, number of steps */
-BPF_HASH(clock_calls, u32, struct clock_call, 1024);
+BPF_TABLE("lru_hash", u32, struct clock_call, clock_calls, 1024);	/* who is killed in a call never returns */
 
 static __always_inline void clock_read(s64 *tai_boot, u32 *err)
 {
@@ -58,7 +58,9 @@ static __always_inline bool clock_in_interrupt(void *ctx)
 static __always_inline void clock_emit(struct clock_event *e)
 {
 	if (e->ret == CLOCK_EPERM) {
-		if (clock_refused.ringbuf_output(e, sizeof(*e), QUIET))
+		if (over_share(uid_of((void *)bpf_get_current_task()), SHARE_CLOCK, CLOCK_EACH_NS, CLOCK_MOST))
+			lose(LOST_clock_shares);
+		else if (clock_refused.ringbuf_output(e, sizeof(*e), QUIET))
 			lose(LOST_clock_refused);
 	} else if (clock_events.ringbuf_output(e, sizeof(*e), QUIET)) {
 		lose(LOST_clock_events);
@@ -165,14 +167,15 @@ int clock_in_adjtime(struct pt_regs *regs) { return clock_enter(regs, CLOCK_LIBC
 int clock_in_adjtimex(struct pt_regs *regs) { return clock_enter(regs, CLOCK_ADJTIMEX, regs->CLOCK_ARG1); }
 int clock_in_clock_adjtime(struct pt_regs *regs) { return clock_enter(regs, CLOCK_ADJTIME, regs->CLOCK_ARG2); }
 
-/* errno is out of reach here. A refused caller lacks the capability, a bad pointer could not be read, the rest is EINVAL. */
-static __always_inline s32 clock_errno(s32 read_failed)
+/* Whether current may move a clock: of all the host, so a user namespace's own root may not. */
+static __always_inline bool clock_may(void)
 {
 	u64 effective = 0;
-	GET(effective, PTR((void *)bpf_get_current_task(), task_struct, cred), cred, cap_effective);
-	if (!(effective & 1ull << CLOCK_CAP_SYS_TIME))
-		return CLOCK_EPERM;
-	return read_failed ? read_failed : -22;
+	u32 level = 0;
+	void *cred = PTR((void *)bpf_get_current_task(), task_struct, cred);
+	GET(effective, cred, cred, cap_effective);
+	READ(level, PTR(cred, cred, user_ns), user_namespace, level);
+	return effective & 1ull << CLOCK_CAP_SYS_TIME && !level;
 }
 
 int clock_out(struct pt_regs *regs)
@@ -189,7 +192,8 @@ int clock_out(struct pt_regs *regs)
 	struct clock_timex tx = {};
 	clock_read(&c->e.tai_boot_after_ns, &c->e.after_err_ns);
 	c->e.t_ns = bpf_ktime_get_boot_ns();
-	c->e.ret = (s32)regs->CLOCK_RET < 0 ? clock_errno(c->e.ret) : 0;
+	/* errno is out of reach here: a bad pointer could not be read, the rest is EINVAL. Who may not has failed, whatever his own copy of the library says. */
+	c->e.ret = !clock_may() ? CLOCK_EPERM : (s32)regs->CLOCK_RET >= 0 ? 0 : c->e.ret ? c->e.ret : -22;
 	if (c->timex && !c->e.ret && !bpf_probe_read_user(&tx, sizeof(tx), (void *)c->timex)) {
 		c->e.freq_after = tx.freq;
 		c->e.tick_after = tx.tick;

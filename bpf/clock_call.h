@@ -27,6 +27,8 @@
 #define CLOCK_STACK_BYTES (4 * PAGE_SIZE)
 #define CLOCK_CAP_SYS_TIME 25
 #define CLOCK_EPERM (-1)
+#define CLOCK_EACH_NS 62500000		/* of a user's attempts that are refused; a call may be seen twice */
+#define CLOCK_MOST 64
 /* (cred, ns, capable_ns, cap, ret) of the tracepoint; (cred, ns, cap, opts), ret of the function */
 #if TP_cap_capable
 #define CLOCK_ASK_CAP 3

@@ -15,6 +15,12 @@
 #define DNS_SILENT_NS 500000000
 #endif
 
+#define DNS_EACH_NS 2000000		/* of a user's lookups */
+#define DNS_MOST 256
+#define DNS_CALLS_EACH_NS 20000000	/* lookups of his that go on */
+#define DNS_CALLS_MOST 512
+#define DNS_GO_CALLS_EACH_NS 40000000
+
 enum { DNS_GETADDRINFO, DNS_SOCKET, DNS_GO };	/* order of the table's `source` */
 
 struct dns_event {
@@ -22,6 +28,7 @@ struct dns_event {
 	struct proc proc;
 	u64 duration_ns;
 	s32 code;		/* getaddrinfo's result */
+	u32 uid;
 	u16 unanswered;		/* waits that ended without an answer */
 	u16 answered;
 	u16 refused;		/* by the server's kernel: nobody listens there */
@@ -30,12 +37,12 @@ struct dns_event {
 	u8 family;		/* that was asked for, AF_* */
 	u8 rcode;		/* of the last answer */
 	u8 source;
-	u8 pad;
+	u8 pad[5];
 	char name[128];		/* a string; of DNS_SOCKET the answer's question, as in the packet */
 	char problem[64];	/* of DNS_GO: net.DNSError's Err and Server */
 	char server[64];
 };
-BPF_RINGBUF_OUTPUT(dns_events, 64);
+BPF_RINGBUF_OUTPUT(dns_events, 128);	/* has room for all shares */
 
 struct dns_call {		/* a thread that is inside getaddrinfo */
 	u64 start_ns;
@@ -65,7 +72,9 @@ int dns_in(struct pt_regs *ctx)
 	if (hints[0] & DNS_NUMERICHOST)
 		return 0;	/* an address is read, nobody is asked */
 	call.family = hints[1];
-	if (dns_calls.update(&tid, &call))
+	if (!dns_calls.lookup(&tid) && over_share(uid_of(current_task()), SHARE_DNS_CALLS, DNS_CALLS_EACH_NS, DNS_CALLS_MOST))
+		lose(LOST_dns_shares);
+	else if (dns_calls.update(&tid, &call))
 		lose(LOST_dns_events);
 	return 0;
 }
@@ -80,8 +89,13 @@ int dns_out(struct pt_regs *ctx)
 		return 0;
 	s32 code = PT_REGS_RC(ctx);
 	u64 took = now - call->start_ns;
+	u32 uid = uid_of(current_task());
 	if (!code && took < DNS_LEAST_NS)
 		goto out;	/* an address, or known without asking */
+	if (over_share(uid, SHARE_DNS, DNS_EACH_NS, DNS_MOST)) {
+		lose(LOST_dns_shares);
+		goto out;
+	}
 	struct dns_event *e = dns_events.ringbuf_reserve(sizeof(*e));
 	if (!e) {
 		lose(LOST_dns_events);
@@ -92,6 +106,7 @@ int dns_out(struct pt_regs *ctx)
 	e->t_ns = now;
 	e->duration_ns = took;
 	e->code = code;
+	e->uid = uid;
 	e->unanswered = call->unanswered;
 	e->answered = call->answered;
 	e->refused = call->refused;
@@ -104,6 +119,7 @@ int dns_out(struct pt_regs *ctx)
 	dns_events.ringbuf_submit(e, QUIET);
 out:
 	dns_calls.delete(&tid);
+	give_share_back(uid, SHARE_DNS_CALLS, DNS_CALLS_EACH_NS);
 	return 0;
 }
 
@@ -138,7 +154,9 @@ int dns_go_in(struct pt_regs *ctx)
 	if (old && old->at == call.at && old->len == call.len)
 		call.start_ns = old->start_ns;	/* begun anew: its stack had to grow */
 	DNS_GO_STRING(call.name, call.at, call.len, 128);
-	if (dns_go_calls.update(&key, &call))
+	if (!old && over_share(uid_of(current_task()), SHARE_DNS_GO_CALLS, DNS_GO_CALLS_EACH_NS, DNS_CALLS_MOST))
+		lose(LOST_dns_shares);
+	else if (dns_go_calls.update(&key, &call))
 		lose(LOST_dns_events);
 	return 0;
 }
@@ -154,8 +172,13 @@ int dns_go_out(struct pt_regs *ctx)
 		return 0;
 	u64 took = now - call->start_ns;
 	bool failed = ctx->di != 0;
+	u32 uid = uid_of(current_task());
 	if (!failed && took < DNS_LEAST_NS)
 		goto out;
+	if (over_share(uid, SHARE_DNS, DNS_EACH_NS, DNS_MOST)) {
+		lose(LOST_dns_shares);
+		goto out;
+	}
 	struct dns_event *e = dns_events.ringbuf_reserve(sizeof(*e));
 	if (!e) {
 		lose(LOST_dns_events);
@@ -167,6 +190,7 @@ int dns_go_out(struct pt_regs *ctx)
 	e->t_ns = now;
 	e->duration_ns = took;
 	e->code = failed ? -1 : 0;
+	e->uid = uid;
 	e->rcode = UNKNOWN8;
 	e->source = DNS_GO;
 	__builtin_memcpy(e->name, call->name, sizeof(e->name));
@@ -182,6 +206,7 @@ int dns_go_out(struct pt_regs *ctx)
 	dns_events.ringbuf_submit(e, QUIET);
 out:
 	dns_go_calls.delete(&key);
+	give_share_back(uid, SHARE_DNS_GO_CALLS, DNS_GO_CALLS_EACH_NS);
 	return 0;
 }
 
@@ -229,6 +254,11 @@ static __always_inline void dns_waited(void *task, u32 tid, void *sk, const u8 *
 	}
 	if (!by_udp || (!first && !err && now - from < DNS_SILENT_NS) || (rcode == 0 && now - from < DNS_LEAST_NS))
 		return;
+	u32 uid = uid_of(task);
+	if (over_share(uid, SHARE_DNS, DNS_EACH_NS, DNS_MOST)) {
+		lose(LOST_dns_shares);
+		return;
+	}
 	struct dns_event *e = dns_events.ringbuf_reserve(sizeof(*e));
 	if (!e) {
 		lose(LOST_dns_events);
@@ -238,6 +268,7 @@ static __always_inline void dns_waited(void *task, u32 tid, void *sk, const u8 *
 	fill_proc(&e->proc, task);
 	e->t_ns = now;
 	e->duration_ns = now - from;
+	e->uid = uid;
 	e->answered = !!first;
 	e->refused = !first && err;
 	e->unanswered = !first && !err;

@@ -17,6 +17,10 @@
 #define PROCESS_ENDING (1u << 1 | 1u << 2 | 1u << 3 | 1u << 4 | 1u << 6 | 1u << 7 | 1u << 8 | 1u << 9 | 1u << 11 | 1u << 15 | 1u << 24 | 1u << 31)
 #define PROCESS_STOPPING (7u << 20)	/* TSTP TTIN TTOU, which a program may take itself */
 #define PROCESS_CLD 0x30		/* SIGNAL_CLD_STOPPED, SIGNAL_CLD_CONTINUED: this signal made it go on */
+#define PROCESS_EACH_NS 8000000		/* of a user's processes */
+#define PROCESS_MOST 256
+#define PROCESS_SENDERS_EACH_NS 50000000	/* senders that are remembered of them */
+#define PROCESS_SENDERS_MOST 512
 #define PROCESS_SHORT_NS 1000000000	/* who lived for less and ended by itself is not told: most of what a shell starts */
 
 struct process_event {
@@ -25,8 +29,9 @@ struct process_event {
 	u32 signal;
 	u32 exit_code;
 	u32 sender_pid;
+	u32 uid;
 	u8 kind;
-	u8 pad[3];
+	u8 pad[7];
 	char sender_comm[16];
 };
 
@@ -36,8 +41,8 @@ struct process_sender {
 	char comm[16];
 };
 
-BPF_RINGBUF_OUTPUT(process_events, 16);
-BPF_TABLE("lru_hash", u32, struct process_sender, process_senders, 1024);
+BPF_RINGBUF_OUTPUT(process_events, 32);	/* has room for all shares */
+BPF_TABLE("lru_hash", u32, struct process_sender, process_senders, 4096);
 
 static __always_inline void process_current(struct process_sender *s)
 {
@@ -64,8 +69,13 @@ static __always_inline int process_ours(void *task)
 
 static __always_inline void process_tell(void *task, u8 kind, struct process_sender *s, u32 exit_code)
 {
+	u32 uid = uid_of(task);
 	if (process_ours(task))
 		return;
+	if (over_share(uid, SHARE_PROCESS, PROCESS_EACH_NS, PROCESS_MOST)) {
+		lose(LOST_process_shares);
+		return;
+	}
 	struct process_event *e = process_events.ringbuf_reserve(sizeof(*e));
 	if (!e) {
 		lose(LOST_process_events);
@@ -77,6 +87,7 @@ static __always_inline void process_tell(void *task, u8 kind, struct process_sen
 	e->signal = s->signal;
 	e->exit_code = exit_code;
 	e->sender_pid = s->pid;
+	e->uid = uid;
 	e->kind = kind;
 	__builtin_memset(e->pad, 0, sizeof(e->pad));
 	__builtin_memcpy(e->sender_comm, s->comm, sizeof(e->sender_comm));
@@ -115,7 +126,10 @@ int process_on_signal(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	}
 	GET(tgid, task, task_struct, tgid);
-	process_senders.update(&tgid, &s);
+	if (!process_senders.lookup(&tgid) && over_share(uid_of(task), SHARE_SENDERS, PROCESS_SENDERS_EACH_NS, PROCESS_SENDERS_MOST))
+		lose(LOST_process_shares);
+	else
+		process_senders.update(&tgid, &s);
 	return 0;
 }
 
@@ -125,6 +139,7 @@ int process_on_exit(struct bpf_raw_tracepoint_args *ctx)
 	u32 flags = 0, code = 0, live = 1, tgid = 0;
 	u64 start = 0;
 	struct process_sender s = {.pid = UNKNOWN32}, *sent;
+	bool remembered;
 	GET(flags, task, task_struct, flags);
 	GET(live, signal, signal_struct, live);
 	if (live || flags & PF_KTHREAD)
@@ -133,6 +148,7 @@ int process_on_exit(struct bpf_raw_tracepoint_args *ctx)
 	GET(tgid, task, task_struct, tgid);
 	s.signal = code & 0x7f;
 	sent = process_senders.lookup(&tgid);
+	remembered = sent;
 	if (sent && (!s.signal || s.signal == sent->signal)) {
 		__builtin_memcpy(&s, sent, sizeof(s));
 	} else {
@@ -142,19 +158,28 @@ int process_on_exit(struct bpf_raw_tracepoint_args *ctx)
 		GET(start, PTR(task, task_struct, group_leader), task_struct, real_start_time);
 #endif
 		if ((!s.signal || s.signal == PROCESS_SIGPIPE) && bpf_ktime_get_boot_ns() - start < PROCESS_SHORT_NS)
-			return 0;
+			goto out;
 	}
 	if (!s.signal)
 		s.signal = UNKNOWN32;
 	GET(oom, signal, signal_struct, oom_mm);
 	process_tell(task, oom ? PROCESS_OOM_KILLED : code & 0x7f ? PROCESS_KILLED : PROCESS_EXITED, &s, code & 0x7f ? UNKNOWN32 : code >> 8 & 0xff);
-	process_senders.delete(&tgid);
+out:
+	if (remembered) {
+		process_senders.delete(&tgid);
+		give_share_back(uid_of(task), SHARE_SENDERS, PROCESS_SENDERS_EACH_NS);
+	}
 	return 0;
 }
 
 static __always_inline void process_cgroup(void *cgroup, u8 kind)
 {
 	struct process_sender s = {.signal = UNKNOWN32};
+	u32 uid = uid_of(current_task());
+	if (over_share(uid, SHARE_PROCESS, PROCESS_EACH_NS, PROCESS_MOST)) {
+		lose(LOST_process_shares);
+		return;
+	}
 	process_current(&s);
 	struct process_event *e = process_events.ringbuf_reserve(sizeof(*e));
 	if (!e) {
@@ -167,6 +192,7 @@ static __always_inline void process_cgroup(void *cgroup, u8 kind)
 	GET(e->proc.cgroup_id, PTR(cgroup, cgroup, kn), kernfs_node, id);
 	e->signal = e->exit_code = UNKNOWN32;
 	e->sender_pid = s.pid;
+	e->uid = uid;
 	e->kind = kind;
 	__builtin_memcpy(e->sender_comm, s.comm, sizeof(e->sender_comm));
 	process_events.ringbuf_submit(e, QUIET);

@@ -13,7 +13,7 @@ struct syscalls_call {
 	u32 tid;
 	u32 start;		/* lower half of the call's start: what the agent takes is never the thread's next call */
 };
-BPF_TABLE("hash", struct syscalls_call, struct syscalls_event, syscalls_pending, 1024);	/* slow calls that may go on */
+BPF_TABLE("hash", struct syscalls_call, struct syscalls_event, syscalls_pending, 2048);	/* slow calls that may go on */
 BPF_TABLE("array", u32, struct syscalls_event, syscalls_blank, 1);	/* what a new element starts from */
 
 static __always_inline void syscalls_count(void *task, struct syscalls_thread *t, u64 ns, u64 run_queue_ns)
@@ -111,6 +111,10 @@ static __always_inline void syscalls_back(struct syscalls_thread *t, struct sysc
 #endif
 		if (!wanted && !syscalls_watched.lookup(&t->tgid))
 			return;
+	}
+	if (t->kind == SYSCALLS_SLOW && !t->pending && over_share(uid_of(task), SHARE_SLOW, SYSCALLS_SLOW_EACH_NS, SYSCALLS_SLOW_MOST)) {
+		lose(LOST_syscalls_shares);
+		return;
 	}
 	struct syscalls_call call = {.tid = tid, .start = t->call_ns};
 	if (t->pending && !syscalls_pending.lookup(&call)) {	/* the agent took what there was: the rest counts as a call of its own */

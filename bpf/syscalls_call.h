@@ -7,6 +7,8 @@
 #ifndef SYSCALLS_WAIT_NS
 #define SYSCALLS_WAIT_NS 1000000
 #endif
+#define SYSCALLS_SLOW_EACH_NS 2000000	/* of a user's slow calls */
+#define SYSCALLS_SLOW_MOST 256
 #ifndef SYSCALLS_THREADS
 #define SYSCALLS_THREADS 32768
 #endif

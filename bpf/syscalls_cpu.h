@@ -11,6 +11,8 @@
 #define SYSCALLS_CPU_DELAY_NS 4000000	/* and told one by one, of watched processes */
 #endif
 #define SYSCALLS_LONG_RUN_NS 1000000
+#define SYSCALLS_CPU_EACH_NS 4000000	/* of pairs in which a user's processes wait */
+#define SYSCALLS_CPU_MOST 256
 
 struct syscalls_cpu_key {
 	u32 pid;
@@ -23,6 +25,8 @@ struct syscalls_cpu_value {
 	u64 max_ns;
 	struct proc proc;
 	struct proc by;
+	u32 uid;
+	u32 pad;
 };
 BPF_TABLE("hash", struct syscalls_cpu_key, struct syscalls_cpu_value, syscalls_cpu_a, 2048);
 BPF_TABLE("hash", struct syscalls_cpu_key, struct syscalls_cpu_value, syscalls_cpu_b, 2048);
@@ -84,8 +88,13 @@ static __always_inline void syscalls_waited(void *task, u64 since, u64 now, stru
 	struct syscalls_cpu_value *v = c->slot ? syscalls_cpu_b.lookup(&k) : syscalls_cpu_a.lookup(&k);
 	if (!v) {
 		struct syscalls_cpu_value *none = syscalls_cpu_zero.lookup(&zero);
+		u32 uid = uid_of(task);
 		if (!none)
 			return;
+		if (over_share(uid, SHARE_CPU, SYSCALLS_CPU_EACH_NS, SYSCALLS_CPU_MOST)) {
+			lose(LOST_syscalls_shares);
+			return;
+		}
 		if (c->slot) {
 			syscalls_cpu_b.insert(&k, none);
 			v = syscalls_cpu_b.lookup(&k);
@@ -99,6 +108,7 @@ static __always_inline void syscalls_waited(void *task, u64 since, u64 now, stru
 		}
 		fill_proc(&v->proc, task);
 		v->proc.tid = UNKNOWN32;
+		v->uid = uid;
 		if (long_run)
 			v->by = r->proc;
 		else

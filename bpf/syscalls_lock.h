@@ -2,6 +2,8 @@
  * numbers leads to the process. flock and fcntl say so at each request; only those that must wait do more than ask. */
 
 #define SYSCALLS_MUST_WAIT 1	/* FILE_LOCK_DEFERRED */
+#define SYSCALLS_HOLDERS_EACH_NS 30000000	/* of a user's waits */
+#define SYSCALLS_HOLDERS_MOST 256
 #define SYSCALLS_CHAIN 16	/* requests that wait for each other, up to the one that has the lock */
 
 struct syscalls_holder {
@@ -11,7 +13,7 @@ struct syscalls_holder {
 	u32 pad;
 	char comm[16];
 };
-BPF_TABLE("lru_hash", u32, struct syscalls_holder, syscalls_holders, 1024);	/* by the thread that waits */
+BPF_TABLE("lru_hash", u32, struct syscalls_holder, syscalls_holders, 2048);	/* by the thread that waits */
 
 /* The process of this number in the host's namespace, or 0. */
 static __always_inline void *syscalls_task_of(void *task, u32 number)
@@ -99,7 +101,9 @@ static __always_inline int syscalls_on_lock(struct bpf_raw_tracepoint_args *ctx)
 	bpf_probe_read_kernel(regs, sizeof(copy), syscalls_regs(task));
 #endif
 	h.regs = syscalls_hash(regs);
-	if (syscalls_holders.update(&tid, &h))
+	if (over_share(uid_of(task), SHARE_HOLDERS, SYSCALLS_HOLDERS_EACH_NS, SYSCALLS_HOLDERS_MOST))
+		lose(LOST_syscalls_shares);
+	else if (syscalls_holders.update(&tid, &h))
 		lose(LOST_syscalls_events);
 	return 0;
 }

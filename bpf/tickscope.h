@@ -129,6 +129,65 @@ static __always_inline void lose(u32 map)
 		__sync_fetch_and_add(n, 1);
 }
 
+/* Any user may make things happen without end. What one makes happen is held to a share: `most` at once, and one more each `each_ns`; all users
+ * but root together have two shares, and so has root. What is beyond is not told, and counted by whoever asks: lose(LOST_family_shares).
+ * Kept is until when a share is used up. Two processors that take at one instant may count as one. */
+enum { SHARE_PROCESS, SHARE_SENDERS, SHARE_DNS, SHARE_DNS_CALLS, SHARE_DNS_GO_CALLS, SHARE_CLOCK, SHARE_HOLDERS, SHARE_SLOW, SHARE_CPU, SHARE_KINDS };
+struct share_key {
+	u32 uid;
+	u32 of;
+};
+BPF_TABLE("lru_hash", struct share_key, u64, shares, 1024);
+BPF_TABLE("array", u32, u64, shares_together, 2 * SHARE_KINDS);	/* of all users but root, of root */
+
+/* Of the process itself, whoever's rights it borrows: who may send it a signal, or started it, is that user or root. */
+static __always_inline u32 uid_of(void *task)
+{
+	u32 uid = 0;
+	READ(uid, PTR(task, task_struct, real_cred), cred, uid);
+	return uid;
+}
+
+static __always_inline bool share_taken(u64 *until, u64 now, u64 each_ns, u64 room_ns)
+{
+	u64 from = *until > now ? *until : now;
+	if (from - now > room_ns)
+		return false;
+	*until = from + each_ns;
+	return true;
+}
+
+static __always_inline bool over_share(u32 uid, u32 of, u64 each_ns, u64 most)
+{
+	struct share_key k = {.uid = uid, .of = of};
+	u32 all = 2 * of + !uid;
+	u64 now = bpf_ktime_get_boot_ns(), room_ns = (most - 1) * each_ns, *own = 0, *together = shares_together.lookup(&all);
+	if (!together || *together > now + room_ns)
+		return true;
+	if (uid) {
+		own = shares.lookup(&k);
+		if (!own) {
+			shares.update(&k, &now);
+			own = shares.lookup(&k);
+		}
+		if (own && !share_taken(own, now, each_ns, room_ns))
+			return true;
+	}
+	return !share_taken(together, now, each_ns / 2, room_ns);
+}
+
+/* What was taken is free again: of shares in what is there at one time. */
+static __always_inline void give_share_back(u32 uid, u32 of, u64 each_ns)
+{
+	struct share_key k = {.uid = uid, .of = of};
+	u32 all = 2 * of + !uid;
+	u64 *own = shares.lookup(&k), *together = shares_together.lookup(&all);
+	if (own && *own > each_ns)
+		*own -= each_ns;
+	if (together && *together > each_ns)
+		*together -= each_ns / 2;
+}
+
 /* Flags for ringbuf_submit. Quiet by default: the agent drains on a timer, and a wake-up costs 50 times the record.
  * (No macros around map methods: BCC does not rewrite those inside macros.) */
 #define QUIET BPF_RB_NO_WAKEUP

@@ -14,7 +14,7 @@ from agent.correlate.thresholds import SECOND
 from agent.correlate.words import Words, process, span, tell, text, value
 from agent.tables import TABLES
 
-READS = {"process_event": ("kind", "signal", "exit_code", "sender_pid", "sender_comm", "cgroup_id")}
+READS = {"process_event": ("kind", "signal", "exit_code", "sender_pid", "sender_comm", "cgroup_id", "uid")}
 _KIND = TABLES["process_event"].by_name["kind"]
 STOPS, GOES_ON, ENDS = ("stopped", "frozen"), ("continued", "thawed"), ("killed", "exited", "oom_killed")
 LASTS = 1 << 62  # until when, of a stop that lasts
@@ -27,7 +27,7 @@ _ASKED = (0, *(128 + number for number in _ORDERLY))  # exit codes of one that d
 @dataclass(frozen=True)
 class Fate:
     """kind: one of ``STOPS`` or ``ENDS``. from_ns, to_ns: of a stop; an end has one time. signal, exit_code, sender_pid: None where not known.
-    lives: of an end, how many processes of that program ended alike, one after the other, from ``first_ns``, when ``first_pid`` did, to ``last_ns``;
+    uid: whose it was. lives: of an end, how many processes of that program, and user, ended alike, one after the other, from ``first_ns``, when ``first_pid`` did, to ``last_ns``;
     again: whether another one took its place."""
 
     kind: str
@@ -41,6 +41,7 @@ class Fate:
     exit_code: int | None = None
     sender_pid: int | None = None
     sender_comm: str = ""
+    uid: int | None = None
     lives: int = 1
     first_pid: int = 0
     first_ns: int = 0
@@ -161,7 +162,7 @@ def of_row(row: np.void, pid: int, tick: int, comm: str, cgroup: int) -> Fate:
     """What a row says of that process; a stop lasts."""
     kind, t_ns = kind_of(row), int(row["t_ns"])
     return Fate(kind, pid, tick, comm, cgroup, t_ns, LASTS if kind in STOPS else t_ns, _int(row["signal"]), _int(row["exit_code"]), _int(row["sender_pid"]),
-                text(row["sender_comm"]))  # fmt: skip
+                text(row["sender_comm"]), _int(row["uid"]))  # fmt: skip
 
 
 def fates(events: np.ndarray, pids: Collection[int], cgroups: Collection[int] = ()) -> list[Fate]:
@@ -202,7 +203,7 @@ def fates(events: np.ndarray, pids: Collection[int], cgroups: Collection[int] = 
 def chained(end: Fate, events: np.ndarray) -> Fate:
     """With how many of that program ended alike before it and after it, each before the next one had begun."""
     alike = (events["comm"] == end.comm.encode()) & (events["kind"] == _KIND.code(end.kind))
-    for name, of in (("signal", end.signal), ("exit_code", end.exit_code)):
+    for name, of in (("signal", end.signal), ("exit_code", end.exit_code), ("uid", end.uid)):
         alike &= ~known(events[name]) if of is None else events[name] == of
     near = events[alike & (np.abs(events["t_ns"] - end.from_ns) <= _CHAIN_NS)]
     lives, begun, first_pid = 1, end.tick, end.pid

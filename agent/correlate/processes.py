@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from agent.common.turns import turns
 from agent.correlate import fates
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.fates import ENDS, GOES_ON, STOPS, Fate
 from agent.correlate.guard import Guard
 from agent.correlate.rows import among, groups, known, pick
+from agent.correlate.series import SECONDS
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
 from agent.correlate.words import process, text
@@ -29,7 +31,11 @@ _WHO = ("pid", "proc_start_ns", "cgroup_id")
 _BUSY_S = 20
 _RETURN_NS = 2 * SECOND  # after which one that came back at once has been seen at work
 _KEPT_NS = 30 * SECOND
-_MOST_EVENTS, _MOST_ENDS, _MOST_BROKERS = 256, 64, 64
+_MOST_EVENTS, _MOST_ENDS, _MOST_BROKERS = 1024, 64, 64
+_KINDS = TABLES["process_event"].by_name["kind"].names
+_END_KINDS = [_KINDS.index(kind) for kind in ENDS]
+#: Of a user but root: events of a second, and subjects at a time.
+_A_USERS_EVENTS, _A_USERS_SUBJECTS = 64, 16
 
 
 @dataclass
@@ -62,20 +68,21 @@ class ProcessWatch(Watch):
         self._ended: list[Fate] = []  # that may yet be seen to have started again
         self._brokers: dict[bytes, int] = {}
         self._until_ns = 0
+        self._subjects: dict[tuple[object, ...], tuple[int | None, int]] = {}  # whose, and when last
         self._ends: dict[tuple[int, int], np.void] = {}  # the last ones, by time and process
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         self._until_ns = (second + 1) * SECOND
         self._learn(second, rows)
         events = rows.get("process_event")
-        happened = [] if events is None else self._happen(second, events[-_MOST_EVENTS:])
+        happened = [] if events is None else self._happen(second, self._chosen(events))
         self._ended += [fate for fate in happened if not fate.stop]
         due = [end for end in self._ended if self._until_ns - end.from_ns >= _RETURN_NS]
         self._ended = [end for end in self._ended if end not in due]
         lasting = [fate for fate in happened if fate.stop] + list(self._stops.values())
         self.now = {}
         for fate in (*lasting, *(end for end in due if end.lives > 1 or not self._back(end))):
-            slot = self.series.slot((fate.pid, fate.tick, fate.stop), second)
+            slot = self._slot(fate, second)
             other = self.now.get(slot)
             if slot >= 0 and (other is None or fate.lasted(self._until_ns) >= other.lasted(self._until_ns)):
                 self.now[slot] = fate
@@ -83,6 +90,27 @@ class ProcessWatch(Watch):
         if len(slots):
             self.series.put(second, slots, happens=np.ones(len(slots)))
         return slots
+
+    def _slot(self, fate: Fate, second: int) -> int:
+        """Nobody's toys may take the place of what happens to others."""
+        key = (fate.pid, fate.tick, fate.stop)
+        self._subjects = {k: (uid, last) for k, (uid, last) in self._subjects.items() if last > second - SECONDS}
+        his = sum(uid == fate.uid for uid, _ in self._subjects.values())
+        if fate.uid and key not in self._subjects and his >= _A_USERS_SUBJECTS:
+            self.series.dropped += 1
+            return -1
+        self._subjects[key] = fate.uid, second
+        return self.series.slot(key, second)
+
+    def _chosen(self, events: np.ndarray) -> np.ndarray:
+        """Those about processes that matter, or ends of programs of one of these; of each user but root the last ones."""
+        mine = np.isin(events["pid"], list(self.members))
+        mine |= ~known(events["pid"]) & np.isin(events["cgroup_id"], [m.cgroup for m in self.members.values()])
+        ends = np.isin(events["kind"], _END_KINDS)
+        ended = [*events["comm"][mine & ends], *(end["comm"] for end in self._ends.values())]
+        events = events[mine | (ends & np.isin(events["comm"], np.array(ended, events["comm"].dtype)))]
+        later = turns(events["uid"][::-1])[::-1]
+        return np.asarray(events[(later < _A_USERS_EVENTS) | (events["uid"] <= 0)][-_MOST_EVENTS:])
 
     def _back(self, end: Fate) -> bool:
         """Whether its program was there again so soon that nobody need have felt it, as after a restart on purpose."""
@@ -107,7 +135,9 @@ class ProcessWatch(Watch):
                     end = fates.of_row(row, pid, tick, text(row["comm"]), int(row["cgroup_id"]))
                     found.append(fates.chained(end, before))
                     self._ends[t_ns, pid] = row
-                    self._ends = dict(list(self._ends.items())[-_MOST_ENDS:])
+                    his = [at for at, one in self._ends.items() if one["uid"] == row["uid"]]
+                    for at in his[:-_MOST_ENDS]:
+                        del self._ends[at]
                     self.members.pop(pid, None)
         return found
 
@@ -125,7 +155,9 @@ class ProcessWatch(Watch):
         member = self.members.get(pid)
         if member is not None and member.tick == tick:
             return [pid]
-        again = fates.kind_of(row) in ENDS and any(end["comm"] == row["comm"] for end in self._ends.values())
+        again = fates.kind_of(row) in ENDS and any(
+            (end["comm"], end["uid"]) == (row["comm"], row["uid"]) for end in self._ends.values()
+        )
         return [pid] if again else []
 
     def _learn(self, second: int, rows: Mapping[str, np.ndarray]) -> None:

@@ -151,7 +151,8 @@ _CHANGES = 512
 
 
 class Ring:
-    """The last rows of a table: about ``capacity`` of them at most, none older than ``keep_ns``; dropped ones are counted.
+    """The last rows of a table: about ``capacity`` of them at most, none older than ``keep_ns``; dropped ones are counted. Where rows say whose they
+    are (``uid``), who has most makes room: no user's rows push out what is known of others.
 
     Rows are kept in the pieces they came in, so that adding copies nothing.
     """
@@ -161,6 +162,7 @@ class Ring:
         self._pieces: deque[np.ndarray] = deque()
         self._rows = 0
         self._capacity, self._keep_ns = capacity, keep_ns
+        self._shared = "uid" in (dtype.names or ())
         self._changes: deque[tuple[int, int]] = deque(maxlen=_CHANGES)
         self.version = 0
         self.looked: set[tuple[int, int]] | None = None
@@ -170,17 +172,35 @@ class Ring:
         """Rows in time order."""
         if not len(rows):
             return
-        over = max(0, len(rows) - self._capacity)
+        over = 0 if self._shared else max(0, len(rows) - self._capacity)
         self.dropped += over
         self._pieces.append(rows[over:])
         self._rows += len(rows) - over
         self._changed(rows)
         oldest = int(rows["t_ns"][-1]) - self._keep_ns
+        while self._rows > self._capacity and self._shared:
+            self._make_room(oldest)
         while self._rows > self._capacity or self._pieces[0]["t_ns"][-1] < oldest:
             gone = self._pieces.popleft()
             self._rows -= len(gone)
             self.dropped += int(np.count_nonzero(gone["t_ns"] >= oldest))
             self._changed(gone)
+
+    def _make_room(self, oldest: int) -> None:
+        """Drops the oldest rows of the user who has most."""
+        rows = np.concatenate(self._pieces)
+        aged = rows["t_ns"] < oldest
+        if aged.any():
+            self._pieces, self._rows = deque([rows[~aged]]), int(np.count_nonzero(~aged))
+            self._changed(rows[aged])
+            return
+        uids, counts = np.unique(rows["uid"], return_counts=True)
+        its = np.flatnonzero(rows["uid"] == uids[np.argmax(counts)])[: self._rows - self._capacity]
+        gone = rows[its]
+        self._pieces = deque([np.delete(rows, its)])
+        self._rows -= len(gone)
+        self.dropped += len(gone)
+        self._changed(gone)
 
     def _changed(self, rows: np.ndarray) -> None:
         self.version += 1

@@ -19,7 +19,7 @@ from agent.correlate.words import process, text
 
 #: What a symptom of resources reads.
 READS = {
-    "resource": ("kind", "object", "interval_ns", "used", "limit", "events", "waited_ns"),
+    "resource": ("kind", "object", "interval_ns", "used", "limit", "events", "waited_ns", "uid"),
     "cpu_delay": ("duration_ns",),
     "cpu_wait": ("interval_ns", "wait_ns", "max_ns"),
     "limiter_decision": ("result", "wait_ns", "duration_ns"),
@@ -55,7 +55,12 @@ class ScarcityWatch(Watch):
     def _slot(self, row: np.void, what: str, where: bytes, second: int) -> int:
         key = int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000, what, where
         if what == "disk":
-            key = 0, 0, what, where  # whoever tells of it
+            key = (
+                0,
+                int(row["uid"]),
+                what,
+                where,
+            )  # whichever process of that user tells of it: another may have mounted his own there
         slot = self.series.slot(key, second)
         if slot >= 0:
             if what == "cpu":

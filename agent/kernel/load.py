@@ -22,7 +22,7 @@ SYSTEM_PYTHON = "/usr/bin/python3"
 #: Of a hung loader. It needs a second; under emulation (tests/vm) a minute or two.
 TIMEOUT_S = 240
 _MAX_FDS = 256
-#: Of rings and aggregation maps, each of which has one in the map ``lost``.
+#: Of rings, aggregation maps and families' ``counts``, each of which has one in the map ``lost``.
 LOST_COUNTERS = 64
 _HOST_PID_NAMESPACE = 0xEFFFFFFC
 
@@ -66,7 +66,7 @@ class Family:
 class Loaded:
     """What the loader handed over. ``shared`` are the maps of bpf/tickscope.h, empty where nothing could be loaded.
 
-    uprobe_multi: uprobes are attached by links that need no CAP_SYS_ADMIN. counted: names of maps; the i-th has element i of the shared map ``lost``.
+    uprobe_multi: uprobes are attached by links that need no CAP_SYS_ADMIN. counted: what is counted by name; the i-th has element i of the shared map ``lost``.
     """
 
     families: dict[str, Family]
@@ -79,12 +79,16 @@ class Loaded:
 
 def maps_of(probe: Probe) -> list[str]:
     """Names of the maps that user space needs of a family."""
-    return [*loss_counted(probe), *(a.sums for a in probe.aggregates if a.sums), *probe.maps]
+    return [*_own_maps(probe), *(a.sums for a in probe.aggregates if a.sums), *probe.maps]
+
+
+def _own_maps(probe: Probe) -> list[str]:
+    return [r.map for r in probe.rings] + [m for a in probe.aggregates for m in a.maps]
 
 
 def loss_counted(probe: Probe) -> list[str]:
-    """The maps of a family that have a counter in the ``lost`` array."""
-    return [r.map for r in probe.rings] + [m for a in probe.aggregates for m in a.maps]
+    """What of a family has a counter in the ``lost`` array: its maps, and its ``counts``."""
+    return [*_own_maps(probe), *probe.counts]
 
 
 def _structs_of(probe: Probe) -> list[str]:

@@ -71,6 +71,7 @@ class Probe:
     after: families whose C text this one's uses where it is there (``#ifdef`` of something that they define): they come before it.
     tables: those of its rows that agent/tables.py does not have.
     maps: further maps that user space needs.
+    counts: further counters of what is lost, LOST_NAME each, beside those of rings and aggregates.
     setup: called once with the attached family, for sources that a declaration cannot express (uprobe targets, maps that
       the agent fills); returns sources.
     """
@@ -82,6 +83,7 @@ class Probe:
     options: Mapping[str, int] = field(default_factory=dict)
     parts: tuple[str, ...] = ()
     maps: tuple[str, ...] = ()
+    counts: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
     setup: Callable[..., Iterable[Source]] | None = None

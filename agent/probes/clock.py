@@ -57,6 +57,7 @@ PROBE = Probe(
     ),
     rings=tuple(Ring(name, "clock_event", decode=lambda records: ()) for name in ("clock_events", "clock_refused")),
     maps=("clock_last",),
+    counts=("clock_shares",),
     parts=("clock_call.h",),
     setup=setup,
 )

@@ -143,6 +143,7 @@ PROBE = Probe(
         Program("dns_go_out", "uprobe", loses="which names Go programs look up"),
     ),
     rings=(Ring("dns_events", "dns_event", decode_lookups),),
+    counts=("dns_shares",),
     options={"DNS_LEAST_NS": 200_000, "DNS_SILENT_NS": 500_000_000},
     setup=setup,
 )

@@ -25,4 +25,5 @@ PROBE = Probe(
         Program("process_on_unfreeze", target="cgroup_unfreeze", loses="containers that go on"),
     ),
     rings=(Ring("process_events", "process_event", decode_events),),
+    counts=("process_shares",),
 )

@@ -18,7 +18,8 @@ from agent.kernel import bpf
 from agent.kernel.probe import Aggregate, Probe, Program, Ring
 from agent.kernel.ring import SharedArray
 from agent.kernel.sampling import attach, degrade
-from agent.kernel.wire import OUTSIDE, decode, make_peer
+from agent.kernel.wire import decode, make_peer
+from agent.probes.beside.cpu_waits import decode_cpu_events, decode_cpu_waits
 from agent.probes.beside.measuring import measure_flag
 from agent.tables import TABLES
 
@@ -46,8 +47,6 @@ _WRITE = """write writev pwrite64 pwritev pwritev2 sendto sendmsg sendmmsg conne
 _COMPAT = 512
 #: No window is open: calls begun before now are none of the next one's. 0 stands for ``full``.
 _NEVER = 2**64 - 1
-#: Of ``cpu_wait``: shorter sums are not told, and of others only so many an interval.
-_CPU_FLOOR_NS, _CPU_PAIRS = 5_000_000, 64
 #: In this order: a call is timed once both its ends are seen.
 _TIMED = ("syscalls_on_sys_exit", "syscalls_on_sys_enter")
 
@@ -135,33 +134,6 @@ def decode_latency(keys: np.ndarray, values: np.ndarray, interval_ns: int, t_ns:
     rows["run_queue_ns"][~blocked] = NULL_I64
     rows["sample_rate"] = 1.0
     yield batch
-
-
-def _named(batch: Batch, by: np.ndarray) -> Batch:
-    """With who ran instead."""
-    for name in ("pid", "proc_start_ns", "cgroup_id"):
-        column = by[name]
-        unknown = column >= (OUTSIDE if name == "pid" else np.iinfo(column.dtype).max)
-        batch.rows[f"by_{name}"] = np.where(unknown, NULL_I64, column.astype(np.int64))
-    batch.rows["by_comm"] = np.where(by["pid"] == 0, b"", by["comm"])
-    return batch
-
-
-def decode_cpu_events(records: np.ndarray) -> Iterator[Batch]:
-    """syscalls_cpu_event records -> cpu_delay rows."""
-    batch = decode(records[["t_ns", "proc"]], "cpu_delay")
-    batch.rows["duration_ns"] = records["wait_ns"]
-    yield _named(batch, records["by"])
-
-
-def decode_cpu_waits(keys: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> Iterator[Batch]:
-    """Aggregated elements -> cpu_wait rows: those that waited longest."""
-    values = values[values["wait_ns"] >= _CPU_FLOOR_NS]
-    values = values[np.argsort(values["wait_ns"], kind="stable")[::-1][:_CPU_PAIRS]]
-    if len(values):
-        batch = decode(values[["count", "wait_ns", "max_ns", "proc"]], "cpu_wait")
-        batch.rows["t_ns"], batch.rows["interval_ns"] = t_ns, interval_ns
-        yield _named(batch, values["by"])
 
 
 class PendingCalls(Finishing):
@@ -296,5 +268,6 @@ PROBE = Probe(
         "SYSCALLS_THREADS": 32768,
     },
     maps=("syscalls_tune", "syscalls_class", "syscalls_watched", "syscalls_pending"),
+    counts=("syscalls_shares",),
     setup=setup,
 )

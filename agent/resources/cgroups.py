@@ -22,8 +22,8 @@ class Mounts:
     def parse(cls, mounts: str) -> Mounts:
         """Of /proc/mounts."""
         found: dict[str, str] = {}
-        for line in mounts.splitlines():
-            _, where, kind, options, *_ = line.split(" ")
+        for line in mounts.split("\n"):  # any other character may be part of a name
+            _, where, kind, options, *_ = [*line.split(" "), *[""] * 4]
             names = ("two",) if kind == "cgroup2" else set(options.split(",")) & {"cpu", "memory"}
             for name in names if kind.startswith("cgroup") else ():
                 found.setdefault(name, where)
@@ -32,8 +32,10 @@ class Mounts:
     def groups(self, text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """(cpu's, memory's) directories of a process, the innermost first; of the text of its /proc/PID/cgroup. Without the root, which has no limit."""
         paths: dict[str, str] = {}
-        for line in text.splitlines():
-            _, controllers, path = line.split(":", 2)
+        for line in text.split("\n"):
+            _, controllers, path = [*line.split(":", 2), *[""] * 3][:3]
+            if not path:
+                continue  # cut off
             paths.update(dict.fromkeys(controllers.split(","), path) if controllers else {"": path})
         out = []
         for name, tree in (("cpu", self.cpu), ("memory", self.memory)):

@@ -31,6 +31,14 @@ def is_it(now: Stat | None, start_ns: int) -> bool:
     return now is not None and now.state not in "ZX" and now.start_tick == start_ns // _TICK_NS
 
 
+def uid(pid: int) -> int | None:
+    """Its real user. Not the owner of /proc/PID, which is root where the process may not be dumped."""
+    for line in read(f"/proc/{pid}/status").split("\n"):
+        if line.startswith("Uid:"):
+            return int(line.split()[1])
+    return None
+
+
 def descriptors(pid: int) -> int | None:
     """How many files it has open. None before Linux 6.2, which would have us search its directory."""
     try:

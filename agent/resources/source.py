@@ -6,6 +6,7 @@ Watched is who reports decisions, or serves others. All by files that everybody 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,8 @@ POLL_NS, AGAIN_NS, FORGET_NS = 500_000_000, 10_000_000_000, 600_000_000_000
 MOST = 64
 #: From which share of a limit on a row is made whenever the number changes.
 NEAR = 0.8
+#: Processes whose user is remembered.
+_USERS = 4096
 #: Pages read within one poll that are worth a row.
 FAULTS = 16
 _SERVER, _ACCEPT = TABLES["tcp_rtt"].code("role", "server"), TABLES["socket_queue"].code("kind", "accept")
@@ -34,6 +37,7 @@ class Watched:
     start_ns: int
     comm: bytes
     seen_ns: int
+    uid: int = -1
     cpu: tuple[str, ...] = ()
     memory: tuple[str, ...] = ()
     faults: int = -1
@@ -47,6 +51,7 @@ class Resources:
 
     def __init__(self) -> None:
         self.watched: dict[tuple[int, int], Watched] = {}
+        self._users: dict[tuple[int, int], int] = {}
         self._mounts = cgroups.mounts()
         self._groups: dict[str, cgroups.Group] = {}
         self._next_ns = 0
@@ -82,14 +87,28 @@ class Resources:
             known = self.watched.get(key)
             if known is not None:
                 known.seen_ns = now_ns
-            elif len(self.watched) < MOST or self._make_room(now_ns):
-                self.watched[key] = Watched(key[0], int(row["proc_start_ns"]), bytes(row["comm"]), now_ns)
+            elif len(self.watched) < MOST or self._make_room(self._user(key), now_ns):
+                self.watched[key] = Watched(
+                    key[0], int(row["proc_start_ns"]), bytes(row["comm"]), now_ns, self._user(key)
+                )
 
-    def _make_room(self, now_ns: int) -> bool:
-        """Whoever was not heard of for longest gives way, after a while."""
+    def _user(self, key: tuple[int, int]) -> int:
+        if key not in self._users:
+            if len(self._users) >= _USERS:
+                self._users.clear()
+            uid = process.uid(key[0])
+            self._users[key] = -1 if uid is None else uid
+        return self._users[key]
+
+    def _make_room(self, uid: int, now_ns: int) -> bool:
+        """Whoever was not heard of for longest gives way, after a while; else one of the user who has most of them, to one who has fewer."""
         oldest = min(self.watched, key=lambda key: self.watched[key].seen_ns)
         if self.watched[oldest].seen_ns > now_ns - 2 * AGAIN_NS:
-            return False
+            counts = Counter(one.uid for one in self.watched.values())
+            most = max(counts, key=lambda other: (counts[other], other))
+            if most in (0, uid) or counts[most] <= counts[uid] + (uid != 0):
+                return False
+            oldest = next(key for key in reversed(self.watched) if self.watched[key].uid == most)
         del self.watched[oldest]
         return True
 
@@ -181,7 +200,7 @@ def due(told: dict[str, tuple[int, tuple[int, int]]], kind: str, used: int, limi
 
 
 def who(one: Watched) -> dict[str, Any]:
-    return {"pid": one.pid, "proc_start_ns": one.start_ns, "comm": one.comm}
+    return {"pid": one.pid, "proc_start_ns": one.start_ns, "comm": one.comm, "uid": one.uid}
 
 
 def batch_of(rows: list[dict[str, Any]], t_ns: int, interval_ns: int) -> Batch:

@@ -37,7 +37,7 @@ class Space(NamedTuple):
     def parse(cls, text: bytes) -> list[Space]:
         """Of what the helper tells; what is no such line is left out."""
         out = []
-        for line in text.splitlines():
+        for line in text.split(b"\n"):
             words = line.split(b" ", 5)
             if len(words) == 6 and all(word.isdigit() for word in words[:4]):
                 size, left, files, free = (int(word) for word in words[:4])
@@ -66,8 +66,8 @@ class Spaces:
     def __init__(self, helper: Helper, resources: Resources) -> None:
         self._helper, self._resources = helper, resources
         self._known: dict[
-            tuple[bytes, int], _Known
-        ] = {}  # by mount point and size: namespaces may have a mount each of one name
+            tuple[bytes, int, int], _Known
+        ] = {}  # by mount point, size, and whose process told: namespaces may have a mount each of one name
         self._asked_ns: dict[tuple[int, int], int] = {}
         self._rows: list[dict[str, Any]] = []
         self._waiting: set[tuple[int, int]] = set()
@@ -110,11 +110,18 @@ class Spaces:
             return
         finally:
             self._waiting.discard(key)
-        for space in Space.parse(text):
+        self._take(one, key, Space.parse(text), now_ns)
+
+    def _take(self, one: Watched, key: tuple[int, int], told: list[Space], now_ns: int) -> None:
+        """What it tells; another process may tell of the file systems that it tells of no more."""
+        places = {(space.point, space.limit, one.uid) for space in told}
+        for place in [place for place, known in self._known.items() if known.asked == key and place not in places]:
+            del self._known[place]
+        for space in told:
             self._note(one, key, space, now_ns)
 
     def _note(self, one: Watched, key: tuple[int, int], space: Space, now_ns: int) -> None:
-        known = self._known.setdefault((space.point, space.limit), _Known(key))
+        known = self._known.setdefault((space.point, space.limit, one.uid), _Known(key))
         if known.asked != key:
             return
         changed, known.was_full = known.was_full != space.full, space.full
