@@ -43,6 +43,7 @@ setup(
             "setuptools>=68",
             "wheel",
             "redis>=5,<9",
+            "limits>=5,<6",
             "prometheus-client>=0.21,<1",
             "uvloop>=0.19,<1",
             "limits>=3,<6",

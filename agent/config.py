@@ -18,6 +18,7 @@ from agent.clock.daemons.ntp_settings import NtpConfig
 from agent.common.duration import parse_ns
 from agent.common.settings import Section
 from agent.errors import USAGE, AgentError
+from agent.limiters.model_settings import parse as parse_models
 from agent.log import FORMATS
 from agent.queues.catalogue import broker, brokers, names
 
@@ -42,7 +43,8 @@ class Config:
     store: directory; run_dir: of the sockets. syscalls: how much of system call time is measured; syscalls_window_ms: of each
     second, with ``sampled``. slow_syscall_ms: from when a blocked call is an event. brokers: servers whose queues are watched, by kind; each kind is a key
     of the file (agent/queues/catalogue.py). poll_s: between two looks at queues. intake_keys: ``hashed`` or ``clear``.
-    otlp: see exporters/otlp_settings.py. metrics: see exporters/page_settings.py. ntp: see agent/clock/daemons/ntp_settings.py. prometheus: listen address of the metrics page, empty for none. max_bytes, max_age_days:
+    otlp: see exporters/otlp_settings.py. metrics: see exporters/page_settings.py. ntp: see agent/clock/daemons/ntp_settings.py.
+    limiter_models: how limiters decide of which no library says it, see agent/limiters/model_settings.py. prometheus: listen address of the metrics page, empty for none. max_bytes, max_age_days:
     of the store. without: probe families to leave out. log_format: of the lines on stderr. duration_s: stop by itself (``run --duration``).
     live: show the summary. source: the file and the flags that all this comes from, by which SIGHUP reads it again.
     """
@@ -60,6 +62,7 @@ class Config:
     ntp: Mapping[str, object] = field(default_factory=dict)
     notices: Mapping[str, object] = field(default_factory=dict)
     jump_threshold: str = "all"
+    limiter_models: Mapping[str, object] = field(default_factory=dict)
     prometheus: str = "127.0.0.1:9469"
     max_bytes: int = 1 << 30
     max_age_days: float = 7.0
@@ -88,6 +91,8 @@ class Config:
             listen_address(self.prometheus)
         _TOP.number("duration_s", self.duration_s, 0, 1e9)
         NtpConfig.parse(self.ntp)
+        if self.limiter_models:
+            parse_models(self.limiter_models)
 
     def hooks(self) -> HookConfig:
         """The ``notices`` setting, checked. Raises AgentError."""
@@ -173,13 +178,8 @@ def _coerce(key: str, value: Any) -> Any:
         raise _TOP.wrong(key, value, str(error)) from error
     if isinstance(value, type(wanted)):
         return value
-    kind = (
-        "a text"
-        if isinstance(wanted, str)
-        else "a section of `key: value` lines"
-        if isinstance(wanted, dict)
-        else "a number"
-    )
+    kind = "a section of `key: value` lines" if isinstance(wanted, dict) else "a number"
+    kind = "a text" if isinstance(wanted, str) else kind
     raise _TOP.wrong(key, value, f"it is {kind}")
 
 

@@ -54,6 +54,9 @@ class RowSource(Protocol):
     def integers(self, question: Question) -> dict[str, np.ndarray]:
         """Columns of integers, int64, shape (n,), NULL_I64 for unknown: many rows in little memory."""
 
+    def table(self, question: Question) -> np.ndarray:
+        """Rows as the table itself holds them, with the question's columns: structured, shape (n,), unknown values as its columns say."""
+
     def spread(self, question: Question, *, exact: bool = False) -> Spread:
         """How the measure of the question's table is spread in each of its groups; columns, values, order and limit are not looked at.
         exact: the values of rows, where the table has rows of single values."""

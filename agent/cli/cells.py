@@ -12,7 +12,20 @@ from agent.common.table import DERIVED
 from agent.errors import printable
 from agent.tables import TABLES
 
-_BOOT_TIMES = {"t_ns", "proc_start_ns", "from_ns", "to_ns", "start_ns", "end_ns", "last_update_ns", "last_ns"}
+_BOOT_TIMES = {
+    "t_ns",
+    "proc_start_ns",
+    "from_ns",
+    "to_ns",
+    "start_ns",
+    "end_ns",
+    "last_update_ns",
+    "last_ns",
+    "jump_t_ns",
+    "excess_from_ns",
+    "excess_to_ns",
+    "until_ns",
+}
 _WALL_TIMES = {"wall_ns", "wall_alt_ns", "program_wall_ns"}
 _OFFSETS = {
     "real_mono_ns",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from agent.cli import options
+from agent.cli import limiters_replay, options
 from agent.errors import NO_ROWS
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _binaries() -> Question:
         GroupValue("state", "last", "state"), GroupValue("remedy", "last", "remedy"), GroupValue("last_ns", "max", "t_ns")), order=("last_ns",))  # fmt: skip
 
 
-@click.command("limiters")
+@click.group("limiters", cls=options.VerbGroup, invoke_without_command=True, subcommand_metavar="[VERB] [ARGS]...")
 @click.option(
     "--since",
     metavar="TIME",
@@ -78,12 +78,21 @@ def _binaries() -> Question:
     help="List the limiter libraries that are known and what a clock step does to them. Needs no store.",
 )
 @options.reading
-def command(since: str, known: bool, fmt: str, store: str) -> None:
+@click.pass_context
+def command(ctx: click.Context, since: str, known: bool, fmt: str, store: str) -> None:
     """Rate limiters: who uses them, their decisions, limits, and what a clock step would do to each.
 
     Counts are of the decisions seen: where sample_rate is below 1, a share of them. On stderr: Go programs that contain
     a known limiter and cannot be watched, with the reason.
     """
+    if ctx.invoked_subcommand is None:
+        _listed(since, known, fmt, store)
+
+
+command.add_command(limiters_replay.command)
+
+
+def _listed(since: str, known: bool, fmt: str, store: str) -> None:
     from agent.cli.gaps import tell
     from agent.cli.output import emit_rows, note
 

@@ -18,13 +18,16 @@ from agent.correlate.rows import Ring, groups
 from agent.correlate.steps import Affected, Jump, JumpSeries
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.words import text
+from agent.limiters.replay import jump as replay
+from agent.limiters.replay.jump import Decisions
 from agent.tables import TABLES
 
 _CHANGE = TABLES["clock_change"]
 #: What jumps and their effects are made of.
 READS = {"clock_change": ("kind", "via", "unwatched_ns", "size_ns", "err_ns", "real_mono_before_ns", "real_mono_after_ns", "ret"),
          "limiter_decision": ("limiter_id", "library", "result", "limit_per_s", "burst", "window_ns", "wait_ns", "duration_ns", "step_immune",
-                              "goroutine", "sample_rate", "key", "remaining", "program_wall_ns")}  # fmt: skip
+                              "goroutine", "sample_rate", "key", "remaining", "program_wall_ns", "library_version", "cost", "unlimited")}  # fmt: skip
+_REPLAYED = 3  # limiters, as many as a sentence names
 _REFUSED = (TABLES["limiter_decision"].code("result", "refused"), TABLES["limiter_decision"].code("result", "error"))
 
 
@@ -64,8 +67,36 @@ class ClockWatch:
                 self.counting.append(made)
             else:
                 made.series.complete = False
+        for jump in self.counting:
+            if jump.until_ns <= until_ns:
+                self._guard.attempt("replay of limiters", self._replay, jump, otherwise=None)
         self.counting = [jump for jump in self.counting if jump.until_ns > until_ns]
         return list(grown.values())
+
+    def _replay(self, jump: Jump) -> None:
+        """What those limiters that the sentence names would have decided on true time. Of a jump that is not alone nothing is said: the next came too soon."""
+        hit = sorted((a for a in jump.series.affected.values() if a.inside and not a.immune), key=lambda a: -a.inside)[
+            :_REPLAYED
+        ]
+        if not hit or jump.series.count > 1 or not jump.declared.moves:
+            return
+        rows = self.decisions.between(jump.t_ns - self._config.keep_ns, jump.until_ns)
+        rows = rows[np.isin(rows["limiter_id"], [a.limiter.encode() for a in hit])]
+        if not len(rows):
+            return
+        complete = int(rows["t_ns"][0]) if self.decisions.dropped else jump.t_ns - self._config.keep_ns
+        found = Decisions(rows, complete).around(
+            replay.Jump(jump.t_ns, jump.size_ns, 0, jump.until_ns), most=2 * _REPLAYED
+        )
+        for one in found:
+            for a in hit:
+                if (
+                    (a.limiter, a.pid) == (one.limiter_id, one.pid)
+                    and one.quality in ("exact", "bounded")
+                    and one.excess
+                ):
+                    a.excess, a.excess_exact = one.excess, one.quality == "exact"
+                    a.excess_ns = one.excess_from_ns or jump.t_ns, one.excess_to_ns or jump.t_ns
 
     def _place(self, jump: Jump) -> bool:
         """Puts a jump into its actor's series, else begins one; False where there is no room for another."""

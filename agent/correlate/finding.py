@@ -99,7 +99,10 @@ class Finding:
         """What makes a new row worth emitting at once."""
         steps = self.steps
         counts = (
-            (steps.count, *((a.inside_allowed, a.inside_refused, a.straddling) for a in steps.affected.values()))
+            (
+                steps.count,
+                *((a.inside_allowed, a.inside_refused, a.straddling, a.excess) for a in steps.affected.values()),
+            )
             if steps
             else ()
         )

@@ -26,6 +26,10 @@ class Affected:
     inside_allowed: int = 0
     inside_refused: int = 0
     straddling: int = 0
+    #: How many more it let through (below 0: fewer) than true time would have, between two instants, CLOCK_BOOTTIME; 0 where that is not known.
+    excess: int = 0
+    excess_ns: tuple[int, int] = (0, 0)
+    excess_exact: bool = True
 
     @property
     def inside(self) -> int:
@@ -129,7 +133,7 @@ class JumpSeries:
             item("clock_change", "steps", self.count, "", sum_ns=self.sum_ns, smallest_ns=self.least_ns, largest_ns=self.most_ns,
                  t_ns=self.first.t_ns, end_ns=self.end_ns)]  # fmt: skip
         hit = [item("limiter_decision", _AFFECTED[bool(a.immune)], a.inside, "decisions", limiter=a.limiter, library=a.library,
-                    pid=a.pid, comm=a.comm, allowed=a.inside_allowed, refused=a.inside_refused, straddling=a.straddling,
+                    pid=a.pid, comm=a.comm, allowed=a.inside_allowed, refused=a.inside_refused, straddling=a.straddling, excess=a.excess or None,
                     at_least=None if self.complete else "true") for a in self._sorted()]  # fmt: skip
         return [_change(self.first), *many, *hit, *map(_change, self.told[1:])]
 
@@ -141,6 +145,7 @@ class JumpSeries:
         return joined([
             tell("The wall clock {moved}{by}.", moved=self._moved(), by=self._by()),
             self._inside(inside) if inside else "",
+            *(_excess(a) for a in inside[:3] if a.excess),
             tell(" Windows of {limiters} straddle {it}.", limiters=listing([f"limiter {a.limiter}" for a in near]), it=it) if near else "",
             tell(" Not affected, since it ignores the wall clock: {limiters}.", limiters=listing(immune)) if immune else "",
             "" if hit or immune else f" No limiter decision was seen near {it}."])  # fmt: skip
@@ -230,6 +235,19 @@ class JumpSeries:
         return sorted(
             self.affected.values(), key=lambda a: (bool(a.immune), -a.inside, -a.straddling, a.limiter, a.pid or 0)
         )
+
+
+def _excess(a: Affected) -> Words:
+    start, end = a.excess_ns
+    did = "admitted {about}{n} too many" if a.excess > 0 else "wrongly refused {about}{n}"
+    return tell(
+        f" Limiter {{limiter}} {did} between {{start}} and {{end}}.",
+        limiter=a.limiter,
+        about="" if a.excess_exact else "about ",
+        n=value(abs(a.excess), "request"),
+        start=start,
+        end=end,
+    )
 
 
 def _change(j: Jump) -> dict[str, object]:

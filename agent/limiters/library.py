@@ -15,11 +15,13 @@ ROLES = ("decision", "wait")
 
 @dataclass(frozen=True)
 class Step:
-    """What a step of the wall clock by D does to a limiter that is in use. versions: a regular expression of those for which it holds."""
+    """What a step of the wall clock by D does to a limiter that is in use. versions: a regular expression of those for which it holds. model: as
+    ``LimiterLibrary.model``, where versions differ in it."""
 
     back: str
     forward: str
     versions: str = ".*"
+    model: str = ""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ class LimiterLibrary:
 
     library: its name, as in limiter_decision.library. clock: ``caller`` (the caller's time.Time: monotonic unless stripped), ``wall``, ``remote wall`` (of the host that keeps the state) or
     ``monotonic``. algorithm: how it counts, in words. steps: the first whose versions match holds. seen: None where its decisions are not seen from outside.
+    model: the one that decides as this library does (agent/limiters/models/); empty where there is none, and the algorithm's is an estimate.
     Raises ValueError for a clock that there is not, or no steps.
     """
 
@@ -127,6 +130,7 @@ class LimiterLibrary:
     algorithm: str
     steps: tuple[Step, ...]
     seen: Seen | None = None
+    model: str = ""
 
     def __post_init__(self) -> None:
         if self.clock not in CLOCKS:

@@ -17,8 +17,9 @@ from agent.ask.question import Condition, Question, Spread
 from agent.ask.source import Result, gap_bounds
 from agent.ask.window import Window
 from agent.clock.history import Converted, History
-from agent.columns import NULL_I64
+from agent.columns import NULL_I64, Column
 from agent.store import duck, group
+from agent.tables import TABLES
 
 T = TypeVar("T")
 
@@ -62,6 +63,15 @@ class Answers(ABC):
         """Columns of integers, int64, shape (n,), NULL_I64 for unknown."""
         found = self._asked(questions.select(question, self.boots, self.window), lambda done: done.fetchnumpy())
         return {name: np.ma.filled(np.ma.asarray(column).astype(np.int64), NULL_I64) for name, column in found.items()}
+
+    def table(self, question: Question) -> np.ndarray:
+        """Rows as the table itself holds them (agent/columns.py), the question's columns only."""
+        columns = [TABLES[question.table].by_name[name] for name in question.columns]
+        found = self._asked(questions.select(question, self.boots, self.window), lambda done: done.fetchnumpy())
+        rows = np.empty(len(found[columns[0].name]), [(one.name, one.dtype) for one in columns])
+        for one in columns:
+            rows[one.name] = as_stored(one, found[one.name])
+        return rows
 
     def spread(self, question: Question, *, exact: bool = False) -> Spread:
         """How the table's measure is spread in each group (agent/store/group.py)."""
@@ -115,6 +125,23 @@ class Answers(ABC):
             if name is not None and len(at):
                 wall[at], err[at], state[at], alt[at] = to_wall(self.history(name), t_ns[at])
         return pa.StructArray.from_arrays(wall_arrays(Converted(wall, err, state, alt)), list(WALL_COLUMNS))
+
+
+def as_stored(column: Column, given: np.ndarray) -> np.ndarray:
+    """What DuckDB gives of a column, as the column stores it: numbers, truth values, texts and names."""
+    values = np.ma.asarray(given)
+    missing = np.ma.getmaskarray(values)
+    if column.kind not in ("str", "enum"):
+        stored = np.asarray(np.ma.getdata(values)).astype(column.dtype)
+        stored[missing] = column.null
+        return stored
+    codes = {name: code for code, name in enumerate(column.names)}
+    texts = [
+        None if gone else text for text, gone in zip(np.ma.getdata(values).tolist(), missing.tolist(), strict=True)
+    ]
+    if column.kind == "enum":
+        return np.array([-1 if text is None else codes.get(text, -1) for text in texts], column.dtype)
+    return np.array([b"" if text is None else text.encode() for text in texts], column.dtype)
 
 
 def executed(db: Any, sql: str) -> Any:

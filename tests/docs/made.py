@@ -115,6 +115,21 @@ def alerts() -> str:
     )
 
 
+def models() -> str:
+    from agent.limiters.catalogue import CATALOGUE
+    from agent.limiters.models.catalogue import MODELS
+
+    used: dict[str, list[str]] = {}
+    for one in CATALOGUE:
+        for name in {step.model or one.model for step in one.steps} - {""}:
+            used.setdefault(name, []).append(f"`{one.library}`")
+    rows = [
+        (f"`{m.name}`", m.meaning, m.source, m.unlike or "-", " ".join(used.get(m.name, ["-"])))
+        for m in MODELS.values()
+    ]
+    return _table(("model", "what it does", "read in", "what it leaves out", "libraries"), rows)
+
+
 def brokers() -> str:
     from agent.queues.catalogue import brokers as known
 
@@ -308,5 +323,19 @@ def _paragraphs(text: str) -> str:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     f.__name__: f
-    for f in (tables, metrics, alerts, settings, symptoms, causes, thresholds, costs, limiters, probes, verbs, brokers)
+    for f in (
+        tables,
+        metrics,
+        alerts,
+        settings,
+        symptoms,
+        causes,
+        thresholds,
+        costs,
+        limiters,
+        probes,
+        verbs,
+        brokers,
+        models,
+    )
 }

@@ -8,4 +8,5 @@ LIBRARY = LimiterLibrary(
     "wall",
     "fixed window",
     (Step("re-enters a spent window and refuses", "a whole limit more for each window boundary"),),
+    model="fixed window",
 )

@@ -2,4 +2,6 @@
 
 from agent.limiters.library import LimiterLibrary, Step
 
-LIBRARY = LimiterLibrary("nginx limit_req", "c", "monotonic", "leaky bucket", (Step("none", "none"),))
+LIBRARY = LimiterLibrary(
+    "nginx limit_req", "c", "monotonic", "leaky bucket", (Step("none", "none"),), model="leaky bucket"
+)

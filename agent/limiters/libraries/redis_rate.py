@@ -8,4 +8,5 @@ LIBRARY = LimiterLibrary(
     "remote wall",
     "GCRA",
     (Step("nothing is admitted for D", "up to burst more"),),
+    model="GCRA, redis_rate",
 )

@@ -8,4 +8,5 @@ LIBRARY = LimiterLibrary(
     "wall",
     "sliding window of slots",
     (Step("refuses where D is up to 10 s, admits everything where it is more", "a window is skipped"),),
+    model="leap array",
 )

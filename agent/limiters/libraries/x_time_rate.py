@@ -16,8 +16,8 @@ LIBRARY = LimiterLibrary(
     "caller",
     "token bucket",
     (
-        Step("almost no loss", "up to burst more", r"v0\.0\.0-.*|v0\.1\..*"),
-        Step("nothing is admitted for D once the tokens are spent", "up to burst more"),
+        Step("almost no loss", "up to burst more", r"v0\.0\.0-.*|v0\.[12]\..*", "token bucket, first generation"),
+        Step("nothing is admitted for D once the tokens are spent", "up to burst more", model="token bucket"),
     ),
     Seen(
         module="golang.org/x/time",

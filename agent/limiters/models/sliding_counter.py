@@ -1,0 +1,49 @@
+"""A sliding window of two counters: what came in this window, and a share of what came in the one before."""
+
+from __future__ import annotations
+
+from math import floor
+
+import numpy as np
+
+from agent.limiters.models.model import SECOND, Arrivals, Limit, Model, of_window
+
+
+def _decide(arrivals: Arrivals, limit: Limit) -> np.ndarray:
+    """In doubles of seconds, in the library's order. A counter is forgotten two windows after it began to count."""
+    length = limit.window_ns / SECOND
+    count = limit.count
+    out = bytearray(len(arrivals.t_ns))
+    i = 0
+    for times, costs in arrivals.runs():
+        used: dict[int, float] = {}
+        ends: dict[int, float] = {}
+        for t, n in zip(times, costs, strict=True):
+            now = t / SECOND
+            at = int(now / length)
+            before = used.get(at - 1, 0.0)
+            if before and ends[at - 1] <= now:
+                del used[at - 1], ends[at - 1]
+                before = 0.0
+            mine = used.get(at, 0.0)
+            if mine and ends[at] <= now:
+                del used[at], ends[at]
+                mine = 0.0
+            rest = (1 - (((now - length) / length) % 1)) * length if before else 0.0
+            if n <= count and floor(before * rest / length + mine) + n <= count:
+                if not mine:
+                    ends[at] = now + 2 * length
+                    if len(used) > 1024:  # long past, or far ahead
+                        used = {w: u for w, u in used.items() if ends[w] > now}
+                used[at] = mine + n
+                out[i] = 1
+            i += 1
+    return np.frombuffer(out, np.bool_)
+
+
+MODELS = (
+    Model(
+        "sliding window of two counters", "counts what it admits in windows on the clock; of the window before, as large a share as is still within a window's length",
+        "MemoryStorage.acquire_sliding_window_entry of Python's limits 5.8", _decide, ("count", "window_ns"), lambda limit: 3 * limit.window_ns, of_window,
+    ),
+)  # fmt: skip

@@ -1,0 +1,70 @@
+"""Sliding logs: the time of each request that was admitted within the window."""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+
+import numpy as np
+
+from agent.limiters.models.model import Arrivals, Limit, Model, of_window
+
+_MS = 1_000_000
+_COMPACT = 4096
+
+
+def _sorted(arrivals: Arrivals, limit: Limit) -> np.ndarray:
+    """A Redis sorted set: what is older than the window is removed for good, and what lies ahead counts."""
+    length, count = limit.window_ns // _MS, limit.count
+    out = bytearray(len(arrivals.t_ns))
+    i = 0
+    for times, costs in arrivals.runs(_MS):
+        log: list[int] = []
+        head = 0
+        for now, n in zip(times, costs, strict=True):
+            if head < len(log) and log[head] <= now - length:
+                head = bisect_right(log, now - length, head)
+                if head > _COMPACT:
+                    del log[:head]
+                    head = 0
+            if len(log) - head + n <= count:
+                if not log or now >= log[-1]:
+                    log.extend([now] * int(n))
+                else:
+                    for _ in range(int(n)):
+                        insort(log, now, head)
+                out[i] = 1
+            i += 1
+    return np.frombuffer(out, np.bool_)
+
+
+def _in_order(arrivals: Arrivals, limit: Limit) -> np.ndarray:
+    """As many admitted requests back as the limit allows, that one must be older than the window."""
+    length, count = limit.window_ns, int(limit.count)
+    out = bytearray(len(arrivals.t_ns))
+    i = 0
+    for times, costs in arrivals.runs():
+        log: list[int] = []
+        for now, cost in zip(times, costs, strict=True):
+            n = int(cost)
+            back = count - n + 1
+            if back > 0 and (len(log) < back or log[-back] < now - length):
+                if n == 1:
+                    log.append(now)
+                else:
+                    log.extend([now] * n)
+                out[i] = 1
+            i += 1
+    return np.frombuffer(out, np.bool_)
+
+
+MODELS = (
+    Model(
+        "sliding log", "keeps the time of each admitted request, sorted, in milliseconds; what is older than the window is removed for good, what lies ahead of the clock counts",
+        "the usual Redis script: ZREMRANGEBYSCORE, ZCARD, ZADD", _sorted, ("count", "window_ns"), of_window, unlike="a key's expiry by Redis's own clock",
+    ),
+    Model(
+        "sliding log, in order", "keeps the time of each admitted request in their order; the one that lies a limit back must be older than the window",
+        "MemoryStorage.acquire_entry of Python's limits 5.8", _in_order, ("count", "window_ns"), of_window,
+        unlike="a thread of the library's removes old entries now and then: after steps forward and back again it may admit more",
+    ),
+)  # fmt: skip

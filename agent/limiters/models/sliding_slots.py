@@ -1,0 +1,44 @@
+"""A sliding window of slots, each with the time that it stands for, cleared when it is entered for another one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agent.limiters.models.model import Arrivals, Limit, Model
+
+
+def slot_ns(limit: Limit) -> int:
+    return max(limit.window_ns // limit.slots, 1)
+
+
+def _decide(arrivals: Arrivals, limit: Limit) -> np.ndarray:
+    """Of what it holds, all that is not older than the window counts: also slots that lie ahead, after a step back."""
+    slots, count = limit.slots, limit.count
+    out = bytearray(len(arrivals.t_ns))
+    i = 0
+    for times, costs in arrivals.runs(slot_ns(limit)):
+        stamps, used = [-slots] * slots, [0.0] * slots
+        now, total = None, 0.0
+        for at, n in zip(times, costs, strict=True):
+            place = at % slots
+            if at != now:
+                now = at
+                if stamps[place] != at:
+                    stamps[place], used[place] = at, 0.0
+                oldest = at - slots
+                total = sum([u for s, u in zip(stamps, used, strict=True) if s > oldest])
+            if total + n <= count:
+                total += n
+                used[place] += n
+                out[i] = 1
+            i += 1
+    return np.frombuffer(out, np.bool_)
+
+
+MODELS = (
+    Model(
+        "sliding window of slots", "counts what it admits in slots of a ring; a slot is cleared when its place is entered for another time, those ahead of the clock count",
+        "the usual hand-written ring, (*SlidingWindow).Inc: ten slots of 100 ms, lazily cleared", _decide, ("count", "window_ns"), lambda limit: limit.window_ns + slot_ns(limit),
+        slot_ns,
+    ),
+)  # fmt: skip

@@ -1,0 +1,63 @@
+"""Token buckets. The arithmetic is x/time/rate's own, in the same order, so that the same times give the same decisions to the last bit."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from agent.limiters.models.model import SECOND, Arrivals, Limit, Model, of_bucket
+
+
+def _decide(arrivals: Arrivals, limit: Limit, keeps_last: bool) -> np.ndarray:
+    """keeps_last: a refused request leaves the time of the last one as it is (from v0.3.0 on), also where the clock went back; before, it moved it back."""
+    rate, burst = float(limit.per_s), float(limit.burst)
+    begin = burst if limit.start is None else float(limit.start)
+    patient = limit.patient
+    out = bytearray(len(arrivals.t_ns))
+    i = 0
+    for times, costs in arrivals.runs():
+        tokens, last = begin, times[0] if times else 0
+        for now, n in zip(times, costs, strict=True):
+            since = now - last
+            if since < 0:
+                left, back = tokens, True
+            else:  # Duration.Seconds() adds whole seconds and the rest
+                back = False
+                whole = since // SECOND
+                left = tokens + (whole + (since - whole * SECOND) / 1e9) * rate
+            if left > burst:  # noqa: PLR1730 - min() takes as long as all the rest
+                left = burst
+            left -= n
+            # durationFromTokens cuts to whole nanoseconds: a debt below one of them is none.
+            ready = left >= 0 or int(1e9 * (-left / rate)) <= 0
+            if n <= burst and (ready or patient):
+                tokens, last = left, now
+                out[i] = ready
+            elif back and not keeps_last:
+                last = now
+            i += 1
+    return np.frombuffer(out, np.bool_)
+
+
+_SOURCE = "rate.go of golang.org/x/time, reserveN and advance"
+MODELS = (
+    Model(
+        "token bucket",
+        "fills at the rate up to its size; who finds too little is refused. A refusal leaves its time alone: after a step back nothing fills until the clock has caught up",
+        f"{_SOURCE}, v0.3.0 to v0.16.0",
+        partial(_decide, keeps_last=True),
+        ("per_s", "burst"),
+        of_bucket,
+        told=True,
+    ),
+    Model(
+        "token bucket, first generation",
+        "the same; a refusal after a step back moves its time back, too, so that it fills again at once",
+        f"{_SOURCE}, up to v0.2.0",
+        partial(_decide, keeps_last=False),
+        ("per_s", "burst"),
+        of_bucket,
+        told=True,
+    ),
+)

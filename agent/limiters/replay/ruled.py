@@ -1,0 +1,115 @@
+"""Which model, limit and clock belong to a limiter: from its library's declaration, what its rows say, and what the settings say of hand-written ones. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from agent.limiters.catalogue import CATALOGUE
+from agent.limiters.models.catalogue import MODELS
+from agent.limiters.models.model import SECOND, Limit, Model
+
+#: Of a library that names no model of its own, that of its algorithm: another implementation than its own.
+BY_ALGORITHM = {
+    "token bucket": "token bucket",
+    "leaky bucket": "leaky bucket",
+    "gcra": "GCRA",
+    "fixed window": "fixed window",
+    "sliding window": "sliding log",
+    "sliding window of slots": "sliding window of slots",
+    "sliding window counter": "sliding window of two counters",
+    "sliding log": "sliding log",
+    "moving window": "sliding log",
+    "leap array": "leap array",
+}
+#: What a limiter's clock can be; the first three follow steps of the wall clock, ``remote wall`` those of the host that keeps its state.
+FOLLOWS = ("caller", "wall", "remote wall")
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What the settings, or a command line, say of limiters whose id matches ``pattern`` (``*`` and ``?``). 0, empty and None: nothing is said of it."""
+
+    pattern: str = "*"
+    model: str = ""
+    clock: str = ""
+    per_s: float = 0.0
+    burst: float = 0.0
+    count: float = 0.0
+    window_ns: int = 0
+    slots: int = 0
+    shared: bool | None = None
+
+
+@dataclass(frozen=True)
+class Ruled:
+    """How a limiter decides, as far as that is known.
+
+    model: None where it is not known; lacking: why it cannot be replayed, empty where it can. doubts: why what comes out is an estimate.
+    shared: its state is not the process's own.
+    """
+
+    model: Model | None
+    limit: Limit
+    clock: str
+    shared: bool
+    lacking: str = ""
+    doubts: tuple[str, ...] = ()
+
+
+def ruled(row: np.void, said: Sequence[Declared] = ()) -> Ruled:
+    """row: one of a limiter's decisions. said: of these, each that matches is heard, the first that says something wins."""
+    name, library = (row[column].decode("utf-8", "replace") for column in ("limiter_id", "library"))
+    heard = [one for one in said if fnmatchcase(name, one.pattern)]
+    own, clock, model_name = _of_library(library, row["library_version"].decode("utf-8", "replace"))
+    doubts = () if own or not model_name else (f"{library}'s own {model_name} may differ from the model's",)
+    declared = next((one.model for one in heard if one.model), "")
+    if declared:
+        model_name, doubts = declared, ()
+    model = MODELS.get(model_name)
+    limit = _limit(row, heard, model)
+    clock = next((one.clock for one in heard if one.clock), clock)
+    shared = next((one.shared for one in heard if one.shared is not None), clock == "remote wall")
+    if model is None:
+        return Ruled(None, limit, clock, shared, "its algorithm is not known: name it in limiter_models, or by --model")
+    if not clock:
+        doubts = (*doubts, "its clock is not known, and taken to be the wall clock")
+    lacks = ", ".join(_WORDS[need] for need in model.lacks(limit))
+    return Ruled(model, limit, clock or "wall", shared, f"its {lacks} is not known" if lacks else "", doubts)
+
+
+_WORDS = {"per_s": "rate", "burst": "burst", "count": "limit", "window_ns": "window"}
+
+
+def _of_library(library: str, version: str) -> tuple[bool, str, str]:
+    """(whether the model is that implementation, its clock, the model's name); of a library that is not known, nothing."""
+    entry = next((one for one in CATALOGUE if one.library == library), None)
+    if entry is None:
+        return False, "", ""
+    named = entry.step(version).model or entry.model
+    return bool(named), entry.clock, named or BY_ALGORITHM.get(re.sub(r"[^a-z ]", "", entry.algorithm.lower()), "")
+
+
+def _limit(row: np.void, heard: Sequence[Declared], model: Model | None) -> Limit:
+    def said(what: str) -> float:
+        return next((value for one in heard if (value := getattr(one, what))), 0)
+
+    rate, burst, window = (_positive(row[name]) for name in ("limit_per_s", "burst", "window_ns"))
+    window = int(said("window_ns") or window)
+    rate = said("per_s") or rate
+    count = said("count") or round(rate * window / SECOND) or (burst if window else 0)
+    if model and "per_s" in model.needs and not rate and window:
+        rate = (said("count") or burst) / window * SECOND
+    if not burst and window and model and "burst" in model.needs:
+        burst = count
+    limit = Limit(per_s=rate, burst=said("burst") or burst, count=count, window_ns=window)
+    return replace(limit, slots=int(said("slots") or (2 if model and model.name == "leap array" else 10)))
+
+
+def _positive(value: np.number) -> float:
+    number = float(value)
+    return number if 0 < number < 1e300 else 0.0
