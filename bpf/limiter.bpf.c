@@ -1,134 +1,162 @@
-/* golang.org/x/time/rate: (*Limiter).reserveN, where each decision is made, and (*Limiter).wait, which can refuse before it gets there.
- * Declared in agent/limiters/libraries/x_time_rate.py. */
+/* What programs of agent/limiters/library.py do: where a decision begins and ends, where a call waits that may decide before it decides and
+ * sleeps after it, and where a decision sleeps within. */
 
-BPF_F_TABLE("lru_hash", struct limiter_key, struct limiter_start, limiter_reserving, 16384, 0);
+BPF_F_TABLE("lru_hash", struct limiter_key, struct limiter_start, limiter_deciding, 16384, 0);
 BPF_F_TABLE("lru_hash", struct limiter_key, struct limiter_start, limiter_waiting, 16384, 0);
 
-/* Words from one field to another. */
-#define LIMITER_SPAN(from, to) ((LIMITER_AT_##to - LIMITER_AT_##from) / 8 + 1)
-_Static_assert(LIMITER_AT_LIMIT < LIMITER_AT_BURST && LIMITER_AT_TOKENS < LIMITER_AT_LAST_WALL && LIMITER_AT_LAST_WALL < LIMITER_AT_LAST_EXT,
-	       "limit and burst, and tokens and last, are each read at once, in this order");
-
-static __always_inline void limiter_configured(struct limiter_start *s)
+/* Keys are read now: by the end the garbage collector may have given their memory away. */
+static __always_inline void limiter_entered(struct pt_regs *ctx, struct limiter_start *s, struct limiter_places at)
 {
-	u64 head[LIMITER_SPAN(LIMIT, BURST)];
-	s->limit = s->burst = UNKNOWN64;
-	if (bpf_probe_read_user(head, sizeof(head), (void *)(s->limiter + LIMITER_AT_LIMIT)) == 0) {
-		s->limit = head[0];
-		s->burst = head[LIMITER_SPAN(LIMIT, BURST) - 1];
+	s->limiter = limiter_word(ctx, 0, at.limiter);
+	s->n = limiter_word(ctx, s->limiter, at.n);
+	s->now_wall = limiter_word(ctx, s->limiter, at.now_wall);
+	s->now_ext = limiter_word(ctx, s->limiter, at.now_ext);
+	s->limit = limiter_word(ctx, s->limiter, at.limit);
+	s->burst = limiter_word(ctx, s->limiter, at.burst);
+	s->period = limiter_word(ctx, s->limiter, at.period);
+	s->key_size = limiter_word(ctx, s->limiter, at.key_size);
+	if (at.key != LIMITER_NOWHERE) {
+		u64 text = limiter_word(ctx, s->limiter, at.key), size = s->key_size;
+		if (size > LIMITER_KEY - 1)
+			size = LIMITER_KEY - 1;
+		asm volatile("" : "+r"(size));	/* the verifier wants the next line, the compiler knows better */
+		size &= LIMITER_KEY - 1;
+		if (bpf_probe_read_user(s->key_text, size, (void *)text))
+			s->key_size = UNKNOWN64;
 	}
 }
 
-static __always_inline void limiter_tell(struct limiter_key *key, struct limiter_start *s, struct limiter_decision *result)
+static __always_inline int limiter_begins(struct pt_regs *ctx, u32 library, struct limiter_places at)
 {
-	u64 state[LIMITER_SPAN(TOKENS, LAST_EXT)];
-	struct limiter_decision *e = limiter_end(key, s, result, LIMITER_LIBRARY);
-	if (!e)
-		return;
-	if (bpf_probe_read_user(state, sizeof(state), (void *)(s->limiter + LIMITER_AT_TOKENS)) == 0) {
-		e->tokens = state[0];
-		e->last_wall = state[LIMITER_SPAN(TOKENS, LAST_WALL) - 1];
-		e->last_ext = state[LIMITER_SPAN(TOKENS, LAST_EXT) - 1];
-	}
-	limiter_decisions.ringbuf_submit(e, QUIET);
-}
-
-/* func (lim *Limiter) reserveN(t time.Time, n int, maxFutureReserve time.Duration) Reservation */
-int limiter_reserve(struct pt_regs *ctx)
-{
-	on_own_stack(ctx);
 	struct limiter_key key;
 	struct limiter_start s = {};
 	u32 tid;
-	limiter_key_of(ctx, &key);
-	s.limiter = limiter_register(ctx, LIMITER_RESERVE_LIMITER);
-	s.now_wall = limiter_register(ctx, LIMITER_RESERVE_NOW_WALL);
-	s.now_ext = limiter_register(ctx, LIMITER_RESERVE_NOW_EXT);
-	s.n = limiter_register(ctx, LIMITER_RESERVE_N);
-	limiter_begin(&s, limiter_reserving.lookup(&key));
-	limiter_configured(&s);
-	limiter_reserving.update(&key, &s);
+	limiter_key_of(ctx, &key, library);
+	limiter_entered(ctx, &s, at);
+	limiter_begin(&s, limiter_deciding.lookup(&key));
+	limiter_deciding.update(&key, &s);
 	tid = s.tid;
 	limiter_open.update(&tid, &key.goroutine);
 	return 0;
 }
 
-/* func (lim *Limiter) wait(ctx context.Context, n int, t time.Time, newTimer func(...)) error */
-int limiter_wait(struct pt_regs *ctx)
+static __always_inline int limiter_waits(struct pt_regs *ctx, u32 library, struct limiter_places at)
 {
-	on_own_stack(ctx);
 	struct limiter_key key;
 	struct limiter_start s = {};
 	u32 tid;
-	limiter_key_of(ctx, &key);
-	s.limiter = limiter_register(ctx, LIMITER_WAIT_LIMITER);
-	s.now_wall = limiter_register(ctx, LIMITER_WAIT_NOW_WALL);
-	s.now_ext = limiter_register(ctx, LIMITER_WAIT_NOW_EXT);
-	s.n = limiter_register(ctx, LIMITER_WAIT_N);
+	limiter_key_of(ctx, &key, library);
+	limiter_entered(ctx, &s, at);
 	limiter_begin(&s, limiter_waiting.lookup(&key));
-	limiter_configured(&s);
 	limiter_waiting.update(&key, &s);
 	tid = s.tid;
 	limiter_open.update(&tid, &key.goroutine);
 	return 0;
 }
 
-/* A RET of reserveN. Within wait, the decision began when wait did; where it is to wait, its entry stays until it wakes up. */
-int limiter_reserved(struct pt_regs *ctx)
+/* The thread does something else meanwhile. */
+static __always_inline int limiter_sleeps(struct pt_regs *ctx, u32 library, struct limiter_places at)
 {
-	on_own_stack(ctx);
+	struct limiter_key key;
+	struct limiter_start *started;
+	u64 wait = limiter_word(ctx, 0, at.wait);
+	u32 tid;
+	limiter_key_of(ctx, &key, library);
+	started = limiter_deciding.lookup(&key);
+	if (!started || (s64)wait <= 0)
+		return 0;
+	started->slept = wait;
+	tid = started->tid;
+	limiter_open.delete(&tid);
+	return 0;
+}
+
+/* A RET of a decision. Within a call that waits, it began when that did; where it is to wait, that one's entry stays until it wakes up. */
+static __always_inline int limiter_ends(struct pt_regs *ctx, u32 library, struct limiter_places at)
+{
 	struct limiter_key key;
 	struct limiter_start s, *started, *waiting;
-	struct limiter_decision result = {};
+	struct limiter_decision *e;
+	u64 wait, act_wall, act_ext;
+	bool asleep = false;
+	u8 ok;
 	u32 tid;
-	limiter_key_of(ctx, &key);
-	started = limiter_reserving.lookup(&key);
+	limiter_key_of(ctx, &key, library);
+	started = limiter_deciding.lookup(&key);
 	if (!started) {
-		limiter_unmatched(LIMITER_LIBRARY);
+		if (at.ok != LIMITER_NOWHERE || at.granted != LIMITER_NOWHERE)	/* one that cannot refuse may sleep since before the probes came */
+			limiter_unmatched(library);
 		return 0;
 	}
 	s = *started;
-	limiter_reserving.delete(&key);
+	limiter_deciding.delete(&key);
 	tid = s.tid;
-	result.ok = limiter_register(ctx, LIMITER_RESERVED_OK);
-	result.act_wall = limiter_register(ctx, LIMITER_RESERVED_ACT_WALL);
-	result.act_ext = limiter_register(ctx, LIMITER_RESERVED_ACT_EXT);
-	result.reserved = 1;
+	ok = at.ok == LIMITER_NOWHERE ? 1 : limiter_word(ctx, s.limiter, at.ok);
+	wait = s.slept ? s.slept : limiter_word(ctx, s.limiter, at.wait);
+	act_wall = limiter_word(ctx, s.limiter, at.act_wall);
+	act_ext = limiter_word(ctx, s.limiter, at.act_ext);
 	waiting = limiter_waiting.lookup(&key);
 	if (waiting && !waiting->asleep) {
 		s.t_ns = waiting->t_ns;
 		limiter_open.delete(&tid);
 		tid = waiting->tid;
-		result.asleep = result.ok && (result.act_wall != s.now_wall || result.act_ext != s.now_ext);
-		if (result.asleep)
+		asleep = ok && (at.wait == LIMITER_NOWHERE ? act_wall != s.now_wall || act_ext != s.now_ext : (s64)wait > 0);
+		if (asleep)
 			waiting->asleep = 1;
 		else
 			limiter_waiting.delete(&key);
 	}
 	limiter_open.delete(&tid);
-	limiter_tell(&key, &s, &result);
+	e = limiter_end(&key, &s, false);
+	if (!e)
+		return 0;
+	e->ok = ok;
+	e->reserved = 1;
+	e->asleep = asleep;
+	e->wait = wait;
+	e->act_wall = act_wall;
+	e->act_ext = act_ext;
+	e->error = limiter_word(ctx, s.limiter, at.error);
+	e->granted = limiter_word(ctx, s.limiter, at.granted);
+	e->tokens = limiter_word(ctx, s.limiter, at.tokens);
+	e->last_wall = limiter_word(ctx, s.limiter, at.last_wall);
+	e->last_ext = limiter_word(ctx, s.limiter, at.last_ext);
+	if (at.limit != LIMITER_NOWHERE)
+		e->limit = limiter_word(ctx, s.limiter, at.limit);
+	if (at.burst != LIMITER_NOWHERE)
+		e->burst = limiter_word(ctx, s.limiter, at.burst);
+	if (at.period != LIMITER_NOWHERE)
+		e->period = limiter_word(ctx, s.limiter, at.period);
+	limiter_decisions.ringbuf_submit(e, QUIET);
 	return 0;
 }
 
-/* A RET of wait: the end of its sleep, or a decision where no reservation was tried. */
-int limiter_waited(struct pt_regs *ctx)
+/* A RET of a call that waits: the end of its sleep, or a decision where none was made within. */
+static __always_inline int limiter_woke(struct pt_regs *ctx, u32 library, struct limiter_places at)
 {
-	on_own_stack(ctx);
 	struct limiter_key key;
 	struct limiter_start s, *started;
-	struct limiter_decision result = {};
+	struct limiter_decision *e;
 	u32 tid;
-	limiter_key_of(ctx, &key);
+	limiter_key_of(ctx, &key, library);
 	started = limiter_waiting.lookup(&key);
 	if (!started)
 		return 0;
 	s = *started;
 	limiter_waiting.delete(&key);
 	tid = s.tid;
-	result.ok = limiter_register(ctx, LIMITER_WAITED_ERROR) == 0;
-	result.woke = s.asleep != 0;
-	if (!result.woke)	/* else the thread does something else by now */
+	if (!s.asleep)	/* else the thread does something else by now */
 		limiter_open.delete(&tid);
-	limiter_tell(&key, &s, &result);
+	e = limiter_end(&key, &s, s.asleep != 0);
+	if (!e)
+		return 0;
+	e->ok = at.error == LIMITER_NOWHERE || limiter_word(ctx, s.limiter, at.error) == 0;
+	e->reserved = 0;
+	e->asleep = 0;
+	e->wait = e->error = e->granted = e->act_wall = e->act_ext = UNKNOWN64;
+	e->tokens = limiter_word(ctx, s.limiter, at.tokens);
+	e->last_wall = limiter_word(ctx, s.limiter, at.last_wall);
+	e->last_ext = limiter_word(ctx, s.limiter, at.last_ext);
+	limiter_decisions.ringbuf_submit(e, QUIET);
 	return 0;
 }

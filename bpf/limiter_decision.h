@@ -1,36 +1,39 @@
-/* Decisions of limiter libraries in unmodified Go programs: what all of them share. Each library's programs stand in the file that its declaration names
+/* Decisions of limiter libraries in unmodified Go programs: what their programs share. These themselves are made from the declarations
  * (agent/limiters/libraries/): uprobes where decisions begin, and on each RET of these functions (a uretprobe would break Go's moving stacks).
  * Registers: Go's internal ABI on x86-64, in use since Go 1.17 (cmd/compile/abi-internal.md). Minimum kernel 5.8.
- * Driven by agent/probes/limiter.py, which defines by the declarations, F being a file's name before its first dot:
+ * Driven by agent/probes/limiter.py.
  *
- * F_LIBRARY     the library's number
- * F_AT_field    offset of a field in the limiter
- * PROGRAM_name  register of an argument at an entry, of a result at a return: its number for limiter_register()
- *
- * All numbers leave as the program holds them; user space makes sense of floats and times. */
+ * All numbers leave as the program holds them; user space makes sense of floats and times. All ones: not known. */
 #pragma once
 
 #define LIMITER_OPEN 1
 #define LIMITER_SETTLE_NS 1000000000
+#define LIMITER_KEY 64
 
 struct limiter_decision {
 	u64 t_ns;		/* end of the decision, CLOCK_BOOTTIME */
 	struct proc proc;
 	u64 goroutine;
 	u64 limiter;		/* its address */
-	u64 limit;		/* bits of a double, at entry */
+	u64 limit;		/* what it is configured to */
 	u64 burst;
-	u64 tokens;		/* bits of a double, at exit */
-	u64 last_wall;		/* Limiter.last at exit, as time.Time's two words */
+	u64 period;
+	u64 tokens;		/* what is left, at exit */
+	u64 last_wall;		/* as of when, as time.Time's two words */
 	u64 last_ext;
-	u64 n;
+	u64 n;			/* asked for */
+	u64 granted;
 	u64 now_wall;		/* the program's time */
 	u64 now_ext;
-	u64 act_wall;		/* timeToAct of the reservation */
+	u64 act_wall;		/* when it is let go */
 	u64 act_ext;
+	u64 wait;		/* in how long, or for how long it slept within */
+	u64 error;		/* the first word of an error */
+	u64 key_size;		/* bytes, of which key_text holds the first */
 	u64 duration_ns;
 	u64 every;		/* 1, or k where only one second in k is watched */
 	char library_version[24];
+	char key_text[64];
 	u8 ok;
 	u8 reserved;		/* 0: wait ended before a reservation was tried; act and tokens say nothing */
 	u8 asleep;		/* 1: wait now sleeps until act; a record with ``woke`` says how that ends */
@@ -62,11 +65,11 @@ struct limiter_counts {
 };
 BPF_F_TABLE("array", u32, struct limiter_counts, limiter_counts, 1, BPF_F_MMAPABLE);
 
-/* A goroutine: it may change threads within a decision. */
+/* A goroutine, which may change threads within a decision, and the library: one may be built on another. */
 struct limiter_key {
 	u64 goroutine;
 	u32 tgid;
-	u32 pad;
+	u32 library;
 };
 
 struct limiter_start {
@@ -74,21 +77,25 @@ struct limiter_start {
 	u64 limiter;
 	u64 limit;
 	u64 burst;
+	u64 period;
 	u64 n;
 	u64 now_wall;
 	u64 now_ext;
+	u64 key_size;
+	u64 slept;		/* ns that a decision sleeps within, or 0 */
 	u32 tid;
 	u32 asleep;		/* of wait: it has decided and sleeps */
+	char key_text[LIMITER_KEY];
 };
 
 /* Thread that began a decision -> its goroutine, while the decision is open, for what else that thread does then. */
 BPF_F_TABLE("lru_hash", u32, u64, limiter_open, 16384, 0);
 
-static __always_inline void limiter_key_of(struct pt_regs *ctx, struct limiter_key *key)
+static __always_inline void limiter_key_of(struct pt_regs *ctx, struct limiter_key *key, u32 library)
 {
 	key->goroutine = ctx->r14;
 	key->tgid = bpf_get_current_pid_tgid() >> 32;
-	key->pad = 0;
+	key->library = library;
 }
 
 static __always_inline struct limiter_counts *limiter_counter(void)
@@ -129,20 +136,36 @@ static __always_inline void limiter_unmatched(u32 library)
 		__sync_fetch_and_add(&counts->unmatched, 1);
 }
 
-/* A word of an argument at a function's entry, of a result at its return. number: a constant, so that this is one load. */
-static __always_inline u64 limiter_register(struct pt_regs *ctx, int number)
+/* Where the words of a decision are, as agent/limiters/library.py writes it: a register's number, or with LIMITER_MEMORY the word at what
+ * that holds (10: at the limiter), plus an offset above bit 8. */
+#define LIMITER_NOWHERE 15
+#define LIMITER_MEMORY 16
+struct limiter_places {
+	u32 limiter, n, now_wall, now_ext, limit, burst, period, key, key_size;
+	u32 ok, error, wait, act_wall, act_ext, granted, tokens, last_wall, last_ext;
+};
+
+/* place: a constant, so that this is one load. */
+static __always_inline u64 limiter_word(struct pt_regs *ctx, u64 limiter, u32 place)
 {
-	switch (number) {	/* the order of agent/limiters/library.py */
-	case 0: return ctx->ax;
-	case 1: return ctx->bx;
-	case 2: return ctx->cx;
-	case 3: return ctx->di;
-	case 4: return ctx->si;
-	case 5: return ctx->r8;
-	case 6: return ctx->r9;
-	case 7: return ctx->r10;
-	default: return ctx->r11;
+	u64 base, word;
+	switch (place & 15) {
+	case 0: base = ctx->ax; break;
+	case 1: base = ctx->bx; break;
+	case 2: base = ctx->cx; break;
+	case 3: base = ctx->di; break;
+	case 4: base = ctx->si; break;
+	case 5: base = ctx->r8; break;
+	case 6: base = ctx->r9; break;
+	case 7: base = ctx->r10; break;
+	case 8: base = ctx->r11; break;
+	case 9: base = ctx->sp; break;
+	case 10: base = limiter; break;
+	default: return UNKNOWN64;
 	}
+	if (!(place & LIMITER_MEMORY))
+		return base;
+	return bpf_probe_read_user(&word, sizeof(word), (void *)(base + (place >> 8))) ? UNKNOWN64 : word;
 }
 
 /* Says when a decision began whose arguments are filled in. An old start of this goroutine is one whose end was never seen, or this same
@@ -159,16 +182,16 @@ static __always_inline void limiter_begin(struct limiter_start *s, struct limite
 		limiter_orphan();
 }
 
-/* The record of a decision that ends now, or null; tokens and last are the library's to fill in, and so is submitting it. */
-static __always_inline struct limiter_decision *limiter_end(struct limiter_key *key, struct limiter_start *s, struct limiter_decision *result, u32 library)
+/* The record of a decision that ends now, or null; what it results in is the caller's to fill in, and so is submitting it. */
+static __always_inline struct limiter_decision *limiter_end(struct limiter_key *key, struct limiter_start *s, bool woke)
 {
 	void *task = (void *)bpf_get_current_task();
-	struct limiter_binary *binary = limiter_binary_of(task, library);
+	struct limiter_binary *binary = limiter_binary_of(task, key->library);
 	struct limiter_decision *e;
 	if (binary) {
 		if (!binary->every || s->t_ns < binary->since_ns)
 			return 0;
-		if (!result->woke)
+		if (!woke)
 			__sync_fetch_and_add(&binary->decisions, 1);
 	}
 	e = limiter_decisions.ringbuf_reserve(sizeof(*e));
@@ -176,29 +199,28 @@ static __always_inline struct limiter_decision *limiter_end(struct limiter_key *
 		lose(LOST_limiter_decisions);
 		return 0;
 	}
-	__builtin_memset(e, 0, sizeof(*e));
 	e->t_ns = bpf_ktime_get_boot_ns();
 	fill_proc(&e->proc, task);
 	e->goroutine = key->goroutine;
 	e->limiter = s->limiter;
 	e->limit = s->limit;
 	e->burst = s->burst;
-	e->tokens = e->last_wall = e->last_ext = UNKNOWN64;
+	e->period = s->period;
 	e->n = s->n;
 	e->now_wall = s->now_wall;
 	e->now_ext = s->now_ext;
-	e->act_wall = result->act_wall;
-	e->act_ext = result->act_ext;
-	e->ok = result->ok;
-	e->reserved = result->reserved;
-	e->asleep = result->asleep;
-	e->woke = result->woke;
-	e->library = library;
+	e->key_size = s->key_size;
+	__builtin_memcpy(e->key_text, s->key_text, sizeof(e->key_text));
+	e->woke = woke;
+	e->library = key->library;
+	__builtin_memset(e->pad, 0, sizeof(e->pad));
 	e->duration_ns = e->t_ns - s->t_ns;
 	e->every = 1;
 	if (binary) {
 		e->every = binary->every;
 		__builtin_memcpy(e->library_version, binary->library_version, sizeof(e->library_version));
+	} else {
+		__builtin_memset(e->library_version, 0, sizeof(e->library_version));
 	}
 	return e;
 }

@@ -9,9 +9,10 @@ from typing import Any
 
 from agent.binaries import gobuild
 from agent.binaries.elf import X86_64, ElfError, contains_32
+from agent.binaries.golibraries import Matched, chosen, match, root
 from agent.binaries.gosym import GoBinary, GoFunction
 from agent.limiters import catalogue
-from agent.limiters.library import ROLES, Function, Seen
+from agent.limiters.library import Seen
 
 REGISTER_ABI_MINOR = 17
 #: What a function with a frame starts with (cmd/internal/obj/x86, stacksplit): CMPQ SP, 16(R14), or LEAQ -n(SP), R12 for a large one.
@@ -71,10 +72,16 @@ def examine(fd: int) -> GoFacts | None:
         if binary.build is None:
             return None
         go_version = binary.build.go_version
-        others = binary.packages(_HINT, lambda package: _is_other(package, seen.values()), MOST_OTHERS)
-        found = binary.functions([LOOKUP, *(symbol for one in seen.values() for symbol in one.symbols())])
+        names = binary.names(
+            [LOOKUP, *(symbol for one in seen.values() for symbol in one.symbols())],
+            {one.symbol.encode() for library in seen.values() if library.copies for one in library.functions},
+        )
+        found = binary.functions(names)
         lookups = _lookups(binary, found)
-        probed = [_probed(binary, name, one, mine) for name, one in seen.items() if (mine := _of(one, found))]
+        matched = {name: mine for name, one in seen.items() if (mine := match(one, names.values(), found))}
+        probed = [_probed(binary, name, seen[name], mine) for name, mine in matched.items()]
+        roots = {root(package, binary.build) for mine in matched.values() for package in mine.packages}
+        others = binary.packages(_HINT, lambda package: _is_other(package, roots), MOST_OTHERS)
     except ElfError as error:
         probed = (
             [Probed(state="unavailable", reason=str(error), go_version=go_version)]
@@ -105,45 +112,34 @@ def _ways(binary: GoBinary, function: GoFunction) -> tuple[int, list[int]]:
     return binary.file_offset(function.entry), places
 
 
-def _is_other(package: bytes, seen: Iterable[Seen]) -> bool:
-    if any(
-        package == known.encode() or package.endswith(b"/vendor/" + known.encode())
-        for one in seen
-        for known in one.packages
-    ):
-        return False
-    return any(_LIMITER.fullmatch(element) for element in package.split(b"/"))
+def _is_other(package: bytes, roots: Iterable[str]) -> bool:
+    """roots: modules whose limiters are told of otherwise."""
+    path = package.rpartition(b"/vendor/")[2].decode("utf-8", "replace") + "/"
+    return not any(path.startswith(root + "/") for root in roots) and any(
+        _LIMITER.fullmatch(element) for element in package.split(b"/")
+    )
 
 
-def _of(seen: Seen, found: list[GoFunction]) -> list[tuple[GoFunction, Function]]:
-    """The functions of a library, those without which nothing is seen first."""
-    symbols = seen.symbols()
-    mine = [
-        (one, declared)
-        for one in found
-        for symbol, declared in symbols.items()
-        if one.name.rpartition("/vendor/")[2].encode() == symbol
-    ]
-    return sorted(mine, key=lambda one: ROLES.index(one[1].role))
-
-
-def _probed(binary: GoBinary, name: str, seen: Seen, found: list[tuple[GoFunction, Function]]) -> Probed:
+def _probed(binary: GoBinary, name: str, seen: Seen, mine: Matched) -> Probed:
     assert binary.build is not None
     one = Probed(name, go_version=binary.build.go_version)
     try:
-        _version(binary, seen, one)
+        _version(binary, seen, mine, one)
         _refuse(binary, seen, one)
         if one.state == "attached":
-            _place(binary, seen, found, one)
+            _place(binary, mine, one)
     except ElfError as error:
         one.state, one.reason = "unavailable", str(error)
     return one
 
 
-def _version(binary: GoBinary, seen: Seen, one: Probed) -> None:
+def _version(binary: GoBinary, seen: Seen, mine: Matched, one: Probed) -> None:
     """From the build information, else from the path of the source, which has it where modules were used."""
     assert binary.build is not None
-    one.library_version = binary.build.modules.get(seen.module, "")
+    if mine.copies:
+        one.unversioned = f"a copy of it: {', '.join(sorted(mine.copies))}"
+        return
+    one.library_version = binary.build.modules.get(root(mine.packages[0], binary.build), "")
     if not one.library_version:
         path = next(filter(None, map(binary.source_path, seen.packages)), "")
         in_path = re.search(re.escape(seen.module) + r"@(v[\w.+-]+)/", path)
@@ -177,19 +173,24 @@ def _refuse(binary: GoBinary, seen: Seen, one: Probed) -> None:
         one.state, one.remedy = "unavailable", f"rebuild the program with a current Go and a current {seen.module}"
 
 
-def _place(binary: GoBinary, seen: Seen, found: list[tuple[GoFunction, Function]], one: Probed) -> None:
+def _place(binary: GoBinary, mine: Matched, one: Probed) -> None:
     """Works out the file offsets. Raises ElfError where there would be none of decisions; without the others' less is seen, no more."""
-    for function, declared in found:
+    troubles, decisions = list[str](), 0
+    for function, candidates in mine.functions:
         try:
+            declared = chosen(binary, function, candidates, mine.copies)
             entry, places = _ways(binary, function)
         except ElfError as error:
-            if declared.role == "decision":
-                raise
-            one.state, one.reason = "degraded", f"{declared.loses} are not seen: {error}"
+            troubles.append(f"{candidates[0].loses} are not seen: {error}")
             continue
-        one.sites += [(declared.entry, [entry]), (declared.end, places)]
-    if not any(declared.role == "decision" for _, declared in found):
-        names = ", ".join(
-            declared.symbol.rpartition(".")[2] for declared in seen.functions if declared.role == "decision"
-        )
-        raise ElfError(f"{names} is not there: probably inlined by profile-guided optimisation")
+        decisions += declared.role == "decision"
+        one.sites.append((declared.entry, [entry]))
+        if declared.end:
+            one.sites.append((declared.end, places))
+    if mine.inlined and not decisions:
+        one.remedy = f"build it with -gcflags={mine.packages[0]}=-l, and without -pgo"
+        raise ElfError(f"{', '.join(mine.inlined)} is inlined wherever it is called, so nothing can be probed")
+    if not decisions:
+        raise ElfError(troubles[0] if troubles else "nothing of it decides")
+    if troubles:
+        one.state, one.reason = "degraded", "; ".join(troubles)

@@ -70,20 +70,21 @@ def parse(data: bytes, size: int) -> Header:
 
 
 class Func(NamedTuple):
-    """The offsets in a _func: its name's, and those of its pc tables in pctab (0: it has none)."""
+    """Of a _func: the offset of its name, those of its pc tables in pctab (0: it has none), and the bytes of its arguments."""
 
     name: int
     pcsp: int
     pcfile: int
     pcln: int
+    args: int = 0
 
 
 def parse_func(data: bytes, entry_size: int) -> Func:
     """Reads a _func. Raises ElfError where it is cut off."""
     if len(data) < entry_size + 24:
         raise ElfError("a Go function record is cut off")
-    name, _, _, pcsp, pcfile, pcln = struct.unpack_from("<6I", data, entry_size)
-    return Func(name, pcsp, pcfile, pcln)
+    name, args, _, pcsp, pcfile, pcln = struct.unpack_from("<6I", data, entry_size)
+    return Func(name, pcsp, pcfile, pcln, args)
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

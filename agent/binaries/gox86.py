@@ -11,12 +11,16 @@ Encodings: Intel SDM volume 2, chapter 2 and appendix A (64-bit mode); VEX and E
 from __future__ import annotations
 
 import bisect
+import itertools
+import re
 from collections.abc import Iterable, Mapping
 
 from agent.binaries.elf import ElfError
 
 _PREFIXES = frozenset(b"\x66\x67\xf0\xf2\xf3\x2e\x36\x3e\x26\x64\x65")
 _RETURNS = frozenset(b"\xc2\xc3\xca\xcb\xcf")
+#: With its ModRM, of which bits 7 and 6 are not both set: an operand in memory.
+_LOCK_CMPXCHG = re.compile(rb"\xf0[\x40-\x4f]?\x0f\xb1([\x00-\xbf])", re.S)
 
 # What follows an opcode: m ModRM, b w d immediate bytes (1, 2, 4), z 4 bytes (2 with prefix 66), v 8 with REX.W else as z,
 # a a 64-bit address, r a branch offset of 1 byte, R of 4, g like m with an immediate only for /0 and /1 (TEST).
@@ -170,3 +174,18 @@ def return_offsets(code: bytes, boundaries: Iterable[int] = (), stack: Mapping[r
     if not found:
         raise ElfError("the function has no return")
     return found
+
+
+def lock_offset(code: bytes) -> int | None:
+    """The displacement of the first LOCK CMPXCHG of a function, by which Go's sync.Mutex is locked where that is inlined; None where there is none.
+
+    Raises ElfError as ``instructions``.
+    """
+    starts = [*instructions(code), len(code)]
+    for at, end in itertools.pairwise(starts):
+        match = _LOCK_CMPXCHG.match(code[at:end])
+        if match:
+            modrm = match[1][0]
+            rest = code[at + match.end() + (modrm & 7 == 4) : end]
+            return int.from_bytes(rest, "little", signed=True)
+    return None

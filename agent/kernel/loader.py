@@ -127,7 +127,7 @@ class Loader:
         for name in names:
             for path in map(Path, self.sources[name]):
                 parts += [f'#line 1 "{path.name}"', path.read_text()]
-            parts.append(str(self.job["assertions"].get(name, "")))  # type: ignore[attr-defined]
+            parts.append(str(self.job["behind"].get(name, "")))  # type: ignore[attr-defined]
         return "\n".join(parts)
 
     def compile(self, names: list[str]) -> Compiled:

@@ -92,7 +92,12 @@ def _text(value: str, most: int = 48) -> bytes:
 
 
 def _hashed(key: str) -> bytes:
-    return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest().encode()
+    return hashed(key.encode("utf-8", "surrogatepass"))
+
+
+def hashed(key: bytes) -> bytes:
+    """8 bytes of BLAKE2b as hex, which is what stands for a key wherever keys are hashed."""
+    return blake2b(key, digest_size=8).hexdigest().encode()
 
 
 _KEYS: dict[str, Callable[[str], bytes]] = {"hashed": _hashed, "clear": _text}

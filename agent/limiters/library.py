@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 #: Registers that a program of bpf/ can read at a function's entry or return, in the order in which Go passes words of arguments and of results
 #: (ABIInternal on x86-64; floats go elsewhere). The number of one is its place here.
 REGISTERS = ("ax", "bx", "cx", "di", "si", "r8", "r9", "r10", "r11")
+#: Where a place may begin: also at the stack pointer (arguments that no registers were left for lie from ``sp+8`` on), or at the limiter's address.
+BASES = (*REGISTERS, "sp", "limiter")
+#: What may be read at a function's entry, in the order of bpf/limiter_decision.h.
+ARGUMENTS = ("limiter", "n", "now_wall", "now_ext", "limit", "burst", "period", "key", "key_size")
+#: What may be read at its return: limit, burst and period again, where they are known only then.
+RESULTS = ("limit", "burst", "period", "ok", "error", "wait", "act_wall", "act_ext", "granted", "tokens", "last_wall", "last_ext")  # fmt: skip
 CLOCKS = ("caller", "wall", "remote wall", "monotonic")
-ROLES = ("decision", "wait")
+ROLES = ("decision", "wait", "sleep")
+_PLACE = re.compile(rf"({'|'.join(BASES)})(?:\+(\d+))?")
+_NOWHERE, _MEMORY, _MOST_OFFSET = 15, 16, 4096
+
+
+def place(text: str) -> int:
+    """``ax`` (a register) or ``limiter+8`` (the word in memory there) as bpf/limiter_decision.h has it. Raises ValueError."""
+    match = _PLACE.fullmatch(text)
+    if not match or (match[2] is None and match[1] not in REGISTERS) or int(match[2] or 0) > _MOST_OFFSET:
+        raise ValueError(
+            f"{text!r}: one of {', '.join(REGISTERS)}, or one of {', '.join(BASES)} with an offset (ax+24)"
+        )
+    return BASES.index(match[1]) if match[2] is None else BASES.index(match[1]) | _MEMORY | int(match[2]) << 8
 
 
 @dataclass(frozen=True)
@@ -28,9 +48,11 @@ class Step:
 class Function:
     """A function whose calls are seen.
 
-    symbol: behind the package's import path. role: ``decision``, without which nothing is seen, or ``wait``, which may decide before it calls that and sleeps after it.
-    entry, end: the programs at its first instruction and at each of its returns. arguments, results: name -> register of ``REGISTERS``; which names
-    there must be is the programs' to say. loses: what is not seen without it. Raises ValueError for a role or a register that there is not.
+    symbol: behind the package's import path, or behind that of ``package``, where it is another's. role: ``decision``, without which nothing is seen; ``wait``, which may decide before
+    it calls that and sleeps after it; or ``sleep``, which a decision calls to impose its delay: entry only. entry, end: the programs at its first instruction and at each of its
+    returns; functions with the same places may share one. arguments, results: what of ``ARGUMENTS``, ``RESULTS`` is where (``place``). loses: what is not seen without it.
+    lock: offset in the receiver of the mutex that it takes first, by which layouts are told apart.
+    argument_bytes: of all arguments; must be so in a copy. Raises ValueError for a role, a name or a place that there is not.
     """
 
     symbol: str
@@ -40,13 +62,38 @@ class Function:
     arguments: Mapping[str, str]
     results: Mapping[str, str]
     loses: str
+    package: str = ""
+    lock: int | None = None
+    argument_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
             raise ValueError(f"{self.symbol}: no role {self.role!r}: one of {', '.join(ROLES)}")
-        for name, register in {**self.arguments, **self.results}.items():
-            if register not in REGISTERS:
-                raise ValueError(f"{self.symbol}: {name} in {register!r}: one of {', '.join(REGISTERS)}")
+        allowed = ARGUMENTS if self.role != "sleep" else ("wait",)
+        for names, values in ((allowed, self.arguments), (RESULTS, self.results)):
+            for name, where in values.items():
+                if name not in names:
+                    raise ValueError(f"{self.symbol}: nothing is called {name!r}: one of {', '.join(names)}")
+                try:
+                    place(where)
+                except ValueError as error:
+                    raise ValueError(f"{self.symbol}: {name} in {error}") from None
+
+    def programs(self) -> dict[str, str]:
+        """Name -> what C makes of it, of its programs."""
+        begins = {"decision": "limiter_begins", "wait": "limiter_waits", "sleep": "limiter_sleeps"}[self.role]
+        ends = {"decision": "limiter_ends", "wait": "limiter_woke"}.get(self.role)
+        made = {self.entry: _program(self.entry, begins, self.arguments)}
+        return made | ({self.end: _program(self.end, ends, self.results)} if ends else {})
+
+
+def _program(name: str, does: str, places: Mapping[str, str]) -> str:
+    """LIBRARY: its number."""
+    given = (
+        f".{one} = {place(places[one]) if one in places else _NOWHERE}" for one in dict.fromkeys((*ARGUMENTS, *RESULTS))
+    )
+    at = f"(struct limiter_places){{{', '.join(given)}}}"
+    return f"int {name}(struct pt_regs *ctx) {{ on_own_stack(ctx); return {does}(ctx, LIBRARY, {at}); }}\n"
 
 
 @dataclass(frozen=True)
@@ -61,37 +108,28 @@ class Refused:
 class Seen:
     """How decisions are seen in a Go program that was built with the library.
 
-    module: whose version the build information has. packages: import paths under which the functions are found, in vendor folders too.
-    fields: name -> offset in the limiter, bytes. limiter: what one is called, its address follows. unlimited: the rate from which on there is no limit.
-    source: the file in bpf/ that has the programs. refused: versions whose layout is another.
+    module: what it is called where its version is told. packages: import paths under which the functions are found, in vendor folders too. limiter: what one is called, its address follows.
+    read: records of ``struct limiter_decision`` of this library -> columns of limiter_decision (agent/limiters/reading.py). refused: versions whose layout is another.
+    copies: functions of these names are taken under any other import path, too, where they have as many bytes of arguments and their lock in the same place.
     """
 
     module: str
     packages: tuple[str, ...]
     functions: tuple[Function, ...]
-    fields: Mapping[str, int]
     limiter: str
-    unlimited: float
-    source: str
+    read: Callable[[np.ndarray], dict[str, np.ndarray]]
     refused: tuple[Refused, ...] = ()
+    copies: bool = False
 
-    def symbols(self, role: str = "") -> dict[bytes, Function]:
-        """Full name -> function, of all or of one role."""
-        escaped = [
-            f"{folder}{slash}{name.replace('.', '%2e')}"
-            for folder, slash, name in (package.rpartition("/") for package in self.packages)
-        ]
-        return {
-            f"{package}.{one.symbol}".encode(): one
-            for one in self.functions
-            if role in ("", one.role)
-            for package in escaped
-        }
-
-    @property
-    def stem(self) -> str:
-        """With which names in its source begin."""
-        return self.source.partition(".")[0]
+    def symbols(self, role: str = "") -> dict[bytes, tuple[Function, ...]]:
+        """Full name -> functions (several where layouts differ), of all or of one role."""
+        found = dict[bytes, tuple[Function, ...]]()
+        for one in self.functions:
+            for package in (one.package,) if one.package else self.packages:
+                if role in ("", one.role):
+                    name = full_name(package, one.symbol)
+                    found[name] = (*found.get(name, ()), one)
+        return found
 
     def refusal(self, version: str) -> str:
         """Why this version is not seen; empty where it is."""
@@ -99,19 +137,20 @@ class Seen:
             (f"{self.module} {version} {one.why}" for one in self.refused if re.match(one.versions, version)), ""
         )
 
-    def options(self) -> dict[str, int]:
-        """Every place by the name that the programs have for it (``LIMITER_RESERVE_N``: argument n at the entry ``limiter_reserve``): the number of a register, the offset of a field."""
-        parts = [
-            (program, values)
-            for one in self.functions
-            for program, values in ((one.entry, one.arguments), (one.end, one.results))
-        ]
-        registers = {
-            f"{program}_{name}".upper(): REGISTERS.index(register)
-            for program, values in parts
-            for name, register in values.items()
-        }
-        return registers | {f"{self.stem}_AT_{name}".upper(): offset for name, offset in self.fields.items()}
+    def text(self, number: int) -> str:
+        """The C text of its programs. Raises ValueError where one name is given to different ones."""
+        programs = dict[str, str]()
+        for one in self.functions:
+            for name, text in one.programs().items():
+                if programs.setdefault(name, text) != text:
+                    raise ValueError(f"{name} of {one.symbol} has other places elsewhere: give it another name")
+        return "".join(programs.values()).replace("LIBRARY", str(number))
+
+
+def full_name(package: str, symbol: str) -> bytes:
+    """As the linker writes it: dots in the last element are escaped."""
+    folder, slash, name = package.rpartition("/")
+    return f"{folder}{slash}{name.replace('.', '%2e')}.{symbol}".encode()
 
 
 @dataclass(frozen=True)

@@ -46,30 +46,23 @@ def setup(
 
 
 def _programs() -> Iterable[Program]:
-    for one in seen().values():
-        for function in one.functions:
-            yield from (Program(name, "uprobe", loses=function.loses) for name in (function.entry, function.end))
-
-
-def _options() -> dict[str, int]:
-    """Where arguments, results and fields are, and each library's number. Raises ValueError for a name that two libraries give."""
-    out = dict[str, int]()
-    for number, (library, one) in enumerate(seen().items()):
-        own = one.options() | {f"{one.stem}_LIBRARY".upper(): number}
-        if twice := out.keys() & own.keys():
-            raise ValueError(
-                f"{library}: {', '.join(sorted(twice))} is another library's: give its programs and its file names of their own"
-            )
-        out |= own
-    return out
+    """Raises ValueError for a name that two libraries give."""
+    libraries = dict[str, str]()
+    for library, one in seen().items():
+        loses = {name: function.loses for function in one.functions for name in function.programs()}
+        for name, what in loses.items():
+            if name in libraries:
+                raise ValueError(f"{library}: {name} is also a program of {libraries[name]}: give it another name")
+            libraries[name] = library
+            yield Program(name, "uprobe", loses=what)
 
 
 PROBE = Probe(
     name="limiter",
     programs=tuple(_programs()),
     rings=(Ring("limiter_decisions", "limiter_decision", decode_decisions),),
-    options=_options(),
-    parts=("limiter_decision.h", *(one.source for one in seen().values() if one.source != "limiter.bpf.c")),
+    parts=("limiter_decision.h",),
+    text="".join(one.text(number) for number, one in enumerate(seen().values())),
     maps=("limiter_binaries", "limiter_counts"),
     setup=setup,
 )

@@ -19,6 +19,7 @@ import numpy as np
 from agent.kernel import bpf, syscall
 from agent.kernel.load import BPF_DIR
 from agent.kernel.wire import Wire
+from agent.limiters.catalogue import seen
 
 _PROG_LOAD, _TEST_RUN, _MAP_GET_FD_BY_ID = 5, 10, 14
 _RINGBUF = 27
@@ -44,6 +45,7 @@ def _record() -> bytes:
         1000,
     )
     r["limit"], r["tokens"] = np.float64(1e6).view(np.uint64), np.float64(5).view(np.uint64)
+    r["library"] = list(seen()).index("golang.org/x/time/rate")
     r["now_wall"] = r["last_wall"] = r["act_wall"] = 1 << 63
     return r.tobytes()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from agent.kernel.source import KernelSource
 from agent.probes import discover
 from agent.probes.tcp import setup as set_up_tcp
 from agent.tables import TABLES
+from tests.kernel.limiter_rig import Watch
 from tests.kernel.local_attach import LocalAttacher
 from tests.patience import PATIENCE
 
@@ -86,3 +88,17 @@ def attach() -> Iterator[Callable[..., Attached]]:
         for source in [*one.extra, one.source]:
             source.close()
         release(one.loaded)
+
+
+@pytest.fixture
+def watch(attach: Callable[..., Attached]) -> Iterator[Callable[..., Watch]]:
+    """watch() attaches the limiter family to every Go program with a library until the end of the test."""
+    live: list[Watch] = []
+
+    def start(**more: Any) -> Watch:
+        live.append(Watch(attach, **more))
+        return live[-1]
+
+    yield start
+    for one in live:
+        one.close()

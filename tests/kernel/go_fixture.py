@@ -17,7 +17,8 @@ import pytest
 
 from agent.binaries import gofacts
 
-PROGRAM = Path(__file__).parent / "goprograms" / "limits"
+PROGRAMS = Path(__file__).parent / "goprograms"
+PROGRAM = PROGRAMS / "limits"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "/var/tmp")) / "tickscope-go-tests"
 DEBIAN_GOPATH = Path("/usr/share/gocode")
 
@@ -44,27 +45,32 @@ def _toolchain(version: str) -> str:
     return str(root / "bin/go")
 
 
-def _build(out: Path, args: list[str], toolchain: str, pie: bool) -> str:
+def _build(out: Path, program: str, args: list[str], toolchain: str, pie: bool) -> str:
     """Builds from the module proxy, else offline from Debian's package; what went wrong, or an empty text."""
     env = os.environ | {"CGO_ENABLED": "0"}
     go = _toolchain(toolchain) if toolchain else "go"
     if toolchain:
         env |= {"GOTOOLCHAIN": "local", "GOFLAGS": "", "GOENV": "off"}
-    old = ["-modfile=old.mod"] if toolchain or _go_minor() < 26 else []
+    old = ["-modfile=old.mod"] if program == "limits" and (toolchain or _go_minor() < 26) else []
     mode = ["-buildmode=pie"] if pie else []
     done = subprocess.run(
         [go, "build", *old, *mode, *args, "-o", str(out), "."],
-        cwd=PROGRAM,
+        cwd=PROGRAMS / program,
         env=env,
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode and not toolchain and (DEBIAN_GOPATH / "src/golang.org/x/time/rate").is_dir():
+    if (
+        done.returncode
+        and program == "limits"
+        and not toolchain
+        and (DEBIAN_GOPATH / "src/golang.org/x/time/rate").is_dir()
+    ):
         env |= {"GO111MODULE": "off", "GOPATH": str(DEBIAN_GOPATH), "GOFLAGS": ""}
         done = subprocess.run(
             ["go", "build", *mode, *args, "-o", str(out), "."],
-            cwd=PROGRAM,
+            cwd=PROGRAMS / program,
             env=env,
             capture_output=True,
             text=True,
@@ -73,22 +79,26 @@ def _build(out: Path, args: list[str], toolchain: str, pie: bool) -> str:
     return done.stderr if done.returncode else ""
 
 
-def go_binary(kind: str = "plain") -> Path:
-    """A build of the program: ``plain``, ``pie``, ``stripped`` (by the linker), ``piestripped`` (by strip), or ``go1.NN.MM``.
+def go_binary(kind: str = "plain", program: str = "limits") -> Path:
+    """A build of a program: ``plain``, ``pie``, ``stripped`` (by the linker), ``piestripped`` (by strip), or ``go1.NN.MM``;
+    of ``libraries``, ``older`` has older versions of them; of ``limits``, ``2019`` has a type whose fields lay elsewhere.
 
     Skips where there is no Go, or no toolchain of that version to be had; a current Go that cannot build is a failure.
     """
     if not shutil.which("go"):
         pytest.skip("needs Go: apt install golang")
-    sources = b"".join((PROGRAM / name).read_bytes() for name in ("main.go", "go.mod", "old.mod"))
+    sources = b"".join(path.read_bytes() for path in sorted((PROGRAMS / program).glob("*.*")))
     version = subprocess.run(["go", "version"], check=True, capture_output=True).stdout
-    out = CACHE / hashlib.sha256(sources + version).hexdigest()[:16] / f"limits-{kind}"
+    out = CACHE / hashlib.sha256(sources + version).hexdigest()[:16] / f"{program}-{kind}"
     if out.exists():
         return out
     out.parent.mkdir(parents=True, exist_ok=True)
     fresh = out.with_name(f".{os.getpid()}-{out.name}")
     toolchain = kind if kind.startswith("go1") else ""
-    problem = _build(fresh, ["-ldflags=-s -w"] if kind == "stripped" else [], toolchain, kind.startswith("pie"))
+    args = {"stripped": ["-ldflags=-s -w"], "older": ["-modfile=older.mod"], "2019": ["-modfile=first.mod"]}.get(
+        kind, []
+    )
+    problem = _build(fresh, program, args, toolchain, kind.startswith("pie"))
     assert not problem, problem
     if kind == "piestripped":
         subprocess.run(["strip", str(fresh)], check=True)
@@ -103,9 +113,10 @@ class Limits:
     process: subprocess.Popen[str]
 
     @classmethod
-    def start(cls, binary: Path, mode: str, count: int, *, at_once: bool = False) -> Limits:
+    def start(cls, binary: Path, mode: str, count: int, *, at_once: bool = False, **environ: str) -> Limits:
         args = [str(binary), mode, str(count), *(["now"] if at_once else [])]
-        return cls(subprocess.Popen(args, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        env = os.environ | environ
+        return cls(subprocess.Popen(args, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env))
 
     @property
     def pid(self) -> int:

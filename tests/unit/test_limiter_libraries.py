@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -12,13 +13,16 @@ import numpy as np
 import pytest
 
 from agent.binaries import gofacts
+from agent.columns import NULL_I64
 from agent.kernel.load import BPF_DIR
 from agent.limiters import catalogue, libraries
-from agent.limiters.library import Function, LimiterLibrary, Refused, Seen, Step
+from agent.limiters.decision import Decoder, hashed
+from agent.limiters.library import ARGUMENTS, REGISTERS, RESULTS, Function, LimiterLibrary, Refused, Seen, Step, place
+from agent.limiters.reading import UNKNOWN
 from agent.probes import limiter
 from agent.probes.beside import go_decisions
 from agent.probes.limiter import PROBE
-from tests.unit.test_limiters_cli import records
+from tests.unit.test_limiters_cli import RESULT, records
 
 ANOTHER = """
 from agent.limiters.library import LimiterLibrary, Step
@@ -37,18 +41,13 @@ func main() { println(ratelimit.Take(), third.Take(), throttle.Take()) }
 PACKAGE = "package {}\n\nvar n []int\n\n//go:noinline\nfunc Take() int {{ n = append(n, len(n)); return len(n) }}\n"
 
 
-def declared(package: str, refused: tuple[Refused, ...] = (), **registers: str) -> Seen:
-    take = Function("Take", "decision", "limiter_x_begin", "limiter_x_end", registers, {"ok": "bx"}, "decisions")
-    return Seen(
-        "example.com/shop",
-        (f"example.com/shop/{package}",),
-        (take,),
-        {"tokens": 24},
-        "x.Limiter",
-        9.0,
-        "limiter_x.bpf.c",
-        refused,
-    )
+def nothing(r: np.ndarray) -> dict[str, np.ndarray]:
+    return {"result": r["ok"]}
+
+
+def declared(package: str, refused: tuple[Refused, ...] = (), **places: str) -> Seen:
+    take = Function("Take", "decision", "limiter_x_begin", "limiter_x_end", places, {"ok": "bx"}, "decisions")
+    return Seen("example.com/shop", (f"example.com/shop/{package}",), (take,), "x.Limiter", nothing, refused)
 
 
 def test_a_library_is_known_by_being_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,33 +60,47 @@ def test_a_library_is_known_by_being_there(tmp_path: Path, monkeypatch: pytest.M
     assert [step and step.back for step in steps] == ["old", "new", "new"]
 
 
-def test_places_reach_the_programs_by_name() -> None:
-    assert catalogue.seen()["golang.org/x/time/rate"].options() == {
-        "LIMITER_AT_LIMIT": 8, "LIMITER_AT_BURST": 16, "LIMITER_AT_TOKENS": 24, "LIMITER_AT_LAST_WALL": 32, "LIMITER_AT_LAST_EXT": 40,
-        "LIMITER_RESERVE_LIMITER": 0, "LIMITER_RESERVE_NOW_WALL": 1, "LIMITER_RESERVE_NOW_EXT": 2, "LIMITER_RESERVE_N": 4,
-        "LIMITER_RESERVED_OK": 0, "LIMITER_RESERVED_ACT_WALL": 3, "LIMITER_RESERVED_ACT_EXT": 4,
-        "LIMITER_WAIT_LIMITER": 0, "LIMITER_WAIT_N": 3, "LIMITER_WAIT_NOW_WALL": 4, "LIMITER_WAIT_NOW_EXT": 5, "LIMITER_WAITED_ERROR": 0,
-    }  # fmt: skip
-    text = "".join((BPF_DIR / name).read_text() for name in PROBE.sources)
-    assert [name for name in PROBE.options if "_AT_" not in name and name not in text] == []
-    assert declared("ratelimit", n="r11").options() == {
-        "LIMITER_X_AT_TOKENS": 24,
-        "LIMITER_X_BEGIN_N": 8,
-        "LIMITER_X_END_OK": 1,
-    }
+def test_places_reach_the_programs() -> None:
+    assert [place(text) for text in ("ax", "r11", "ax+24", "sp+8", "limiter+128")] == [0, 8, 16 | 24 << 8, 25 | 8 << 8, 26 | 128 << 8]  # fmt: skip
+    text = declared("ratelimit", n="r11", limit="limiter+16").text(3)
+    begin, end = text.splitlines()
+    assert begin.startswith(
+        "int limiter_x_begin(struct pt_regs *ctx) { on_own_stack(ctx); return limiter_begins(ctx, 3, "
+    )
+    assert ".n = 8," in begin and f".limit = {26 | 16 << 8}," in begin and ".burst = 15," in begin
+    assert "return limiter_ends(ctx, 3, " in end and ".ok = 1," in end and ".n = 15," in end
+    names = [program.function for program in PROBE.programs]
+    assert len(names) == len(set(names))
+    assert all(f"int {name}(struct pt_regs *ctx) {{ on_own_stack(ctx);" in PROBE.text for name in names)
+
+
+def test_places_are_those_of_the_kernels_side() -> None:
+    text = (BPF_DIR / "limiter_decision.h").read_text()
+    fields = re.search(r"struct limiter_places \{(.*?)\};", text, re.S)
+    assert fields is not None
+    assert re.findall(r"\b(?!u32)\w+", fields[1]) == list(dict.fromkeys((*ARGUMENTS, *RESULTS)))
+    for number, register in enumerate(REGISTERS):
+        assert f"case {number}: base = ctx->{register};" in text
 
 
 def test_two_libraries_whose_names_clash_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limiter, "seen", lambda: {"one": declared("one"), "other": declared("other")})
-    with pytest.raises(
-        ValueError, match="other: LIMITER_X_AT_TOKENS, LIMITER_X_END_OK, LIMITER_X_LIBRARY is another library's"
-    ):
-        limiter._options()
+    with pytest.raises(ValueError, match="other: limiter_x_begin is also a program of one"):
+        list(limiter._programs())
+
+
+def take(places: dict[str, str], role: str = "decision") -> Function:
+    return Function("Take", role, "a", "b", places, {}, "x")
 
 
 @pytest.mark.parametrize(("declare", "reason"), [
     (lambda: declared("ratelimit", n="rax"), "Take: n in 'rax': one of ax, bx,"),
-    (lambda: Function("Take", "guess", "a", "b", {}, {}, "x"), "Take: no role 'guess'"),
+    (lambda: declared("ratelimit", n="sp"), "Take: n in 'sp': one of ax, bx,"),
+    (lambda: declared("ratelimit", n="ax+9999"), "Take: n in 'ax.9999': one of ax, bx,"),
+    (lambda: declared("ratelimit", weight="ax"), "Take: nothing is called 'weight': one of limiter, n,"),
+    (lambda: take({"n": "ax"}, "sleep"), "Take: nothing is called 'n': one of wait"),
+    (lambda: take({}, "guess"), "Take: no role 'guess'"),
+    (lambda: Seen("m", ("p",), (take({"n": "ax"}), take({"n": "bx"})), "L", nothing).text(0), "a of Take has other places elsewhere"),
     (lambda: LimiterLibrary("l", "go", "sundial", "x", (Step("a", "b"),)), "l: no clock 'sundial'"),
     (lambda: LimiterLibrary("l", "go", "wall", "x", ()), "l: what a step does to it is not said"),
 ])  # fmt: skip
@@ -128,16 +141,138 @@ def test_several_libraries_of_one_program(tmp_path: Path, monkeypatch: pytest.Mo
     )
     assert (third.library, third.state, third.sites) == ("third", "unavailable", [])
     assert third.reason.startswith("example.com/shop ") and third.reason.endswith(" is of a test")
-    assert found.others == ["example.com/shop/throttle"]
+    assert found.others == []  # another package of a module that is told of
 
 
-def test_decisions_of_several_libraries_in_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(go_decisions, "_NAMES", np.array(["one", "other"], "S48"))
-    monkeypatch.setattr(go_decisions, "_LIMITERS", ("one.L", "other.L"))
-    monkeypatch.setattr(go_decisions, "_UNLIMITED", np.array([100.0, 5.0]))
+def test_what_is_inlined_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not shutil.which("go"):
+        pytest.skip("needs Go: apt install golang")
+    (tmp_path / "ratelimit").mkdir()
+    (tmp_path / "ratelimit" / "take.go").write_text(PACKAGE.format("ratelimit").replace("//go:noinline\n", ""))
+    (tmp_path / "main.go").write_text(
+        'package main\n\nimport "example.com/shop/ratelimit"\n\nfunc main() { println(ratelimit.Take()) }\n'
+    )
+    (tmp_path / "go.mod").write_text("module example.com/shop\n\ngo 1.18\n")
+    subprocess.run(["go", "build", "-o", "shop", "."], cwd=tmp_path, env=os.environ | {"CGO_ENABLED": "0"}, check=True)
+    monkeypatch.setattr(catalogue, "seen", lambda: {"first": declared("ratelimit")})
+    with (tmp_path / "shop").open("rb") as file:
+        found = gofacts.examine(file.fileno())
+    assert found is not None
+    (one,) = found.probed
+    assert (one.state, one.sites) == ("unavailable", [])
+    assert one.reason == "Take is inlined wherever it is called, so nothing can be probed"
+    assert "-gcflags=example.com/shop/ratelimit=-l" in one.remedy
+
+
+COPY = """package rate
+
+import (
+	"sync"
+	"time"
+)
+
+type Limiter struct {{
+	before [{words}]uint64
+	mu     sync.Mutex
+	tokens float64
+}}
+
+func New() *Limiter {{ return new(Limiter) }}
+
+//go:noinline
+func (lim *Limiter) reserveN(now time.Time, n {kind}, most time.Duration) bool {{
+	lim.mu.Lock()
+	defer lim.mu.Unlock()
+	lim.tokens += float64(len(now.String())) + float64(most)
+	return lim.tokens > 1
+}}
+
+func (lim *Limiter) Allow(n {kind}) bool {{ return lim.reserveN(time.Now(), n, 0) }}
+"""
+
+
+def test_copies_are_known_by_arguments_and_mutex(tmp_path: Path) -> None:
+    """Under whatever path: of the layouts of today and of 2019; another layout is told, another function is none of it."""
+    if not shutil.which("go"):
+        pytest.skip("needs Go: apt install golang")
+    uses, imports = "", ""
+    for name, words, kind, value in (
+        ("today", 0, "int", "1"),
+        ("first", 2, "int", "1"),
+        ("odd", 5, "int", "1"),
+        ("text", 0, "string", '"a"'),
+    ):
+        (tmp_path / name / "rate").mkdir(parents=True)
+        (tmp_path / name / "rate" / "rate.go").write_text(COPY.format(words=words, kind=kind))
+        imports += f'\t{name} "example.com/shop/{name}/rate"\n'
+        uses += f"\tprintln({name}.New().Allow({value}))\n"
+    (tmp_path / "main.go").write_text(f"package main\n\nimport (\n{imports})\n\nfunc main() {{\n{uses}}}\n")
+    (tmp_path / "go.mod").write_text("module example.com/shop\n\ngo 1.18\n")
+    subprocess.run(
+        ["go", "build", "-ldflags=-s -w", "-o", "shop", "."],
+        cwd=tmp_path,
+        env=os.environ | {"CGO_ENABLED": "0"},
+        check=True,
+    )
+    with (tmp_path / "shop").open("rb") as file:
+        found = gofacts.examine(file.fileno())
+    assert found is not None
+    (one,) = found.probed
+    assert (one.library, one.library_version, one.state) == ("golang.org/x/time/rate", "", "degraded")
+    assert sorted(program for program, _ in one.sites[::2]) == ["limiter_reserve", "limiter_reserve_2019"]
+    assert (
+        one.reason
+        == "decisions are not seen: the layout of example.com/shop/odd/rate.(*Limiter).reserveN is another one"
+    )
+    assert (
+        one.unversioned
+        == "a copy of it: example.com/shop/first/rate, example.com/shop/odd/rate, example.com/shop/today/rate"
+    )
+
+
+def test_decisions_of_several_libraries_in_one_batch() -> None:
     r = records(3)
-    r["library"] = [1, 0, 1]  # numbers go by name
+    numbers = list(catalogue.seen())
+    x, juju = numbers.index("golang.org/x/time/rate"), numbers.index("github.com/juju/ratelimit")
+    r["library"] = [juju, x, juju]
+    r["granted"] = [2, UNKNOWN, UNKNOWN]
+    r["limit"][[0, 2]], r["period"] = 5, 10**9
+    r["wait"], r["ok"] = 7, [0, 1, 1]
     rows = go_decisions.decided(r)
-    assert rows["library"].tolist() == [b"other", b"one", b"other"]
-    assert rows["limiter_id"].tolist() == [b"other.L@0xc000012340", b"one.L@0xc000012340", b"other.L@0xc000012340"]
-    assert rows["unlimited"].tolist() == [1, 0, 1]
+    assert rows["library"].tolist() == [numbers[i].encode() for i in (juju, x, juju)]
+    assert [name.partition(b"@")[0] for name in rows["limiter_id"].tolist()] == [
+        b"ratelimit.Bucket",
+        b"rate.Limiter",
+        b"ratelimit.Bucket",
+    ]
+    assert [RESULT.names[i] for i in rows["result"]] == ["allowed", "allowed", "delayed"]
+    assert rows["wait_ns"].tolist() == [0, 0, 7]
+    assert rows["limit_per_s"].tolist() == [5, 10, 5]
+
+
+def test_keys_are_hashed_as_those_that_are_reported() -> None:
+    long = "k" * 63
+    texts = np.array([b"customer 17", b"", b"customer 17", long.encode(), long.encode(), b"a\0"], "S64")
+    sizes = np.array([11, UNKNOWN, 11, 63, 99, 2], np.uint64)
+    found = go_decisions.keys(texts, sizes).tolist()
+    assert (
+        found[0]
+        == found[2]
+        == Decoder("hashed").parse(b'{"limiter":"x","result":"allowed","key":"customer 17"}')[0]["key"]
+    )
+    assert found[1] == b""
+    assert found[5] == hashed(b"a\0")
+    assert len(set(found)) == 5
+
+
+@pytest.mark.parametrize("library", ["go.uber.org/ratelimit", "github.com/throttled/throttled", "github.com/ulule/limiter",
+                                     "github.com/sethvargo/go-limiter", "github.com/go-redis/redis_rate", "github.com/juju/ratelimit"])  # fmt: skip
+def test_what_could_not_be_read_is_unknown(library: str) -> None:
+    r = records(2)
+    for name in ("limit", "burst", "period", "tokens", "granted", "n", "now_wall", "now_ext", "act_wall", "act_ext"):
+        r[name] = UNKNOWN
+    r["library"] = list(catalogue.seen()).index(library)
+    rows = go_decisions.decided(r)
+    assert np.isnan(rows["limit_per_s"]).all()
+    assert np.isnan(rows["burst"]).all()
+    assert set(rows["window_ns"]) == {NULL_I64}

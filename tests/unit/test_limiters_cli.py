@@ -19,7 +19,7 @@ from agent.columns import NULL_I64
 from agent.kernel.load import BPF_DIR
 from agent.kernel.wire import Wire
 from agent.limiters.catalogue import CATALOGUE, look_up, seen
-from agent.probes.beside.go_decisions import elapsed_ns, unix_ns
+from agent.limiters.gotime import elapsed_ns, unix_ns
 from agent.probes.beside.go_waits import MOST, Waits
 from agent.probes.limiter import decode_decisions
 from agent.store.hot import HotStore

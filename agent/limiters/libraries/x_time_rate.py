@@ -1,14 +1,55 @@
-"""golang.org/x/time/rate: seen at reserveN, where each decision is made, and at wait, which can refuse before it gets there.
+"""golang.org/x/time/rate and copies of it: seen at reserveN, where each decision is made, and at wait, which can refuse before it gets there.
 
 type Limiter struct { mu sync.Mutex; limit Limit; burst int; tokens float64; last time.Time; lastEvent time.Time }
 func (lim *Limiter) reserveN(t time.Time, n int, maxFutureReserve time.Duration) Reservation
 type Reservation struct { ok bool; lim *Limiter; tokens int; timeToAct time.Time; limit Limit }
 func (lim *Limiter) wait(ctx context.Context, n int, t time.Time, newTimer func(...)) error
+
+Until May 2020 it began with limit and burst, and mu came third.
 """
 
 import sys
 
-from agent.limiters.library import Function, LimiterLibrary, Refused, Seen, Step
+import numpy as np
+
+from agent.columns import NULL_I64
+from agent.limiters.gotime import elapsed_ns, is_monotonic, unix_ns
+from agent.limiters.library import Function, LimiterLibrary, Seen, Step
+from agent.limiters.reading import CANCELLED, UNKNOWN, number, results
+
+_INF = sys.float_info.max  # rate.Inf
+
+
+def read(r: np.ndarray) -> dict[str, np.ndarray]:
+    """A refusal leaves the limiter's tokens as of ``last``: what accrued since is added, as advance() does."""
+    ok, reserved = r["ok"] != 0, r["reserved"] != 0
+    limit, tokens, burst = r["limit"].view("<f8"), r["tokens"].view("<f8"), number(r["burst"])
+    unlimited = limit >= _INF
+    wait = np.where(reserved, elapsed_ns(r["act_wall"], r["act_ext"], r["now_wall"], r["now_ext"]), 0)
+    # Without a reservation, wait refuses what is beyond the burst; all else is that its context had ended (rate.go, wait).
+    given_up = ~ok & ~reserved & (unlimited | (r["n"].astype(np.int64) <= r["burst"].astype(np.int64)))
+    since = elapsed_ns(r["now_wall"], r["now_ext"], r["last_wall"], r["last_ext"])
+    fresh = since == NULL_I64  # never used: Limiter.last is the zero time, and the bucket is full
+    with np.errstate(over="ignore", invalid="ignore"):
+        accrued = np.where(fresh, burst, np.minimum(burst, tokens + np.maximum(since, 0) / 1e9 * limit))
+    left = np.where(ok, tokens, accrued)
+    left[(r["burst"] == UNKNOWN) | np.isnan(limit) | unlimited] = np.nan
+    return {
+        "result": np.where(given_up, CANCELLED, results(ok, wait)),
+        "wait_ns": np.where(ok, np.maximum(wait, 0), NULL_I64),
+        "limit_per_s": np.where(unlimited, np.nan, limit),
+        "unlimited": np.where(np.isnan(limit), -1, unlimited),  # unknown is a NaN
+        "burst": burst,
+        "remaining": left,
+        "program_wall_ns": unix_ns(r["now_wall"], r["now_ext"]),
+        "step_immune": is_monotonic(r["now_wall"]),
+    }
+
+
+_RESERVE = {"limiter": "ax", "now_wall": "bx", "now_ext": "cx", "n": "si"}
+_RESERVED = {"ok": "ax", "act_wall": "di", "act_ext": "si", "tokens": "limiter+24", "last_wall": "limiter+32", "last_ext": "limiter+40"}  # fmt: skip
+_WAIT = {"limiter": "ax", "n": "di", "now_wall": "si", "now_ext": "r8"}
+_NOW, _OLD = {"limit": "limiter+8", "burst": "limiter+16"}, {"limit": "limiter+0", "burst": "limiter+8"}
 
 LIBRARY = LimiterLibrary(
     "golang.org/x/time/rate",
@@ -23,15 +64,12 @@ LIBRARY = LimiterLibrary(
         module="golang.org/x/time",
         packages=("golang.org/x/time/rate",),
         functions=(
-            Function("(*Limiter).reserveN", "decision", "limiter_reserve", "limiter_reserved",
-                     {"limiter": "ax", "now_wall": "bx", "now_ext": "cx", "n": "si"}, {"ok": "ax", "act_wall": "di", "act_ext": "si"}, "decisions"),
-            Function("(*Limiter).wait", "wait", "limiter_wait", "limiter_waited",
-                     {"limiter": "ax", "n": "di", "now_wall": "si", "now_ext": "r8"}, {"error": "ax"}, "waits that are refused before a reservation"),
+            Function("(*Limiter).reserveN", "decision", "limiter_reserve", "limiter_reserved", _RESERVE | _NOW, _RESERVED, "decisions", lock=0, argument_bytes=48),
+            Function("(*Limiter).reserveN", "decision", "limiter_reserve_2019", "limiter_reserved", _RESERVE | _OLD, _RESERVED, "decisions", lock=16, argument_bytes=48),
+            Function("(*Limiter).wait", "wait", "limiter_wait", "limiter_waited", _WAIT | _NOW, {"error": "ax"}, "waits that are refused before a reservation", lock=0, argument_bytes=64),
         ),
-        fields={"limit": 8, "burst": 16, "tokens": 24, "last_wall": 32, "last_ext": 40},
         limiter="rate.Limiter",
-        unlimited=sys.float_info.max,  # rate.Inf
-        source="limiter.bpf.c",
-        refused=(Refused(r"v0\.0\.0-(201\d|2020(0[1-5]))", "has another struct layout"),),  # another order of the first fields
+        read=read,
+        copies=True,
     ),
 )  # fmt: skip

@@ -90,8 +90,10 @@ def _of_library(library: str, version: str) -> tuple[bool, str, str]:
     entry = next((one for one in CATALOGUE if one.library == library), None)
     if entry is None:
         return False, "", ""
-    named = entry.step(version).model or entry.model
-    return bool(named), entry.clock, named or BY_ALGORITHM.get(re.sub(r"[^a-z ]", "", entry.algorithm.lower()), "")
+    step = entry.step(version)
+    named = step.model or entry.model
+    immune = step.back == step.forward == "none"  # versions of it may go by another clock
+    return bool(named), "monotonic" if immune else entry.clock, named or BY_ALGORITHM.get(re.sub(r"[^a-z ]", "", entry.algorithm.lower()), "")
 
 
 def _limit(row: np.void, heard: Sequence[Declared], model: Model | None) -> Limit:

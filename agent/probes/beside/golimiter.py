@@ -133,6 +133,7 @@ class GoLimiters:
     def _attach(self, one: Binary, every: int) -> Steps[None]:
         """Attaches all probes of a binary. Raises OSError, with none attached."""
         file, one.attaching = os.dup(one.file), True  # the request may wait for longer than the binary keeps its own
+        self._publish(one, 0)  # what is decided while some of them are there is left out
         try:
             for program, offsets in one.sites:
                 links = yield from self._helper.attaching(self._family.programs[program], file, offsets)
@@ -236,7 +237,7 @@ class GoLimiters:
         total = int(self._counts["unmatched"][0])
         if total > self._unmatched:
             stage = TABLES["loss"].code("stage", "kernel")
-            yield make("loss", 1, t_ns=now_ns, stage=stage, source=b"limiter_reserving", count=total - self._unmatched,
+            yield make("loss", 1, t_ns=now_ns, stage=stage, source=b"limiter_deciding", count=total - self._unmatched,
                        from_ns=self._checked_ns or now_ns, to_ns=now_ns)  # fmt: skip
             self._unmatched = total
 

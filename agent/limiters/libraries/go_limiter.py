@@ -1,0 +1,46 @@
+"""github.com/sethvargo/go-limiter: seen at its store in memory.
+
+type store struct { tokens uint64; interval time.Duration; ... }
+func (s *store) Take(ctx context.Context, key string) (tokens, remaining, reset uint64, ok bool, err error)
+"""
+
+import numpy as np
+
+from agent.columns import NULL_I64
+from agent.limiters.library import Function, LimiterLibrary, Seen, Step
+from agent.limiters.reading import ALLOWED, number, per_second, results, whole
+
+
+def read(r: np.ndarray) -> dict[str, np.ndarray]:
+    """A key whose own limit was set (Set, Burst) may have another interval, too, which is not known."""
+    told = results(r["ok"] != 0, error=r["error"])
+    usual, whole_ns = r["granted"] == r["limit"], whole(r["period"])
+    return {
+        "result": told,
+        "wait_ns": np.where(told == ALLOWED, 0, NULL_I64),
+        "limit_per_s": np.where(usual, per_second(number(r["limit"]), r["period"]), np.nan),
+        "burst": number(r["granted"]),
+        "window_ns": np.where(usual, whole_ns, NULL_I64),
+        "remaining": np.where(r["error"] == 0, number(r["tokens"]), np.nan),
+        "step_immune": np.zeros(len(r), np.int8),
+    }
+
+
+LIBRARY = LimiterLibrary(
+    "github.com/sethvargo/go-limiter",
+    "go",
+    "wall",
+    "fixed window",
+    (Step("no window ends for D", "a window ends D early: up to a whole limit more"),),
+    Seen(
+        module="github.com/sethvargo/go-limiter",
+        packages=("github.com/sethvargo/go-limiter/memorystore",),
+        functions=(
+            Function("(*store).Take", "decision", "limiter_gostore_take", "limiter_gostore_took",
+                     {"limiter": "ax", "key": "di", "key_size": "si", "limit": "limiter+0", "period": "limiter+8"},
+                     {"granted": "ax", "tokens": "bx", "ok": "di", "error": "si"}, "decisions"),
+        ),
+        limiter="memorystore.store",
+        read=read,
+    ),
+)  # fmt: skip

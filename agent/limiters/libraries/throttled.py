@@ -1,0 +1,54 @@
+"""github.com/throttled/throttled: seen where the GCRA is worked out, for any store.
+
+type GCRARateLimiterCtx struct { limit int; delayVariationTolerance, emissionInterval time.Duration; store GCRAStoreCtx; maxCASAttemptsLimit int }
+func (g *GCRARateLimiterCtx) RateLimitCtx(ctx context.Context, key string, quantity int) (bool, RateLimitResult, error)
+func (g *GCRARateLimiter) RateLimit(key string, quantity int) (bool, RateLimitResult, error)  before v2.10, with the same fields
+type RateLimitResult struct { Limit, Remaining int; ResetAfter, RetryAfter time.Duration }
+
+Its clock is the store's: of the one in memory the wall clock of this host, of that in Redis that host's. Whether it is exposed follows from neither.
+"""
+
+import numpy as np
+
+from agent.columns import NULL_I64
+from agent.limiters.library import Function, LimiterLibrary, Seen, Step
+from agent.limiters.reading import ALLOWED, number, per_second, results
+
+
+def read(r: np.ndarray) -> dict[str, np.ndarray]:
+    """ok says that it is refused."""
+    allowed = r["ok"] == 0
+    told = results(allowed, error=r["error"])
+    return {
+        "result": told,
+        "wait_ns": np.where(told == ALLOWED, 0, NULL_I64),
+        "limit_per_s": per_second(1.0, r["period"]),
+        "burst": number(r["burst"]),
+        "remaining": np.where(r["error"] == 0, number(r["tokens"]), np.nan),
+        "step_immune": np.zeros(len(r), np.int8),
+    }
+
+
+_FIELDS = {"limiter": "ax", "burst": "limiter+0", "period": "limiter+16"}
+_LIMITED = {"ok": "ax", "tokens": "cx", "error": "r8"}
+
+LIBRARY = LimiterLibrary(
+    "github.com/throttled/throttled",
+    "go",
+    "wall",
+    "GCRA",
+    (Step("nothing is admitted for D, once the burst is spent", "up to burst more"),),
+    Seen(
+        module="github.com/throttled/throttled",
+        packages=("github.com/throttled/throttled/v2",),
+        functions=(
+            Function("(*GCRARateLimiterCtx).RateLimitCtx", "decision", "limiter_throttled_limit", "limiter_throttled_limited",
+                     _FIELDS | {"key": "di", "key_size": "si", "n": "r8"}, _LIMITED, "decisions"),
+            Function("(*GCRARateLimiter).RateLimit", "decision", "limiter_throttled_limit_old", "limiter_throttled_limited",
+                     _FIELDS | {"key": "bx", "key_size": "cx", "n": "di"}, _LIMITED, "decisions"),
+        ),
+        limiter="throttled.GCRARateLimiter",
+        read=read,
+    ),
+    model="GCRA",
+)  # fmt: skip

@@ -1,0 +1,54 @@
+"""github.com/ulule/limiter: seen at its stores, since a limiter's own methods are inlined.
+
+func (store *Store) Get(ctx context.Context, key string, rate limiter.Rate) (limiter.Context, error)
+func (store *Store) Increment(ctx context.Context, key string, count int64, rate limiter.Rate) (limiter.Context, error)
+type Rate struct { Formatted string; Period time.Duration; Limit int64 }
+type Context struct { Limit, Remaining, Reset int64; Reached bool }
+
+Increment's Rate finds no registers left and is passed on the stack. Peek and Reset decide nothing.
+"""
+
+import numpy as np
+
+from agent.columns import NULL_I64
+from agent.limiters.library import Function, LimiterLibrary, Seen, Step
+from agent.limiters.reading import ALLOWED, number, per_second, results, whole
+
+
+def read(r: np.ndarray) -> dict[str, np.ndarray]:
+    """ok says that the limit is reached."""
+    told = results(r["ok"] == 0, error=r["error"])
+    limit = number(r["burst"])
+    return {
+        "result": told,
+        "wait_ns": np.where(told == ALLOWED, 0, NULL_I64),
+        "limit_per_s": per_second(limit, r["period"]),
+        "burst": limit,
+        "window_ns": whole(r["period"]),
+        "remaining": np.where(r["error"] == 0, number(r["tokens"]), np.nan),
+        "step_immune": np.zeros(len(r), np.int8),
+    }
+
+
+_KEY = {"limiter": "ax", "key": "di", "key_size": "si"}
+_TOLD = {"ok": "di", "tokens": "bx", "error": "si"}
+
+LIBRARY = LimiterLibrary(
+    "github.com/ulule/limiter",
+    "go",
+    "wall",
+    "fixed window",
+    (Step("a window lasts D longer", "a window ends D early: up to a whole limit more"),),
+    Seen(
+        module="github.com/ulule/limiter",
+        packages=("github.com/ulule/limiter/v3/drivers/store/memory", "github.com/ulule/limiter/v3/drivers/store/redis"),
+        functions=(
+            Function("(*Store).Get", "decision", "limiter_ulule_get", "limiter_ulule_told",
+                     _KEY | {"period": "r10", "burst": "r11"}, _TOLD, "decisions"),
+            Function("(*Store).Increment", "decision", "limiter_ulule_increment", "limiter_ulule_told",
+                     _KEY | {"n": "r8", "period": "sp+24", "burst": "sp+32"}, _TOLD, "decisions"),
+        ),
+        limiter="limiter.Store",
+        read=read,
+    ),
+)  # fmt: skip

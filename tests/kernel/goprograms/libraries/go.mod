@@ -1,0 +1,24 @@
+module example.com/tickscope/libraries
+
+go 1.21
+
+require (
+	github.com/didip/tollbooth/v7 v7.0.2
+	github.com/go-redis/redis_rate/v10 v10.0.1
+	github.com/juju/ratelimit v1.0.2
+	github.com/redis/go-redis/v9 v9.0.5
+	github.com/sethvargo/go-limiter v0.7.1
+	github.com/throttled/throttled/v2 v2.15.0
+	github.com/ulule/limiter/v3 v3.11.2
+	go.uber.org/ratelimit v0.3.1
+)
+
+require (
+	github.com/benbjohnson/clock v1.3.0 // indirect
+	github.com/cespare/xxhash/v2 v2.2.0 // indirect
+	github.com/dgryski/go-rendezvous v0.0.0-20200823014737-9f7001d12a5f // indirect
+	github.com/go-pkgz/expirable-cache/v3 v3.0.0 // indirect
+	github.com/hashicorp/golang-lru v0.5.4 // indirect
+	github.com/kr/text v0.2.0 // indirect
+	github.com/pkg/errors v0.9.1 // indirect
+)
