@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agent.batch import Batch
+from agent.columns import NULL_I64
 from agent.kernel.probe import Aggregate, Probe, Program, Ring
 from agent.kernel.wire import decode
 
@@ -35,10 +36,14 @@ RTT_GATE_NS = 10_000_000
 _MONOTONIC_COARSE = 6  # include/uapi/linux/time.h; Python has no name for it
 
 
+def tick_ns() -> int:
+    """A jiffy: the resolution of CLOCK_MONOTONIC_COARSE."""
+    return round(time.clock_getres(_MONOTONIC_COARSE) * 1e9)
+
+
 def _gate_shift() -> int:
-    """log2 of the gate in jiffies; the resolution of CLOCK_MONOTONIC_COARSE is one."""
-    ticks = RTT_GATE_NS / (time.clock_getres(_MONOTONIC_COARSE) * 1e9)
-    return max(0, math.floor(math.log2(ticks) + 1e-6))
+    """log2 of the gate in jiffies."""
+    return max(0, math.floor(math.log2(RTT_GATE_NS / tick_ns()) + 1e-6))
 
 
 def _plain(table: str) -> Ring:
@@ -59,6 +64,18 @@ def _rtt(_: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> Iter
     yield batch
 
 
+def _served(_: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> Iterator[Batch]:
+    values = values[(values["requests"] > 0) | (values["unanswered"] > 0)]
+    if not len(values):
+        return
+    batch = decode(values, "service_latency")
+    buckets = values["buckets"]
+    batch.rows["hist"][:, : buckets.shape[1]] = buckets
+    batch.rows["interval_ns"], batch.rows["t_ns"] = interval_ns, t_ns
+    batch.rows["max_from_ns"][values["max_ns"] == 0] = NULL_I64
+    yield batch
+
+
 def setup(family: Family, kernel: Any, helper: Any, targets: Any, config: dict[str, Any]) -> Iterable[Source]:
     """config: ``window``. Sockets that receive are seen whenever they do; what only sends, and each answer to it, in the window."""
     config["window"].add(family, ("on_tcp_probe", "on_tcp_send"))
@@ -67,7 +84,7 @@ def setup(family: Family, kernel: Any, helper: Any, targets: Any, config: dict[s
 
 PROBE = Probe(
     name="tcp",
-    parts=("tcp_socket.h", "tcp_rtt.h"),
+    parts=("tcp_socket.h", "tcp_rtt.h", "tcp_service.h"),
     programs=(
         Program("on_tcp_state", target="inet_sock_set_state", loses="connects, connection ends, owners"),
         Program(
@@ -75,7 +92,7 @@ PROBE = Probe(
         ),
         Program("on_tcp_destroy", target="tcp_destroy_sock", loses="room: closed sockets stay in the table"),
         Program(
-            "on_tcp_receive", target="tcp_rcv_space_adjust", loses="owners and round-trip times of sockets that receive"
+            "on_tcp_receive", target="tcp_rcv_space_adjust", loses="owners, round-trip times and answers of sockets that receive"
         ),
         Program("on_tcp_probe", target="tcp_probe", on_demand=True, loses="round-trip times of sockets that only send"),
         Program(
@@ -97,7 +114,15 @@ PROBE = Probe(
         _plain("tcp_close"),
     ),
     maps=("tcp_listeners", "tcp_sockets"),
-    aggregates=(Aggregate(("tcp_rtt_a", "tcp_rtt_b"), "tcp_rtt_key", "tcp_rtt_value", _rtt),),
+    aggregates=(
+        Aggregate(("tcp_rtt_a", "tcp_rtt_b"), "tcp_rtt_key", "tcp_rtt_value", _rtt),
+        Aggregate(("tcp_served_a", "tcp_served_b"), "tcp_served_key", "tcp_served_value", _served),
+    ),
     setup=setup,
-    options={"TCP_RTT_GATE_SHIFT": _gate_shift(), "TCP_SOCKETS": 32768, "TCP_RTT_SOCKETS": 16384},
+    options={
+        "TCP_RTT_GATE_SHIFT": _gate_shift(),
+        "TCP_TICK_NS": tick_ns(),
+        "TCP_SOCKETS": 32768,
+        "TCP_RTT_SOCKETS": 16384,
+    },
 )
