@@ -71,6 +71,11 @@ def _served(_: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> I
     batch = decode(values, "service_latency")
     buckets = values["buckets"]
     batch.rows["hist"][:, : buckets.shape[1]] = buckets
+    upto = np.cumsum(buckets[:, ::-1], axis=1)[:, ::-1]  # so many took at least as long as a bucket's
+    for name, beyond in (("p50_ns", 0.5), ("p90_ns", 0.1)):
+        reached = np.count_nonzero(upto > beyond * values["requests"][:, None], axis=1)
+        middle = np.where(reached > 0, 2.0 ** (reached - 0.5), 0.0)
+        batch.rows[name] = np.minimum(middle, values["max_ns"])
     batch.rows["interval_ns"], batch.rows["t_ns"] = interval_ns, t_ns
     batch.rows["max_from_ns"][values["max_ns"] == 0] = NULL_I64
     yield batch
