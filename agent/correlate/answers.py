@@ -11,7 +11,7 @@ from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
 from agent.correlate.late import Habits
-from agent.correlate.rows import groups, known, start_ticks
+from agent.correlate.rows import groups, known
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
 from agent.correlate.words import process, text
@@ -73,7 +73,7 @@ class AnswerWatch(Watch):
     def describe(self, symptom: str, slot: int) -> Episode:
         row = self.worst[slot]
         netns, port = int(row["netns"]), int(row["sport"])
-        pid, tick, comm = int(row["pid"]), int(start_ticks(row)), text(row["comm"])
+        pid, tick, comm = int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000, text(row["comm"])
         episode = Episode(symptom, (netns, port), slot, f"{process(comm, pid)} on port {port}", f"{pid}/{tick}", 0, 0, "", "", 0.0, 0.0, 0.0, 0,
                           pid=pid, start_tick=tick, comm=comm)  # fmt: skip
         episode.facts["port"] = float(port)

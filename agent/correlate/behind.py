@@ -153,6 +153,7 @@ FELT: dict[str, Rule] = {
     "queue_lag": consumers,
     "accept_overflow": own,
     "service_latency": either,
+    "blocked_time": own,
     "broker_down": broker,
     "broker_stall": broker,
     "process_stopped": itself,

@@ -97,7 +97,9 @@ PROBE = Probe(
         ),
         Program("on_tcp_destroy", target="tcp_destroy_sock", loses="room: closed sockets stay in the table"),
         Program(
-            "on_tcp_receive", target="tcp_rcv_space_adjust", loses="owners, round-trip times and answers of sockets that receive"
+            "on_tcp_receive",
+            target="tcp_rcv_space_adjust",
+            loses="owners, round-trip times and answers of sockets that receive",
         ),
         Program("on_tcp_probe", target="tcp_probe", on_demand=True, loses="round-trip times of sockets that only send"),
         Program(

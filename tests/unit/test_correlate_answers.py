@@ -15,8 +15,16 @@ def answers(host: Host, a: int, b: int, rate: int = 40, ms: float = 8, n: int = 
     rng = np.random.default_rng(7 + n)
     for second in range(a, b):
         took = np.sort(rng.lognormal(np.log(ms * MS), 0.5, rate).astype(np.int64) // TICK * TICK)
-        p50, p90 = (int(2.0 ** (int(took[int(q * rate)]).bit_length() - 0.5)) if took[int(q * rate)] else 0 for q in (0.5, 0.9))
-        row = {"requests": rate, "max_ns": took[-1], "max_from_ns": T0 + second * S + 300 * MS, "p50_ns": p50, "p90_ns": p90}
+        p50, p90 = (
+            int(2.0 ** (int(took[int(q * rate)]).bit_length() - 0.5)) if took[int(q * rate)] else 0 for q in (0.5, 0.9)
+        )
+        row = {
+            "requests": rate,
+            "max_ns": took[-1],
+            "max_from_ns": T0 + second * S + 300 * MS,
+            "p50_ns": p50,
+            "p90_ns": p90,
+        }
         served(host, second, **row | columns)
 
 
@@ -35,7 +43,13 @@ def stalled(seconds: int = 1, requests: int = 1, calls: bool = True, **columns: 
         served(host, 31 + n, requests=requests, max_ns=1400 * MS, max_from_ns=begun,
                **{"p50_ns": 1400 * MS, "p90_ns": 1400 * MS} if requests > 1 else {"p50_ns": 8 * MS, "p90_ns": 16 * MS})  # fmt: skip
         if calls:
-            own = {"pid": SHOP_PID, "tid": SHOP_PID, "comm": b"shop", "t_ns": begun + 1390 * MS, "duration_ns": 1380 * MS}
+            own = {
+                "pid": SHOP_PID,
+                "tid": SHOP_PID,
+                "comm": b"shop",
+                "t_ns": begun + 1390 * MS,
+                "duration_ns": 1380 * MS,
+            }
             call(host, **own | {"syscall": b"flock", "fd_type": b"file", "file": b"stock.db"} | columns)
     answers(host, 31 + seconds, UNTIL, n=1)
     return host
@@ -103,7 +117,15 @@ def test_what_comes_again_and_again_is_usual() -> None:
     for second in range(UNTIL):
         answers(host, second, second + 1, n=second)
         if second % 12 == 5:
-            served(host, second, requests=1, max_ns=1000 * MS, max_from_ns=T0 + (second - 1) * S, p50_ns=1000 * MS, p90_ns=1000 * MS)
+            served(
+                host,
+                second,
+                requests=1,
+                max_ns=1000 * MS,
+                max_from_ns=T0 + (second - 1) * S,
+                p50_ns=1000 * MS,
+                p90_ns=1000 * MS,
+            )
     assert found(host) == []
 
 
