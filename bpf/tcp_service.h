@@ -3,9 +3,10 @@
  *
  * No hook of its own: the kernel notes in each socket when data last arrived (lrcvtime), when data was last sent (lsndtime), and for how long
  * something written was under way (chrono_*: RFC 4898's busy time, from the write into an empty queue to the last acknowledgement). A socket is
- * looked at when its process reads, at most once a gate (see tcp_rtt.h), and when its state changes. So an answer is seen when the next request
- * is read, or at the connection's end; in ticks; and requests that were read within one gate are one: all but the last of them were quick, and
- * of the last one the wait is told from the gate's end, which is at most a gate too little. */
+ * looked at when its process reads, at most once a gate (see tcp_rtt.h), when its state changes, and while no answer was seen twice a second by
+ * the agent, which has on_tcp_sweep run for it (agent/probes/beside/sweep.py). So an answer is seen a little later than it is given; in ticks; and
+ * requests that were read within one gate are one: all but the last of them were quick, and of the last one the wait is told from the gate's
+ * end, which is at most a gate too little. */
 
 #define TCP_SERVED_BUCKETS 48
 
@@ -19,6 +20,7 @@ struct tcp_served_key {
 struct tcp_served_value {
 	u64 requests;
 	u64 unanswered;
+	u64 waiting;
 	u64 sum_ns;
 	u64 max_ns;
 	u64 max_from_ns;	/* when the slowest one's request had come */
@@ -30,6 +32,9 @@ struct tcp_served_value {
 BPF_TABLE("hash", struct tcp_served_key, struct tcp_served_value, tcp_served_a, 1024);
 BPF_TABLE("hash", struct tcp_served_key, struct tcp_served_value, tcp_served_b, 1024);
 BPF_TABLE("array", u32, struct tcp_served_value, tcp_served_zero, 1);	/* never written: too large for the stack */
+
+/* By a hash of the socket: some that had a request of late, for the agent to have them looked at. */
+BPF_F_TABLE("array", u32, u64, tcp_asking, 1 << TCP_PLACES_LOG2, BPF_F_MMAPABLE);
 
 /* What the kernel's own notes say now; times in ticks. */
 struct tcp_notes {
@@ -86,6 +91,17 @@ static __always_inline struct tcp_served_value *tcp_served_of(struct tcp_socket 
 	return v;
 }
 
+static __always_inline void tcp_slowest(struct tcp_served_value *v, struct tcp_socket *s, u64 ns, u32 now)
+{
+	if (ns <= v->max_ns)
+		return;
+	v->max_ns = ns;
+	v->max_from_ns = bpf_ktime_get_boot_ns() - (u64)(now - s->asked) * TCP_TICK_NS;
+	v->proc = s->proc;
+	v->proc.tid = s->asked_tid;
+	v->sock = s->sock;
+}
+
 /* requests: that were answered since the last look; the last of them after `ticks`. */
 static __always_inline void tcp_served(struct tcp_socket *s, u32 requests, u32 ticks, u32 now)
 {
@@ -100,13 +116,7 @@ static __always_inline void tcp_served(struct tcp_socket *s, u32 requests, u32 t
 	u32 bucket = log2_bucket(ns);
 	if (bucket < TCP_SERVED_BUCKETS)
 		__sync_fetch_and_add(&v->buckets[bucket], 1);
-	if (ns <= v->max_ns)
-		return;
-	v->max_ns = ns;
-	v->max_from_ns = bpf_ktime_get_boot_ns() - (u64)(now - s->asked) * TCP_TICK_NS;
-	v->proc = s->proc;
-	v->proc.tid = s->asked_tid;
-	v->sock = s->sock;
+	tcp_slowest(v, s, ns, now);
 }
 
 /* A look at a socket. reads: its process, current, has just read from it; ends: no answer comes any more. */
@@ -137,6 +147,12 @@ static __always_inline void tcp_serve(void *sk, struct tcp_socket *s, bool reads
 	if (!reads || (s->seen && !in))
 		return;
 	GET(came, sk, inet_connection_sock, lrcvtime);
+	if (!s->asks) {
+		u32 place = tcp_place((u64)sk);
+		u64 *at = tcp_asking.lookup(&place);
+		if (at)
+			*at = (u64)sk;
+	}
 	s->asks = s->seen = 1;
 	s->asked = came;
 	s->asked_until = ((now >> TCP_RTT_GATE_SHIFT) + 1) << TCP_RTT_GATE_SHIFT;
@@ -145,4 +161,24 @@ static __always_inline void tcp_serve(void *sk, struct tcp_socket *s, bool reads
 	s->out = n.out;
 	s->wrote = n.wrote;
 	s->busy = n.busy;
+}
+
+/* Never attached: run for a socket of tcp_asking, whose address is args[0]. Returns whether it goes on to wait for an answer. */
+int on_tcp_sweep(struct bpf_raw_tracepoint_args *ctx)
+{
+	u64 key = ctx->args[0];
+	u32 now = bpf_jiffies64();
+	struct tcp_socket *s = tcp_sockets.lookup(&key);
+	if (!s || !s->asks)
+		return 0;
+	tcp_serve((void *)key, s, false, false);
+	u64 ns = (u64)(now - s->asked) * TCP_TICK_NS;
+	if (!s->asks || (s32)(now - s->asked) < 0 || ns < TCP_WAITING_NS)
+		return s->asks;
+	struct tcp_served_value *v = tcp_served_of(s);
+	if (v) {
+		__sync_fetch_and_add(&v->waiting, 1);
+		tcp_slowest(v, s, ns, now);
+	}
+	return 1;
 }

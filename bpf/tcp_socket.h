@@ -99,9 +99,14 @@ static __always_inline u32 tcp_mixed(u64 sk, u64 with)
 	return both ^ both >> 32;
 }
 
+static __always_inline u32 tcp_place(u64 sk)
+{
+	return (sk >> 6) * TCP_MIX >> (64 - TCP_PLACES_LOG2);
+}
+
 static __always_inline struct tcp_hot *tcp_hot_of(u64 sk)
 {
-	u32 place = (sk >> 6) * TCP_MIX >> (64 - TCP_PLACES_LOG2);
+	u32 place = tcp_place(sk);
 	return tcp_hot.lookup(&place);
 }
 

@@ -23,10 +23,10 @@ _MOST_S = 60
 class AnswerWatch(Watch):
     """One subject is one port of a network namespace: several processes may answer there.
 
-    n: requests; med_ns, high_ns: what half of them, and nine in ten, took at most; max_ns: the slowest. worst: by slot, the row of the second that has it.
+    n: requests; waiting: those that wait for an answer for long already; med_ns, high_ns: what half of them, and nine in ten, took at most; max_ns: the slowest. worst: by slot, the row of the second that has it.
     """
 
-    metrics = ("n", "med_ns", "high_ns", "max_ns")
+    metrics = ("n", "waiting", "med_ns", "high_ns", "max_ns")
 
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
@@ -37,7 +37,7 @@ class AnswerWatch(Watch):
         self.worst = {}
         s = rows.get("service_latency")
         if s is not None:
-            s = s[(s["requests"] > 0) & (s["sport"] > 0) & (s["pid"] > 0)]
+            s = s[((s["requests"] > 0) | (s["waiting"] > 0)) & (s["sport"] > 0) & (s["pid"] > 0)]
         if s is None or not len(s):
             return np.empty(0, np.int64)
         first, group = groups([s["netns"], s["sport"]])
@@ -50,8 +50,9 @@ class AnswerWatch(Watch):
         np.maximum.at(high, group[much], s["p90_ns"][much])
         values = {
             "n": n,
-            "med_ns": _median(s["p50_ns"], s["requests"], group),
-            "high_ns": high,
+            "waiting": np.bincount(group, s["waiting"]),
+            "med_ns": np.where(n > 0, _median(s["p50_ns"], s["requests"], group), np.nan),
+            "high_ns": np.where(n > 0, high, np.nan),
             "max_ns": s["max_ns"][top].astype(np.float64),
         }
         fits = slots >= 0

@@ -12,7 +12,9 @@ from agent.correlate.view import NO_PEER, View
 from agent.tables import TABLES
 
 #: What is read of the table of that name.
-READS = {"service_latency": ("tid", "sport", "netns", "requests", "max_ns", "max_from_ns", "p50_ns", "p90_ns")}
+READS = {
+    "service_latency": ("tid", "sport", "netns", "requests", "waiting", "max_ns", "max_from_ns", "p50_ns", "p90_ns")
+}
 _WAITING = TABLES["slow_syscall"].code("kind", "waiting")
 _ALLOWED = TABLES["limiter_decision"].code("result", "allowed")
 _NOTED_NS = 30_000_000_000  # an answer is noted when the next request comes, or the connection ends

@@ -18,6 +18,7 @@ from agent.batch import Batch
 from agent.columns import NULL_I64
 from agent.kernel.probe import Aggregate, Probe, Program, Ring
 from agent.kernel.wire import decode
+from agent.probes.beside.sweep import Sweep
 
 if TYPE_CHECKING:
     from agent.contracts import Source
@@ -33,6 +34,8 @@ STATES = np.array(
 
 #: A socket's RTT is sampled at most once in so many ns, or in the next smaller power of two of the kernel's ticks.
 RTT_GATE_NS = 10_000_000
+#: A request that has waited for so long is told before it is answered.
+WAITING_NS = 500_000_000
 _MONOTONIC_COARSE = 6  # include/uapi/linux/time.h; Python has no name for it
 
 
@@ -65,12 +68,15 @@ def _rtt(_: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> Iter
 
 
 def _served(_: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> Iterator[Batch]:
-    values = values[(values["requests"] > 0) | (values["unanswered"] > 0)]
+    values = values[(values["requests"] > 0) | (values["unanswered"] > 0) | (values["waiting"] > 0)]
     if not len(values):
         return
     batch = decode(values, "service_latency")
     buckets = values["buckets"]
     batch.rows["hist"][:, : buckets.shape[1]] = buckets
+    batch.rows["hist"][:, 0] += (values["requests"] - np.minimum(buckets.sum(axis=1), values["requests"])).astype(
+        np.uint32
+    )
     upto = np.cumsum(buckets[:, ::-1], axis=1)[:, ::-1]  # so many took at least as long as a bucket's
     for name, beyond in (("p50_ns", 0.5), ("p90_ns", 0.1)):
         reached = np.count_nonzero(upto > beyond * values["requests"][:, None], axis=1)
@@ -84,7 +90,7 @@ def _served(_: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> I
 def setup(family: Family, kernel: Any, helper: Any, targets: Any, config: dict[str, Any]) -> Iterable[Source]:
     """config: ``window``. Sockets that receive are seen whenever they do; what only sends, and each answer to it, in the window."""
     config["window"].add(family, ("on_tcp_probe", "on_tcp_send"))
-    return ()
+    return (Sweep(family),) if "on_tcp_sweep" in family.programs else ()
 
 
 PROBE = Probe(
@@ -109,6 +115,13 @@ PROBE = Probe(
             on_demand=True,
             loses="owners of accepted sockets that only send",
         ),
+        Program(
+            "on_tcp_sweep",
+            target="tcp_destroy_sock",
+            on_demand=True,
+            optional=True,
+            loses="requests that wait, until they are answered",
+        ),
         Program("on_tcp_retransmit", target="tcp_retransmit_skb", loses="retransmitted data and SYNs"),
         Program("on_tcp_retransmit_synack", target="tcp_retransmit_synack", loses="retransmitted SYN-ACKs"),
         Program("on_tcp_send_reset", target="tcp_send_reset", loses="resets sent"),
@@ -120,7 +133,7 @@ PROBE = Probe(
         _plain("tcp_reset"),
         _plain("tcp_close"),
     ),
-    maps=("tcp_listeners", "tcp_sockets"),
+    maps=("tcp_listeners", "tcp_sockets", "tcp_asking"),
     aggregates=(
         Aggregate(("tcp_rtt_a", "tcp_rtt_b"), "tcp_rtt_key", "tcp_rtt_value", _rtt),
         Aggregate(("tcp_served_a", "tcp_served_b"), "tcp_served_key", "tcp_served_value", _served),
@@ -129,6 +142,7 @@ PROBE = Probe(
     options={
         "TCP_RTT_GATE_SHIFT": _gate_shift(),
         "TCP_TICK_NS": tick_ns(),
+        "TCP_WAITING_NS": WAITING_NS,
         "TCP_SOCKETS": 32768,
         "TCP_RTT_SOCKETS": 16384,
     },

@@ -1,7 +1,8 @@
 """A process that answers on a port takes longer than usual, whoever asks it, and whatever it is.
 
 From outside nobody knows which requests are alike, so one that is slow may just be another kind: it is told where it is known what held it up. Without that it takes
-several, and that half of a second's requests, or one in ten for seconds, are slow where they never were.
+several: half of a second's requests, or one in ten for seconds, are slow where they never
+were, or several wait at once.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def _held(watch: AnswerWatch, second: Second) -> list[Episode]:
     usual = series.baseline("max_ns", slots, second.at, _LAST_S)
     bar = np.fmax(bars(series.history("max_ns", slots, second.at, _LAST_S)).sure, float(config.stall_ns))
     n, halves = (series.recent(metric, slots, second.at, _LAST_S) for metric in ("n", "med_ns"))
-    many = (half > bar) & (np.where(halves > bar[:, None], n, 0.0).sum(axis=1) >= _SLOW)
+    with np.errstate(invalid="ignore"):
+        many = (half > bar) & (np.where(halves > bar[:, None], n, 0.0).sum(axis=1) >= _SLOW)
+        many |= series.recent("waiting", slots, second.at, 1)[:, 0] >= _SLOW
     opened = []
     for i in np.flatnonzero((worst > bar) & (usual.seen >= config.warm_s) & _known(watch, second)):
         slot, value = int(slots[i]), float(worst[i])
