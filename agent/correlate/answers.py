@@ -23,7 +23,7 @@ _MOST_S = 60
 class AnswerWatch(Watch):
     """One subject is one port of a network namespace: several processes may answer there.
 
-    n: requests; waiting: those that wait for an answer for long already; med_ns, high_ns: what half of them, and nine in ten, took at most; max_ns: the slowest. worst: by slot, the row of the second that has it.
+    n: requests; waiting: those that wait for an answer for long already; med_ns, high_ns: what half of them, and nine in ten, took at most (where none was answered, for how long one waits); max_ns: the slowest. worst: by slot, the row of the second that has it.
     """
 
     metrics = ("n", "waiting", "med_ns", "high_ns", "max_ns")
@@ -51,8 +51,8 @@ class AnswerWatch(Watch):
         values = {
             "n": n,
             "waiting": np.bincount(group, s["waiting"]),
-            "med_ns": np.where(n > 0, _median(s["p50_ns"], s["requests"], group), np.nan),
-            "high_ns": np.where(n > 0, high, np.nan),
+            "med_ns": np.where(n > 0, _median(s["p50_ns"], s["requests"], group), s["max_ns"][top]),
+            "high_ns": np.where(n > 0, high, s["max_ns"][top]),
             "max_ns": s["max_ns"][top].astype(np.float64),
         }
         fits = slots >= 0

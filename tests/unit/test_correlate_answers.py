@@ -29,7 +29,7 @@ def answers(host: Host, a: int, b: int, rate: int = 40, ms: float = 8, n: int = 
 
 
 def served(host: Host, second: int, **columns: object) -> None:
-    row = {"pid": SHOP_PID, "tid": SHOP_PID, "proc_start_ns": START, "comm": b"shop", "netns": 1, "sport": PORT, "interval_ns": S,
+    row = {"pid": SHOP_PID, "tid": SHOP_PID, "proc_start_ns": START, "comm": b"shop", "netns": 1, "waiting": 0, "sport": PORT, "interval_ns": S,
            "t_ns": T0 + second * S + 990 * MS}  # fmt: skip
     host.add("service_latency", 1, **row | columns)
 
@@ -74,6 +74,18 @@ def test_one_slow_answer_of_unknown_cause_is_not_told() -> None:
 def test_many_slow_answers_are_told_also_where_no_cause_is_known() -> None:
     (one,) = found(stalled(seconds=3, requests=20, calls=False))
     assert one["cause"] == "unknown"
+
+
+def test_requests_that_wait_are_told_before_they_are_answered() -> None:
+    """Nothing is answered any more, and nothing else is known."""
+    host = Host()
+    answers(host, 0, 30)
+    for second in range(30, 50):
+        served(
+            host, second, requests=0, waiting=8, max_ns=(second - 29) * S, max_from_ns=T0 + 30 * S, p50_ns=0, p90_ns=0
+        )
+    (one,) = [each for each in latest(run(host, 35)) if each["symptom"] == "service_latency"]
+    assert (one["state"], one["cause"], one["start_ns"]) == ("open", "unknown", T0 + 30 * S)
 
 
 def test_a_call_of_another_thread_is_no_reason_unless_nothing_is_known_of_its_own() -> None:

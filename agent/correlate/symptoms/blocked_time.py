@@ -62,8 +62,9 @@ def _at_once(watch: BlockedWatch, second: Second, now: np.ndarray, longer: np.nd
 
 def clause(e: Episode) -> Words:
     return tell(
-        "{who} was held up in system calls for {took} a second{base} {when}",
+        "{who} was held up in system calls{how}{took}{base} {when}",
         who=capital(e.subject),
+        how=" for up to " if e.value <= SECOND else ", all its threads together, for ",
         took=measured(e.value, e.unit),
         base=tell(" instead of {base}", base=measured(e.base, e.unit)) if e.base else ", and usually hardly ever,",
         when=when(e),

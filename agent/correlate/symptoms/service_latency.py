@@ -2,7 +2,7 @@
 
 From outside nobody knows which requests are alike, so one that is slow may just be another kind: it is told where it is known what held it up. Without that it takes
 several: half of a second's requests, or one in ten for seconds, are slow where they never
-were, or several wait at once.
+were, or several wait at once, for which it is enough that it is twice the third longest of two minutes where nothing at all is answered.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ from agent.correlate.words import Words, capital, measured, tell, when
 
 _NOTED_S = 10  # an answer that is noted later (the client kept quiet) is no news
 _SEEN = 100  # requests in the last two minutes, from which it is known what is usual
-_SLOW, _LAST_S = 5, 3  # so many requests of so many seconds, where half of each second's were slow
+_SLOW, _LAST_S = (
+    5,
+    3,
+)  # so many requests of so many seconds, where half of each second's were slow; or so many that wait at once
+_BEFORE_S = 60
 
 
 def judge(watch: AnswerWatch, second: Second) -> list[Episode]:
@@ -41,38 +45,47 @@ def _known(watch: AnswerWatch, second: Second) -> np.ndarray:
 
 
 def _held(watch: AnswerWatch, second: Second) -> list[Episode]:
-    config, slots, series = watch.config, second.slots, watch.series
-    worst, half = (series.recent(metric, slots, second.at, 1)[:, 0] for metric in ("max_ns", "med_ns"))
-    if not (worst > config.stall_ns).any():
-        return []
-    usual = series.baseline("max_ns", slots, second.at, _LAST_S)
-    bar = np.fmax(bars(series.history("max_ns", slots, second.at, _LAST_S)).sure, float(config.stall_ns))
-    n, halves = (series.recent(metric, slots, second.at, _LAST_S) for metric in ("n", "med_ns"))
-    with np.errstate(invalid="ignore"):
-        many = (half > bar) & (np.where(halves > bar[:, None], n, 0.0).sum(axis=1) >= _SLOW)
-        many |= series.recent("waiting", slots, second.at, 1)[:, 0] >= _SLOW
+    worst = watch.series.recent("max_ns", second.slots, second.at, 1)[:, 0]
     opened = []
-    for i in np.flatnonzero((worst > bar) & (usual.seen >= config.warm_s) & _known(watch, second)):
-        slot, value = int(slots[i]), float(worst[i])
-        begun, over = watch.when(slot)
-        if over < (second.at - _NOTED_S) * SECOND:
-            continue
-        habit = watch.habits.has(slot, "max_ns", second.at, value)
-        episode = watch.active.get((SYMPTOM.name, slot))
-        if episode is not None:
-            if episode.metric in ("max_ns", "half_ns"):
-                watch.extend(episode, second.at, value, over)
-                episode.metric = "half_ns" if many[i] else episode.metric
-            continue
-        if habit:
-            continue
-        episode = watch.describe(SYMPTOM.name, slot)
-        episode.metric, episode.unit = "half_ns" if many[i] else "max_ns", SYMPTOM.unit
-        episode.start_ns, episode.end_ns = begun, over
-        episode.base, episode.bar = float(np.nan_to_num(usual.median[i])), float(bar[i])
-        watch.open(episode, second.at, value, 1)
-        opened.append(episode)
+    for i in np.flatnonzero((worst > watch.config.stall_ns) & _known(watch, second)):
+        opened += _one(watch, second, int(second.slots[i]), float(worst[i]))
     return opened
+
+
+def _one(watch: AnswerWatch, second: Second, slot: int, value: float) -> list[Episode]:
+    """The slowest answer of a port in that second, or the longest wait for one."""
+    begun, over = watch.when(slot)
+    if over < (second.at - _NOTED_S) * SECOND:
+        return []
+    at, series = np.array([slot]), watch.series
+    skip = min(max(_LAST_S, second.at - begun // SECOND + 1), _BEFORE_S)  # a wait that grows must not raise its own bar
+    usual = series.baseline("max_ns", at, second.at, skip)
+    if usual.seen[0] < watch.config.warm_s:
+        return []
+    bar = bars(series.history("max_ns", at, second.at, skip))
+    n, halves, waiting = (series.recent(metric, at, second.at, _LAST_S)[0] for metric in ("n", "med_ns", "waiting"))
+    rate = series.baseline("n", at, second.at, skip).median[0]
+    still = waiting[-1] >= _SLOW and n[-1] == 0 and rate >= _SLOW
+    least = max(float(watch.config.stall_ns), float((bar.often if still else bar.sure)[0]))
+    if not value > least:
+        return []
+    slow = float(n[halves > least].sum()) if halves[-1] > least else 0.0
+    metric = "half_ns" if still or waiting[-1] >= _SLOW or slow >= _SLOW else "max_ns"
+    habit = watch.habits.has(slot, "max_ns", second.at, value)
+    episode = watch.active.get((SYMPTOM.name, slot))
+    if episode is not None:
+        if episode.metric in ("max_ns", "half_ns"):
+            watch.extend(episode, second.at, value, over)
+            episode.metric = max(episode.metric, metric, key=("max_ns", "half_ns").index)
+        return []
+    if habit:
+        return []
+    episode = watch.describe(SYMPTOM.name, slot)
+    episode.metric, episode.unit = metric, SYMPTOM.unit
+    episode.start_ns, episode.end_ns = begun, over
+    episode.base, episode.bar = float(np.nan_to_num(usual.median[0])), least
+    watch.open(episode, second.at, value, 1)
+    return [episode]
 
 
 def clause(e: Episode) -> Words:
