@@ -17,6 +17,7 @@ READS = {
 }
 _WAITING = TABLES["slow_syscall"].code("kind", "waiting")
 _ALLOWED = TABLES["limiter_decision"].code("result", "allowed")
+_SAME_NS, _OFF_NS = 50_000_000, 20_000_000  # times are in ticks, and may be a gate too short
 _NOTED_NS = 30_000_000_000  # an answer is noted when the next request comes, or the connection ends
 
 
@@ -29,10 +30,12 @@ def slow(episode: Episode, view: View) -> np.ndarray:
     begun = rows["max_from_ns"]
     rows = rows[(begun <= episode.end_ns) & (begun + rows["max_ns"] >= episode.start_ns)]
     rows = rows[rows["max_ns"] > min(episode.bar, episode.value * 0.5)]
+    rows = rows[np.argsort(-rows["max_ns"], kind="stable")]  # one that waits is told each second, by ticks
+    rows = rows[np.sort(np.unique(rows["max_from_ns"] // _SAME_NS, return_index=True)[1])]
     out = np.zeros(len(rows), dtypes()["limiter_decision"])
     for name in ("pid", "proc_start_ns", "comm"):
         out[name] = rows[name]
-    out["t_ns"], out["duration_ns"] = rows["max_from_ns"] + rows["max_ns"], rows["max_ns"]
+    out["t_ns"], out["duration_ns"] = rows["max_from_ns"] + rows["max_ns"] + _OFF_NS, rows["max_ns"] + _OFF_NS
     out["goroutine"], out["result"], out["tid"] = NULL_I64, _ALLOWED, NULL_I64
     calls = view.own(view.during("slow_syscall", episode), episode)
     calls = calls[calls["kind"] != _WAITING]

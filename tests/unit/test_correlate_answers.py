@@ -88,6 +88,43 @@ def test_requests_that_wait_are_told_before_they_are_answered() -> None:
     assert (one["state"], one["cause"], one["start_ns"]) == ("open", "unknown", T0 + 30 * S)
 
 
+def test_the_lock_is_known_once_its_wait_is_over() -> None:
+    """Told while it goes on; the calls end with the answers, and those are timed in ticks."""
+    host = Host()
+    answers(host, 0, 30)
+    for second in range(30, 34):
+        served(
+            host, second, requests=0, waiting=8, max_ns=(second - 29) * S, max_from_ns=T0 + 30 * S, p50_ns=0, p90_ns=0
+        )
+    served(
+        host,
+        34,
+        requests=8,
+        waiting=8,
+        max_ns=4800 * MS,
+        max_from_ns=T0 + 30 * S + TICK,
+        p50_ns=4800 * MS,
+        p90_ns=4800 * MS,
+    )
+    for n in range(8):
+        own = {
+            "pid": SHOP_PID,
+            "tid": SHOP_PID + n,
+            "comm": b"shop",
+            "t_ns": T0 + 34 * S + 805 * MS,
+            "duration_ns": 4800 * MS,
+        }
+        call(host, **own | {"syscall": b"flock", "fd_type": b"file", "file": b"stock.db"})
+        host.add(
+            "syscall_latency", 1, t_ns=T0 + 34 * S + 990 * MS, interval_ns=S, pid=SHOP_PID, proc_start_ns=START, comm=b"shop", syscall=b"flock", count=1,
+            basis=code("syscall_latency", "basis", "blocked"), kind=code("syscall_latency", "kind", "slow"), sum_ns=4800 * MS, max_ns=4800 * MS,
+            run_queue_ns=0,
+        )  # fmt: skip
+    answers(host, 35, UNTIL, n=1)
+    (one,) = latest(run(host, UNTIL))
+    assert (one["symptom"], one["cause"], one["cause_detail"]) == ("service_latency", "syscall", "flock")
+
+
 def test_a_call_of_another_thread_is_no_reason_unless_nothing_is_known_of_its_own() -> None:
     """Who reads a request need not be who works on it: then any thread of the process counts, though less."""
     (sure,) = found(stalled())
