@@ -28,7 +28,7 @@ def judge(watch: BlockedWatch, second: Second) -> list[Episode]:
     longer = _longer(watch, second)
     opened = _at_once(watch, second, now, longer)
     rise = Rise(SYMPTOM.name, "blocked_ns", SYMPTOM.unit, _LEAST_NS, _RATIO, _LAST_S)
-    return opened + watch.rises(rise, second, longer)
+    return opened + watch.rises(rise, second, longer.__getitem__)
 
 
 def _longer(watch: BlockedWatch, second: Second) -> np.ndarray:

@@ -35,7 +35,7 @@ def judge(watch: AnswerWatch, second: Second) -> list[Episode]:
     ):
         allowed = _known(watch, second)
         rise = Rise(SYMPTOM.name, metric, SYMPTOM.unit, float(least), ratio, instead="max_ns")
-        opened += watch.rises(rise, second, allowed)
+        opened += watch.rises(rise, second, allowed.__getitem__)
     return opened
 
 
