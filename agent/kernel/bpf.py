@@ -60,7 +60,7 @@ def _program_question(fd: int) -> tuple[ct.Array[ct.c_char], ct.Array[ct.c_char]
     return info, attributes(struct.pack("<IIQ", fd, len(info), ct.addressof(info)))
 
 
-class Run:
+class OwnRun:
     """A raw tracepoint's program, run by us, not by the kernel (BPF_PROG_TEST_RUN, kernel 5.10). words: of its arguments."""
 
     def __init__(self, fd: int, words: int) -> None:

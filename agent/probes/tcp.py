@@ -18,7 +18,7 @@ from agent.batch import Batch
 from agent.columns import NULL_I64
 from agent.kernel.probe import Aggregate, Probe, Program, Ring
 from agent.kernel.wire import decode
-from agent.probes.beside.sweep import Sweep
+from agent.probes.beside.sweep import RequestSweep
 
 if TYPE_CHECKING:
     from agent.contracts import Source
@@ -90,7 +90,7 @@ def _served(_: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> I
 def setup(family: Family, kernel: Any, helper: Any, targets: Any, config: dict[str, Any]) -> Iterable[Source]:
     """config: ``window``. Sockets that receive are seen whenever they do; what only sends, and each answer to it, in the window."""
     config["window"].add(family, ("on_tcp_probe", "on_tcp_send"))
-    return (Sweep(family),) if "on_tcp_sweep" in family.programs else ()
+    return (RequestSweep(family),) if "on_tcp_sweep" in family.programs else ()
 
 
 PROBE = Probe(

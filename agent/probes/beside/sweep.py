@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agent.kernel.bpf import Run
+from agent.kernel.bpf import OwnRun
 from agent.kernel.ring import SharedArray
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ EVERY_NS = 500_000_000
 MOST = 256
 
 
-class Sweep:
+class RequestSweep:
     """A source without rows: its program adds to those of the family. Where the kernel does not run programs for us, it gives up, and the family says so."""
 
     name = "tcp.sweep"
@@ -27,7 +27,7 @@ class Sweep:
     def __init__(self, family: Family) -> None:
         self._family = family
         self._asking = SharedArray(family.maps["tcp_asking"], "<u8").values
-        self._run = Run(family.programs["on_tcp_sweep"], 1)
+        self._run = OwnRun(family.programs["on_tcp_sweep"], 1)
         self._next_ns = self._from = 0
 
     def fds(self) -> list[int]:
