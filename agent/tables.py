@@ -64,7 +64,7 @@ def _declared(room: str, later: str) -> str:
 
 #: What a finding may say (agent/correlate/catalogue.py; here are names only, since the declarations need the tables). The counters of findings
 #: start at 0 for each of them.
-SYMPTOMS = _declared("symptoms", """handshake_latency handshake_failures connect_latency service_latency blocked_time redelivery rebalancing entries_lost
+SYMPTOMS = _declared("symptoms", """handshake_latency handshake_failures connect_latency redelivery rebalancing entries_lost
     duplicates""")  # fmt: skip
 CAUSES = _declared("causes", """retry_storm""")  # fmt: skip
 
@@ -85,6 +85,13 @@ _ALL = (
     _table("tcp_close", "the end of a connection", *PROC, *SOCK, i64("duration_ns", "from ESTABLISHED to CLOSE", "ns"),
            i64("bytes_in", "bytes received", "bytes"), i64("bytes_out", "bytes acknowledged by the peer", "bytes"),
            i64("retransmits", "segments sent again"), i64("srtt_us", "last smoothed RTT", "us"), measure="duration_ns"),
+    _table("service_latency", "how long a process took to answer on connections that it had accepted on a port, in an interval: from the arrival of what it read to what it wrote next. In the kernel's ticks (4 ms where it has 250 a second); an answer is seen when the next request is read, or within a second", *PROC, *SOCK, _INTERVAL,
+           i64("requests", "requests that were answered, at least; those of the first bucket were quicker than can be told"),
+           i64("unanswered", "requests whose connection ended without an answer"),
+           i64("waiting", "requests that wait for half a second or longer already, of those that were looked at; such a one may be the slowest"),
+           i64("sum_ns", "total", "ns"), i64("max_ns", "the slowest; its connection's peer and the thread that read it are those of this row", "ns"),
+           i64("max_from_ns", "when the slowest one's request had come, CLOCK_BOOTTIME", "ns"),
+           i64("p50_ns", "what half of the requests took at most, to a factor of two; 0: quicker than can be told", "ns"), i64("p90_ns", "and nine in ten", "ns"), hist("ns"), measure="max_ns"),
     _table("tls_handshake", "a TLS handshake", *PROC, *SOCK, text("library", 16, "TLS library"),
            text("library_version", 32, "its version"), i64("duration_ns", "wall time from first call to the end", "ns"),
            i64("in_call_ns", "time inside calls", "ns"), i64("calls", "calls it took"),

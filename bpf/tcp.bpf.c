@@ -161,6 +161,8 @@ static __always_inline void tcp_change(void *sk, u8 old, u8 new)
 	} else if (old != TCP_CLOSE && old != TCP_LISTEN) {
 		if (s && !s->user && tcp_owned(sk))
 			tcp_used(s, bpf_get_current_pid_tgid());
+		if (s)
+			tcp_serve(sk, s, false, new == TCP_CLOSE || new == TCP_FIN_WAIT1 || new == TCP_LAST_ACK);
 		if (new != TCP_CLOSE)
 			return;
 		if (old == TCP_SYN_SENT || (s && !s->established_ns))
@@ -249,8 +251,10 @@ static __always_inline void tcp_moves(u64 sk, bool receives)
 		s = !receives || tcp_owned((void *)sk) ? tcp_new_user((void *)sk, s, user) : s;
 	if (!s)
 		return;
-	if (receives && h->received != now && tcp_sample((void *)sk, s))
+	if (receives && h->received != now && tcp_sample((void *)sk, s)) {
 		h->received = now;
+		tcp_serve((void *)sk, s, true, false);
+	}
 	if (s->user != user)
 		return;
 	h->user = tag;

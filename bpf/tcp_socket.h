@@ -30,6 +30,16 @@ struct tcp_socket {
 	u64 sampled;		/* an RTT sample was taken */
 	u64 user;		/* tgid and tid that last used it; 0: proc is the listener's, or not known */
 	u64 ssl;		/* kept by the tls family: whose handshake goes over it, UNKNOWN64 once that is over */
+	u32 asked;		/* these are kept by tcp_service.h, times in ticks: when what was last read had come */
+	u32 asked_until;	/* what is read before is not looked at */
+	u32 asked_tid;
+	u32 in;			/* notes of then */
+	u32 out;
+	u32 wrote;
+	u32 busy;
+	u8 asks;		/* no answer was seen yet */
+	u8 seen;
+	u8 pad[2];
 	struct proc proc;
 	struct sock_ref sock;
 };
@@ -89,9 +99,14 @@ static __always_inline u32 tcp_mixed(u64 sk, u64 with)
 	return both ^ both >> 32;
 }
 
+static __always_inline u32 tcp_place(u64 sk)
+{
+	return (sk >> 6) * TCP_MIX >> (64 - TCP_PLACES_LOG2);
+}
+
 static __always_inline struct tcp_hot *tcp_hot_of(u64 sk)
 {
-	u32 place = (sk >> 6) * TCP_MIX >> (64 - TCP_PLACES_LOG2);
+	u32 place = tcp_place(sk);
 	return tcp_hot.lookup(&place);
 }
 

@@ -56,6 +56,8 @@ METRICS: tuple[Metric, ...] = (
            ("comm", "result"), "duration_ns", "ns", (14, 36), detail=("daddr",), was="tickscope_tcp_connect_duration_nanoseconds"),
     *_counted("tickscope.tcp.retransmits", "{segment}", "TCP segments sent again.", "tcp_retransmit", "process", ("kind",), ("comm",), value="count"),
     *_counted("tickscope.tcp.resets", "{reset}", "TCP resets sent and received.", "tcp_reset", "process", ("direction",), ("comm",)),
+    Metric("tickscope.service.duration", "s", "histogram", "From the arrival of what a process reads on an accepted connection to what it writes next; in ticks, 0 where that was quicker.",
+           "service_latency", ("comm",), "hist", "ns", (21, 36), hist=("sum_ns", "", "max_ns"), detail=("sport",)),
     Metric("tickscope.tls.handshakes", "{handshake}", "counter", "TLS handshakes that ended.", "tls_handshake", ("role", "result")),
     Metric("tickscope.tls.handshake.duration", "s", "histogram", "Wall time of TLS handshakes.", "tls_handshake",
            ("comm", "role", "library", "tls_version", "result"), "duration_ns", "ns", (14, 36), was="tickscope_tls_handshake_duration_nanoseconds"),

@@ -152,6 +152,8 @@ FELT: dict[str, Rule] = {
     "refusals": peers,
     "queue_lag": consumers,
     "accept_overflow": own,
+    "service_latency": either,
+    "blocked_time": own,
     "broker_down": broker,
     "broker_stall": broker,
     "process_stopped": itself,

@@ -37,7 +37,8 @@ class Symptom:
     it is not judged by seconds. judge: (watch, second) -> the episodes that it opens; it also extends those that go on.
     clause: what was wrong with what, how much, and when. todo: what to look at first.
     asked_by_agent: who suffered is tickscope's own poller. inside: what explains it lies inside the decisions that were slow.
-    bare: whether it is told, too, where no cause is known.
+    bare: whether it is told, too, where no cause is known; not of an episode whose metric is one of ``alone``. shared: one whose cause is not known belongs to any
+    finding about its process, or about its port, at that time.
     """
 
     name: str
@@ -54,6 +55,8 @@ class Symptom:
     asked_by_agent: bool = False
     inside: bool = False
     bare: bool = True
+    alone: tuple[str, ...] = ()
+    shared: bool = False
     measured: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -20,6 +20,7 @@ from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import View
 from agent.correlate.watch import Watch
 
+_OTHERS_S = 3  # what is shared waits so long for a finding that it may belong to
 _UNKNOWN = Verdict(UNKNOWN, 0.0, "", "")
 
 
@@ -160,7 +161,9 @@ class Correlator:
         self._held = [e for e in self._held if e not in due]
         for episode in sorted(due, key=lambda e: e.order):
             verdicts = self._judge_of.rank(episode, self._view)
-            if episode.declared.bare or (verdicts and verdicts[0].score > 0):
+            bare = episode.declared.bare and episode.metric not in episode.declared.alone
+            bare &= not episode.declared.shared or second - episode.start_ns // SECOND >= _OTHERS_S
+            if bare or (verdicts and verdicts[0].score > 0):
                 self._place(episode, verdicts)
             elif second - episode.last_bad < self._config.quiet_s and second - episode.start_ns // SECOND <= 60:
                 self._held.append(episode)  # its cause may yet be seen

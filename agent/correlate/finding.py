@@ -91,9 +91,18 @@ class Finding:
             and episode.end_ns >= self.start_ns - merge_ns
         )
         same = cause.cause == mine.cause or _kin(cause.cause) == _kin(mine.cause) != ""
+        if cause.cause == UNKNOWN and episode.declared.shared and near and self._about(episode):
+            return True
         if cause.cause == UNKNOWN:
             return near and same and any(e.scope == episode.scope for e in self.episodes)
         return near and same and (cause.scope == mine.scope or "" in (cause.scope, mine.scope))
+
+    def _about(self, episode: Episode) -> bool:
+        """Whether it is about the episode's process, or what that serves."""
+        by = self.cause.culprit
+        port = f":{episode.facts.get('port', 0):.0f}"
+        known = by.pid == episode.pid or by.object.endswith(port) or self.cause.scope.split(" in ")[0].endswith(port)
+        return known or any(e.scope == episode.scope for e in self.episodes)
 
     def state(self) -> tuple[object, ...]:
         """What makes a new row worth emitting at once."""

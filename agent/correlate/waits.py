@@ -11,6 +11,8 @@ from agent.correlate.join import inside, within
 from agent.correlate.limiters import took
 from agent.correlate.local import in_netns, is_loopback
 from agent.correlate.rows import as_bytes, groups, start_ticks
+from agent.correlate.served import READS as REQUESTS
+from agent.correlate.served import on_others, slow
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, SERVERS, View, addresses, place
 from agent.correlate.way import ENOUGH, Spans, Way, way
@@ -31,6 +33,7 @@ DECISIONS = ("tid", "limiter_id", "result", "wait_ns", "duration_ns", "goroutine
 SYSCALLS = {
     "slow_syscall": (*CALLS, "kind", "syscall", "fd_type", "blocked_ns", "run_queue_ns", *ON_FILES),
     "limiter_decision": DECISIONS,
+    **REQUESTS,
 }
 HANDSHAKES = {"tls_handshake": ("tid", "peer", "library", "duration_ns", "result"), "limiter_decision": DECISIONS}
 LOOKUPS = {
@@ -52,7 +55,9 @@ PEERS = {
 
 
 def _slow(episode: Episode, view: View) -> np.ndarray:
-    """The episode's decisions that were slow."""
+    """The episode's decisions that were slow, or requests."""
+    if episode.declared.table in REQUESTS:
+        return slow(episode, view)
     d = view.decisions.between(episode.start_ns, episode.end_ns)
     d = d[d["limiter_id"] == str(episode.key[0]).encode()] if len(d) else d
     mine = d["pid"] == episode.pid if episode.pid is not None else d["pid"] <= 0
@@ -167,6 +172,8 @@ def on_peers(episode: Episode, view: View) -> list[PeerWait]:
 
 def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
     calls, lost, threaded = spent(episode, view, "slow_syscall")
+    serves = episode.declared.table in REQUESTS
+    calls = on_others(calls, episode, view) if serves else calls
     shaking = _ended_in(view, episode, calls, "tls_handshake")
     to_peer, in_shake = calls[calls["peer"] != NO_PEER], shaking[calls["peer"] != NO_PEER]
     waited: dict[bytes, float] = {}
@@ -190,7 +197,9 @@ def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
     if not waited:
         worst = episode.value if episode.declared.inside else 0.0
         summed = {
-            raw: ns for raw, ns in view.unusual_waits(episode).items() if 0.5 * worst <= ns <= 2 * max(worst, lost)
+            raw: ns
+            for raw, ns in view.unusual_waits(episode).items()
+            if 0.5 * worst <= ns <= 2 * max(worst, lost) and (not serves or raw in view.peers(episode))
         }
         waited = dict.fromkeys(summed, lost)
         sure = 0.8

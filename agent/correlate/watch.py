@@ -27,7 +27,7 @@ class Second:
 @dataclass(frozen=True)
 class Rise:
     """A lasting rise of a metric: bad seconds exceed the baseline by ``least``, by 6 spreads and by ``ratio``, and its 90th percentile. seconds: that it
-    must last, ``CorrelatorConfig.persist_s`` where that is 0."""
+    must last, ``CorrelatorConfig.persist_s`` where that is 0. instead: an episode of this metric that goes on becomes one of the rise."""
 
     symptom: str
     metric: str
@@ -35,6 +35,7 @@ class Rise:
     least: float
     ratio: float
     seconds: int = 0
+    instead: str = ""
 
 
 class Watch(ABC):
@@ -98,6 +99,10 @@ class Watch(ABC):
             if episode is not None and episode.metric == rise.metric:
                 if recent[i, -1] > episode.bar:
                     self.extend(episode, second, float(recent[i, -1]))
+            elif lasting[i] and episode is not None and episode.metric == rise.instead:
+                episode.metric, episode.value = rise.metric, float(recent[i].max())
+                episode.base, episode.bar = float(usual.median[i]), float(bar[i])
+                self.extend(episode, second, episode.value)
             elif lasting[i] and episode is None:
                 episode = self.describe(rise.symptom, slot)
                 episode.metric, episode.unit = rise.metric, rise.unit

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agent.batch import Batch
+from agent.columns import NULL_I64
 from agent.kernel.probe import Aggregate, Probe, Program, Ring
 from agent.kernel.wire import decode
+from agent.probes.beside.sweep import RequestSweep
 
 if TYPE_CHECKING:
     from agent.contracts import Source
@@ -32,13 +34,19 @@ STATES = np.array(
 
 #: A socket's RTT is sampled at most once in so many ns, or in the next smaller power of two of the kernel's ticks.
 RTT_GATE_NS = 10_000_000
+#: A request that has waited for so long is told before it is answered.
+WAITING_NS = 500_000_000
 _MONOTONIC_COARSE = 6  # include/uapi/linux/time.h; Python has no name for it
 
 
+def tick_ns() -> int:
+    """A jiffy: the resolution of CLOCK_MONOTONIC_COARSE."""
+    return round(time.clock_getres(_MONOTONIC_COARSE) * 1e9)
+
+
 def _gate_shift() -> int:
-    """log2 of the gate in jiffies; the resolution of CLOCK_MONOTONIC_COARSE is one."""
-    ticks = RTT_GATE_NS / (time.clock_getres(_MONOTONIC_COARSE) * 1e9)
-    return max(0, math.floor(math.log2(ticks) + 1e-6))
+    """log2 of the gate in jiffies."""
+    return max(0, math.floor(math.log2(RTT_GATE_NS / tick_ns()) + 1e-6))
 
 
 def _plain(table: str) -> Ring:
@@ -59,15 +67,35 @@ def _rtt(_: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> Iter
     yield batch
 
 
+def _served(_: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> Iterator[Batch]:
+    values = values[(values["requests"] > 0) | (values["unanswered"] > 0) | (values["waiting"] > 0)]
+    if not len(values):
+        return
+    batch = decode(values, "service_latency")
+    buckets = values["buckets"]
+    batch.rows["hist"][:, : buckets.shape[1]] = buckets
+    batch.rows["hist"][:, 0] += (values["requests"] - np.minimum(buckets.sum(axis=1), values["requests"])).astype(
+        np.uint32
+    )
+    upto = np.cumsum(buckets[:, ::-1], axis=1)[:, ::-1]  # so many took at least as long as a bucket's
+    for name, beyond in (("p50_ns", 0.5), ("p90_ns", 0.1)):
+        reached = np.count_nonzero(upto > beyond * values["requests"][:, None], axis=1)
+        middle = np.where(reached > 0, 2.0 ** (reached - 0.5), 0.0)
+        batch.rows[name] = np.minimum(middle, values["max_ns"])
+    batch.rows["interval_ns"], batch.rows["t_ns"] = interval_ns, t_ns
+    batch.rows["max_from_ns"][values["max_ns"] == 0] = NULL_I64
+    yield batch
+
+
 def setup(family: Family, kernel: Any, helper: Any, targets: Any, config: dict[str, Any]) -> Iterable[Source]:
     """config: ``window``. Sockets that receive are seen whenever they do; what only sends, and each answer to it, in the window."""
     config["window"].add(family, ("on_tcp_probe", "on_tcp_send"))
-    return ()
+    return (RequestSweep(family),) if "on_tcp_sweep" in family.programs else ()
 
 
 PROBE = Probe(
     name="tcp",
-    parts=("tcp_socket.h", "tcp_rtt.h"),
+    parts=("tcp_socket.h", "tcp_rtt.h", "tcp_service.h"),
     programs=(
         Program("on_tcp_state", target="inet_sock_set_state", loses="connects, connection ends, owners"),
         Program(
@@ -75,7 +103,9 @@ PROBE = Probe(
         ),
         Program("on_tcp_destroy", target="tcp_destroy_sock", loses="room: closed sockets stay in the table"),
         Program(
-            "on_tcp_receive", target="tcp_rcv_space_adjust", loses="owners and round-trip times of sockets that receive"
+            "on_tcp_receive",
+            target="tcp_rcv_space_adjust",
+            loses="owners, round-trip times and answers of sockets that receive",
         ),
         Program("on_tcp_probe", target="tcp_probe", on_demand=True, loses="round-trip times of sockets that only send"),
         Program(
@@ -84,6 +114,13 @@ PROBE = Probe(
             fallback="tcp_sendmsg",
             on_demand=True,
             loses="owners of accepted sockets that only send",
+        ),
+        Program(
+            "on_tcp_sweep",
+            target="tcp_destroy_sock",
+            on_demand=True,
+            optional=True,
+            loses="requests that wait, until they are answered",
         ),
         Program("on_tcp_retransmit", target="tcp_retransmit_skb", loses="retransmitted data and SYNs"),
         Program("on_tcp_retransmit_synack", target="tcp_retransmit_synack", loses="retransmitted SYN-ACKs"),
@@ -96,8 +133,17 @@ PROBE = Probe(
         _plain("tcp_reset"),
         _plain("tcp_close"),
     ),
-    maps=("tcp_listeners", "tcp_sockets"),
-    aggregates=(Aggregate(("tcp_rtt_a", "tcp_rtt_b"), "tcp_rtt_key", "tcp_rtt_value", _rtt),),
+    maps=("tcp_listeners", "tcp_sockets", "tcp_asking"),
+    aggregates=(
+        Aggregate(("tcp_rtt_a", "tcp_rtt_b"), "tcp_rtt_key", "tcp_rtt_value", _rtt),
+        Aggregate(("tcp_served_a", "tcp_served_b"), "tcp_served_key", "tcp_served_value", _served),
+    ),
     setup=setup,
-    options={"TCP_RTT_GATE_SHIFT": _gate_shift(), "TCP_SOCKETS": 32768, "TCP_RTT_SOCKETS": 16384},
+    options={
+        "TCP_RTT_GATE_SHIFT": _gate_shift(),
+        "TCP_TICK_NS": tick_ns(),
+        "TCP_WAITING_NS": WAITING_NS,
+        "TCP_SOCKETS": 32768,
+        "TCP_RTT_SOCKETS": 16384,
+    },
 )

@@ -35,6 +35,7 @@ _SECOND_NS = 1_000_000_000
 #: Tables whose rows arrive by the clock, not because something happened: they do not keep the loop at its busy pace.
 _PERIODIC = {
     "tcp_rtt",
+    "service_latency",
     "syscall_latency",
     "socket_queue",
     "queue_lag",

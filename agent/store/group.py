@@ -1,6 +1,6 @@
 """Grouped queries: count, p50, p90, p99 and max of a table's measure.
 
-Tables whose rows are histograms (tcp_rtt, syscall_latency) hold many samples a row, so their percentiles come from the
+Tables whose rows are histograms (tcp_rtt, syscall_latency, service_latency) hold many samples a row, so their percentiles come from the
 merged buckets: the bucket in which the rank falls, interpolated geometrically inside it ([2^i, 2^(i+1)); bucket 0 is
 linear from 0 to 2), and never above the largest value seen. Other tables: the value of that rank (no interpolation).
 """
@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 
 QUANTILES = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
 #: The column that counts a histogram row's samples, and the one that holds its largest value.
-_SAMPLES = {"tcp_rtt": ("samples", "rtt_max_us"), "syscall_latency": ("count", "max_ns")}
+_SAMPLES = {
+    "tcp_rtt": ("samples", "rtt_max_us"),
+    "syscall_latency": ("count", "max_ns"),
+    "service_latency": ("requests", "max_ns"),
+}
 _BUCKETS = (
     "merged histogram buckets (powers of two), geometric interpolation inside a bucket, capped by the maximum seen"
 )

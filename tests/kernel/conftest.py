@@ -35,7 +35,7 @@ class Attached:
         self.source.hold = lambda: self.window.busy
         self.extra: list[Source] = [self.window]
         if tcp := self.loaded.families.get("tcp"):
-            set_up_tcp(tcp, self.source, None, None, {"window": self.window})
+            self.extra += set_up_tcp(tcp, self.source, None, None, {"window": self.window})
         self._rows: dict[str, list[np.ndarray]] = {}
 
     def pump(self) -> None:

@@ -88,6 +88,7 @@ CAUSE = Cause(
         "decision_latency": in_decisions,
         "refusals": silent,
         "service_errors": silent,
+        "service_latency": in_decisions,
         "broker_stall": holding_back,
         "queue_lag": behind,
     },

@@ -115,6 +115,7 @@ CAUSE = Cause(
         "decision_latency": either,
         "refusals": peers,
         "accept_overflow": own,
+        "service_latency": either,
         "broker_stall": asking,
         "queue_lag": consumers,
         "resource_low": withheld,

@@ -124,5 +124,5 @@ CAUSE = Cause(
     "a disk kept calls on files waiting: it was frozen, or another process kept it busy",
     SYSCALLS,
     "see who writes: tickscope query slow_syscall --columns comm,pid,syscall,device,written_bytes,frozen,duration_ns; give the writer less of the disk (io.max), or a disk of its own",
-    {"decision_latency": busy, "accept_overflow": busy},
+    {"decision_latency": busy, "accept_overflow": busy, "service_latency": busy, "blocked_time": busy},
 )

@@ -99,6 +99,6 @@ CAUSE = Cause(
     "a name took long to resolve, or did not: its name server was slow, silent, refusing or not there",
     READS,
     "ask it yourself: dig +tries=1 @SERVER NAME; its log and load; tickscope query dns_lookup --group-by peer",
-    {"decision_latency": unresolved, "refusals": failing, "service_errors": failing},
+    {"decision_latency": unresolved, "service_latency": unresolved, "refusals": failing, "service_errors": failing},
     facts=("errors",),
 )

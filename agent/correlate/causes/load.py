@@ -11,8 +11,8 @@ from agent.correlate.view import View
 from agent.correlate.words import Fact, tell, value
 
 #: Of what the load is, by the episode's fact.
-_WHAT = {"cost": "what it was asked for", "in": "the messages arriving"}
-_COLUMN = {"cost": "cost", "in": "in_per_s"}
+_WHAT = {"n": "the requests that it answered", "cost": "what it was asked for", "in": "the messages arriving"}
+_COLUMN = {"n": "requests", "cost": "cost", "in": "in_per_s"}
 
 
 def asked(episode: Episode, _view: View) -> Iterator[Verdict]:
@@ -21,6 +21,10 @@ def asked(episode: Episode, _view: View) -> Iterator[Verdict]:
 
 def asked_beyond(episode: Episode, _view: View) -> Iterator[Verdict]:
     return _grown(episode, "cost", "asked for", "limiter_decision", limited=True)
+
+
+def answered(episode: Episode, _view: View) -> Iterator[Verdict]:
+    return _grown(episode, "n", "requests answered", "service_latency")
 
 
 def arriving(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -91,6 +95,6 @@ CAUSE = Cause(
     "more was asked for, or arrived, than usually, or than the limit allows",
     READS,
     "see who asks: tickscope limiters; raise the limit, or slow them down",
-    {"refusals": asked_beyond, "decision_latency": asked, "queue_lag": arriving},
-    facts=("cost", "in", "out", "limit", "watched"),
+    {"refusals": asked_beyond, "decision_latency": asked, "queue_lag": arriving, "service_latency": answered},
+    facts=("n", "cost", "in", "out", "limit", "watched"),
 )

@@ -72,5 +72,5 @@ CAUSE = Cause(
     "a process has too little memory: its pages go and come all the time, or the kernel kills it",
     {**READS, **STARVED, **PEERS},
     "give its cgroup more memory (memory.max), or have it use less; what the limit did: memory.events, memory.failcnt; tickscope query resource",
-    {"decision_latency": slowed, "resource_low": killed},
+    {"decision_latency": slowed, "service_latency": slowed, "blocked_time": reclaimed, "resource_low": killed},
 )

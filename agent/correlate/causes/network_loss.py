@@ -153,6 +153,7 @@ CAUSE = Cause(
         "decision_latency": lost,
         "refusals": lost,
         "service_errors": failed,
+        "service_latency": lost,
         "connect_failures": unreached,
         "broker_stall": to_broker,
         "sender_stalled": between,

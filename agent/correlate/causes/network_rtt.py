@@ -112,6 +112,7 @@ CAUSE = Cause(
         "decision_latency": slower,
         "refusals": slower,
         "service_errors": slower,
+        "service_latency": slower,
         "broker_stall": to_broker,
         "sender_stalled": between,
         "network_rtt": of_peer,

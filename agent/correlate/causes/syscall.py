@@ -109,5 +109,5 @@ CAUSE = Cause(
     "a system call was held up, on something other than a peer",
     {**PEERS, **READS, **SYSCALLS},
     "see what it works on: tickscope query slow_syscall --columns comm,syscall,fd_type,file,device,holder_comm,holder_pid,duration_ns; a disk, a lock, or a pipe that nobody reads",
-    {"decision_latency": held_up, "accept_overflow": held_up},
+    {"decision_latency": held_up, "accept_overflow": held_up, "service_latency": held_up, "blocked_time": held_up},
 )

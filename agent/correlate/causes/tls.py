@@ -59,5 +59,5 @@ CAUSE = Cause(
     "a TLS handshake took long",
     {**HANDSHAKES, **PEERS, **READS},
     "keep connections open, or resume sessions; see which peer: tickscope query tls_handshake --group-by peer",
-    {"decision_latency": handshakes},
+    {"decision_latency": handshakes, "service_latency": handshakes},
 )

@@ -1,0 +1,96 @@
+"""Ports of this host on which processes answer, and for how long their clients wait for it, second by second."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from agent.correlate.catalogue import Symptom
+from agent.correlate.episode import Episode
+from agent.correlate.guard import Guard
+from agent.correlate.late import Habits
+from agent.correlate.rows import groups, known
+from agent.correlate.thresholds import SECOND, CorrelatorConfig
+from agent.correlate.watch import Watch
+from agent.correlate.words import process, text
+
+_MUCH = 0.1  # of a port's requests, from which what a process says of its own counts for the port
+_MOST_S = 60
+
+
+class AnswerWatch(Watch):
+    """One subject is one port of a network namespace: several processes may answer there.
+
+    n: requests; waiting: those that wait for an answer for long already; med_ns, high_ns: what half of them, and nine in ten, took at most (where none was answered, for how long one waits); max_ns: the slowest. worst: by slot, the row of the second that has it.
+    """
+
+    metrics = ("n", "waiting", "med_ns", "high_ns", "max_ns")
+
+    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
+        super().__init__(config, symptoms, guard)
+        self.habits = Habits()
+        self.worst: dict[int, np.void] = {}
+
+    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+        self.worst = {}
+        s = rows.get("service_latency")
+        if s is not None:
+            s = s[((s["requests"] > 0) | (s["waiting"] > 0)) & (s["sport"] > 0) & (s["pid"] > 0)]
+        if s is None or not len(s):
+            return np.empty(0, np.int64)
+        first, group = groups([s["netns"], s["sport"]])
+        slots = np.array([self.series.slot((int(s["netns"][i]), int(s["sport"][i])), second) for i in first], np.int64)
+        n = np.bincount(group, s["requests"])
+        order = np.lexsort((-s["max_ns"], group))
+        top = order[np.flatnonzero(np.diff(group[order], prepend=-1))]
+        much = s["requests"] >= _MUCH * n[group]
+        high = np.zeros(len(first))
+        np.maximum.at(high, group[much], s["p90_ns"][much])
+        values = {
+            "n": n,
+            "waiting": np.bincount(group, s["waiting"]),
+            "med_ns": np.where(n > 0, _median(s["p50_ns"], s["requests"], group), s["max_ns"][top]),
+            "high_ns": np.where(n > 0, high, s["max_ns"][top]),
+            "max_ns": s["max_ns"][top].astype(np.float64),
+        }
+        fits = slots >= 0
+        self.worst = {int(slots[i]): s[top[i]] for i in np.flatnonzero(fits)}
+        self.series.put(second, slots[fits], **{name: of[fits] for name, of in values.items()})
+        return slots[fits]
+
+    def settle(self, second: int) -> None:
+        """n: requests a second while it lasts, those included that came together at its end; and before."""
+        for episode in self.active.values():
+            if episode.last_bad != second:
+                continue
+            slot, lasted = np.array([episode.slot]), max(1, min(_MOST_S, second - episode.start_ns // SECOND + 1))
+            episode.facts["n"] = float(np.nansum(self.series.recent("n", slot, second, lasted))) / lasted
+            before = float(self.series.baseline("n", slot, second, lasted).median[0])
+            if not math.isnan(before):
+                episode.facts["n_base"] = before
+
+    def describe(self, symptom: str, slot: int) -> Episode:
+        row = self.worst[slot]
+        netns, port = int(row["netns"]), int(row["sport"])
+        pid, tick, comm = int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000, text(row["comm"])
+        episode = Episode(symptom, (netns, port), slot, f"{process(comm, pid)} on port {port}", f"{pid}/{tick}", 0, 0, "", "", 0.0, 0.0, 0.0, 0,
+                          pid=pid, start_tick=tick, comm=comm)  # fmt: skip
+        episode.facts["port"] = float(port)
+        return episode
+
+    def when(self, slot: int) -> tuple[int, int]:
+        """From when to when the slowest request of the second waited, CLOCK_BOOTTIME ns."""
+        row = self.worst[slot]
+        begun = int(row["max_from_ns"]) if known(row["max_from_ns"]) else int(row["t_ns"]) - SECOND
+        return begun, begun + int(row["max_ns"])
+
+
+def _median(values: np.ndarray, weights: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """By weight, of each group."""
+    order = np.lexsort((values, group))
+    upto = np.cumsum(weights[order])
+    ends = upto[np.flatnonzero(np.diff(group[order], append=-1))]
+    begins = np.append(0, ends[:-1])
+    return np.asarray(values[order][np.searchsorted(upto, (begins + ends + 1) // 2)], np.float64)

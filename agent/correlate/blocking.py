@@ -1,0 +1,65 @@
+"""Processes, and for how long their threads were held up in system calls that wait for no input: files, locks, pipes that are full."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from agent.correlate.catalogue import Symptom
+from agent.correlate.episode import Episode
+from agent.correlate.guard import Guard
+from agent.correlate.late import Habits
+from agent.correlate.rows import groups, start_ticks
+from agent.correlate.series import Series
+from agent.correlate.thresholds import SECOND, CorrelatorConfig
+from agent.correlate.watch import Watch
+from agent.correlate.words import process, text
+from agent.tables import TABLES
+
+#: What a symptom of these reads.
+READS = {"syscall_latency": ("basis", "kind", "interval_ns", "count", "sum_ns")}
+_BLOCKED = TABLES["syscall_latency"].code("basis", "blocked")
+_SLOW = TABLES["syscall_latency"].code("kind", "slow")
+
+
+class BlockedWatch(Watch):
+    """One subject is a process that blocks in calls of any kind. blocked_ns: held up, a second, all threads together; each_ns: a time, NaN where it never was."""
+
+    metrics = ("blocked_ns", "each_ns")
+
+    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
+        super().__init__(config, symptoms, guard)
+        self.series = Series(self.metrics, 2 * config.subjects)
+        self.habits = Habits()
+        self._names: dict[int, tuple[int, int, str]] = {}
+
+    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+        s = rows.get("syscall_latency")
+        if s is not None:
+            s = s[(s["basis"] == _BLOCKED) & (s["pid"] > 0)]
+        if s is None or not len(s):
+            return np.empty(0, np.int64)
+        first, group = groups([s["pid"], start_ticks(s)])
+        slots = np.array([self._slot(s[i], second) for i in first], np.int64)
+        held = s["kind"] == _SLOW
+        lasted = np.zeros(len(first))
+        np.maximum.at(lasted, group, s["interval_ns"])
+        total, n = (np.bincount(group, np.where(held, s[name], 0)) for name in ("sum_ns", "count"))
+        blocked = total / np.maximum(lasted / SECOND, 1.0)
+        each = np.where(n > 0, total / np.maximum(n, 1), np.nan)
+        fits = slots >= 0
+        self.series.put(second, slots[fits], blocked_ns=blocked[fits], each_ns=each[fits])
+        return slots[fits]
+
+    def _slot(self, row: np.void, second: int) -> int:
+        pid, tick = int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000
+        slot = self.series.slot((pid, tick), second)
+        if slot >= 0:
+            self._names[slot] = pid, tick, text(row["comm"])
+        return slot
+
+    def describe(self, symptom: str, slot: int) -> Episode:
+        pid, tick, comm = self._names[slot]
+        return Episode(symptom, (pid, tick), slot, process(comm, pid), f"{pid}/{tick}", 0, 0, "", "", 0.0, 0.0, 0.0, 0,
+                       pid=pid, start_tick=tick, comm=comm)  # fmt: skip

@@ -1,0 +1,60 @@
+"""Has requests looked at whose answer was not seen yet: one that is not answered at all is no event. See bpf/tcp_service.h."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from agent.kernel.bpf import OwnRun
+from agent.kernel.ring import SharedArray
+
+if TYPE_CHECKING:
+    from agent.batch import Batch
+    from agent.kernel.load import Family
+
+EVERY_NS = 500_000_000
+#: A look costs two microseconds.
+MOST = 256
+
+
+class RequestSweep:
+    """A source without rows: its program adds to those of the family. Where the kernel does not run programs for us, it gives up, and the family says so."""
+
+    name = "tcp.sweep"
+
+    def __init__(self, family: Family) -> None:
+        self._family = family
+        self._asking = SharedArray(family.maps["tcp_asking"], "<u8").values
+        self._run = OwnRun(family.programs["on_tcp_sweep"], 1)
+        self._next_ns = self._from = 0
+
+    def fds(self) -> list[int]:
+        return []
+
+    def drain(self, now_ns: int) -> Iterable[Batch]:
+        if now_ns >= self._next_ns:
+            self._next_ns = now_ns + EVERY_NS
+            try:
+                self._look()
+            except OSError as error:
+                self._next_ns = 1 << 62
+                self._family.trouble(
+                    "on_tcp_sweep", f"on_tcp_sweep: {error} (not seen: requests that wait, until they are answered)"
+                )
+        return ()
+
+    def _look(self) -> None:
+        """At most ``MOST`` of them; those after them the next time."""
+        places = np.flatnonzero(self._asking)
+        turn = np.roll(places, -int(np.searchsorted(places, self._from)))[:MOST]
+        for place in turn.tolist():
+            sk = int(self._asking[place])
+            self._run.args[0] = sk
+            if not self._run() and self._asking[place] == sk:
+                self._asking[place] = 0
+        if len(turn):
+            self._from = int(turn[-1]) + 1
+
+    def close(self) -> None: ...

@@ -1,0 +1,184 @@
+/* How long a process takes to answer on connections that it accepted: from the arrival of what it reads to what it writes next. Part of the tcp
+ * family, after tcp_rtt.h.
+ *
+ * No hook of its own: the kernel notes in each socket when data last arrived (lrcvtime), when data was last sent (lsndtime), and for how long
+ * something written was under way (chrono_*: RFC 4898's busy time, from the write into an empty queue to the last acknowledgement). A socket is
+ * looked at when its process reads, at most once a gate (see tcp_rtt.h), when its state changes, and while no answer was seen twice a second by
+ * the agent, which has on_tcp_sweep run for it (agent/probes/beside/sweep.py). So an answer is seen a little later than it is given; in ticks; and
+ * requests that were read within one gate are one: all but the last of them were quick, and of the last one the wait is told from the gate's
+ * end, which is at most a gate too little. */
+
+#define TCP_SERVED_BUCKETS 48
+
+struct tcp_served_key {
+	u32 pid;
+	u32 netns;
+	u16 port;
+	u16 pad;
+};
+
+struct tcp_served_value {
+	u64 requests;
+	u64 unanswered;
+	u64 waiting;
+	u64 sum_ns;
+	u64 max_ns;
+	u64 max_from_ns;	/* when the slowest one's request had come */
+	struct proc proc;	/* of the slowest: tid read it */
+	struct sock_ref sock;
+	u32 buckets[48];	/* TCP_SERVED_BUCKETS */
+};
+
+BPF_TABLE("hash", struct tcp_served_key, struct tcp_served_value, tcp_served_a, 1024);
+BPF_TABLE("hash", struct tcp_served_key, struct tcp_served_value, tcp_served_b, 1024);
+BPF_TABLE("array", u32, struct tcp_served_value, tcp_served_zero, 1);	/* never written: too large for the stack */
+
+/* By a hash of the socket: some that had a request of late, for the agent to have them looked at. */
+BPF_F_TABLE("array", u32, u64, tcp_asking, 1 << TCP_PLACES_LOG2, BPF_F_MMAPABLE);
+
+/* What the kernel's own notes say now; times in ticks. */
+struct tcp_notes {
+	u32 in;			/* segments with data */
+	u32 out;
+	u32 wrote;		/* the next byte that the process writes */
+	u32 busy;		/* for how long something was under way, until `end` */
+	u32 end;
+};
+
+static __always_inline void tcp_notes_of(struct tcp_notes *n, void *sk, u32 now)
+{
+	u32 una = 0, stat[3] = {};
+	GET(n->in, sk, tcp_sock, data_segs_in);
+	GET(n->out, sk, tcp_sock, data_segs_out);
+	GET(n->wrote, sk, tcp_sock, write_seq);
+	GET(una, sk, tcp_sock, snd_una);
+	GET(n->end, sk, tcp_sock, chrono_start);
+	GET(stat, sk, tcp_sock, chrono_stat);
+	n->busy = stat[0] + stat[1] + stat[2];
+	if (una != n->wrote) {
+		n->busy += now - n->end;
+		n->end = now;
+	}
+}
+
+static __always_inline struct tcp_served_value *tcp_served_of(struct tcp_socket *s)
+{
+	u32 zero = 0;
+	struct tcp_served_key key = {.pid = s->proc.pid, .netns = s->sock.netns, .port = s->sock.sport};
+	struct control *c = get_control();
+	if (!c || key.pid == c->agent_pid)
+		return 0;
+	bool slot = c->slot;
+	struct tcp_served_value *v = slot ? tcp_served_b.lookup(&key) : tcp_served_a.lookup(&key);
+	if (v)
+		return v;
+	struct tcp_served_value *none = tcp_served_zero.lookup(&zero);
+	if (!none)
+		return 0;
+	if (slot) {
+		tcp_served_b.insert(&key, none);
+		v = tcp_served_b.lookup(&key);
+	} else {
+		tcp_served_a.insert(&key, none);
+		v = tcp_served_a.lookup(&key);
+	}
+	if (!v) {
+		lose(LOST_tcp_served_a);
+		return 0;
+	}
+	v->proc = s->proc;
+	v->sock = s->sock;
+	return v;
+}
+
+static __always_inline void tcp_slowest(struct tcp_served_value *v, struct tcp_socket *s, u64 ns, u32 now)
+{
+	if (ns <= v->max_ns)
+		return;
+	v->max_ns = ns;
+	v->max_from_ns = bpf_ktime_get_boot_ns() - (u64)(now - s->asked) * TCP_TICK_NS;
+	v->proc = s->proc;
+	v->proc.tid = s->asked_tid;
+	v->sock = s->sock;
+}
+
+/* requests: that were answered since the last look; the last of them after `ticks`. */
+static __always_inline void tcp_served(struct tcp_socket *s, u32 requests, u32 ticks, u32 now)
+{
+	struct tcp_served_value *v = tcp_served_of(s);
+	u64 ns = (u64)ticks * TCP_TICK_NS;
+	if (!v)
+		return;
+	__sync_fetch_and_add(&v->requests, requests);
+	if (!ticks)
+		return;
+	__sync_fetch_and_add(&v->sum_ns, ns);
+	u32 bucket = log2_bucket(ns);
+	if (bucket < TCP_SERVED_BUCKETS)
+		__sync_fetch_and_add(&v->buckets[bucket], 1);
+	tcp_slowest(v, s, ns, now);
+}
+
+/* A look at a socket. reads: its process, current, has just read from it; ends: no answer comes any more. */
+static __always_inline void tcp_serve(void *sk, struct tcp_socket *s, bool reads, bool ends)
+{
+	u32 now = bpf_jiffies64(), came = 0, sent = 0;
+	struct tcp_notes n = {};
+	if (s->sock.role != TCP_ROLE_SERVER || (!reads && !s->asks))
+		return;
+	tcp_notes_of(&n, sk, now);
+	u32 in = n.in - s->in, out = n.out - s->out;
+	if (s->asks && n.wrote != s->wrote) {
+		u32 answered = n.end - (n.busy - s->busy), asked = in > reads ? s->asked_until : s->asked;
+		GET(sent, sk, tcp_sock, lsndtime);
+		if ((s32)(sent - s->asked) >= 0 && (s32)(sent - answered) < 0)
+			answered = sent;
+		u32 ticks = (s32)(answered - asked) > 0 ? answered - asked : 0;
+		u32 requests = in < out ? in : out;
+		s->asked = asked;
+		tcp_served(s, requests ? requests : 1, ticks, now);
+		s->asks = 0;
+	} else if (s->asks && ends) {
+		struct tcp_served_value *v = tcp_served_of(s);
+		if (v)
+			__sync_fetch_and_add(&v->unanswered, 1);
+		s->asks = 0;
+	}
+	if (!reads || (s->seen && !in))
+		return;
+	GET(came, sk, inet_connection_sock, lrcvtime);
+	if (!s->asks) {
+		u32 place = tcp_place((u64)sk);
+		u64 *at = tcp_asking.lookup(&place);
+		if (at)
+			*at = (u64)sk;
+	}
+	s->asks = s->seen = 1;
+	s->asked = came;
+	s->asked_until = ((now >> TCP_RTT_GATE_SHIFT) + 1) << TCP_RTT_GATE_SHIFT;
+	s->asked_tid = s->user;
+	s->in = n.in;
+	s->out = n.out;
+	s->wrote = n.wrote;
+	s->busy = n.busy;
+}
+
+/* Never attached: run for a socket of tcp_asking, whose address is args[0]. Returns whether it goes on to wait for an answer. */
+int on_tcp_sweep(struct bpf_raw_tracepoint_args *ctx)
+{
+	u64 key = ctx->args[0];
+	u32 now = bpf_jiffies64();
+	struct tcp_socket *s = tcp_sockets.lookup(&key);
+	if (!s || !s->asks)
+		return 0;
+	tcp_serve((void *)key, s, false, false);
+	u64 ns = (u64)(now - s->asked) * TCP_TICK_NS;
+	if (!s->asks || (s32)(now - s->asked) < 0 || ns < TCP_WAITING_NS)
+		return s->asks;
+	struct tcp_served_value *v = tcp_served_of(s);
+	if (v) {
+		__sync_fetch_and_add(&v->waiting, 1);
+		tcp_slowest(v, s, ns, now);
+	}
+	return 1;
+}

@@ -1,0 +1,223 @@
+"""How long a process takes to answer, seen from outside: real servers that take the time they are told to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from agent.probes.tcp import RTT_GATE_NS, tick_ns
+from tests.kernel.conftest import Attached
+from tests.lab.tcp import Pick
+
+Attach = Callable[..., Attached]
+
+#: Reads a line "MS BYTES", and after MS ms answers with so many bytes: the first of them at once with a header of its own.
+_SERVER = """
+import socket, sys, threading, time
+def serve(connection):
+    with connection, connection.makefile("rb") as lines:
+        for line in lines:
+            ms, size = map(int, line.split())
+            time.sleep(ms / 1000)
+            if size:
+                connection.sendall(b"%09d\\n" % size)
+                connection.sendall(b"x" * size)
+            if "--once" in sys.argv or not size:
+                return
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+while True:
+    threading.Thread(target=serve, args=(listener.accept()[0],)).start()
+"""
+#: At most so much too long, or too short, is a time: from one tick to another, and of several requests in one gate from its end.
+_OFF_NS = 2 * tick_ns() + RTT_GATE_NS
+
+
+def now() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+@contextlib.contextmanager
+def server(*flags: str) -> Iterator[tuple[int, int]]:
+    with subprocess.Popen([sys.executable, "-c", _SERVER, *flags], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            yield process.pid, int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def ask(connection: socket.socket, ms: int, size: int = 7) -> int:
+    """Returns how long it took, ns."""
+    begun = now()
+    connection.sendall(b"%d %d\n" % (ms, size))
+    with connection.makefile("rb") as answer:
+        answer.readline()
+        took = now() - begun
+        answer.read(size)
+    return took
+
+
+def of(port: int) -> Pick:
+    return lambda rows: rows[rows["sport"] == port]
+
+
+def answered(n: int) -> Callable[[np.ndarray], bool]:
+    return lambda rows: int(rows["requests"].sum()) >= n
+
+
+def timed(rows: np.ndarray, from_ns: int) -> int:
+    """How many took at least half of ``from_ns``."""
+    return int(rows["hist"][:, from_ns.bit_length() - 1 :].sum())
+
+
+def test_answers_on_one_connection(attach: Attach) -> None:
+    tcp = attach("tcp")
+    with server() as (pid, port), socket.create_connection(("127.0.0.1", port)) as client:
+        for _ in range(23):
+            ask(client, 1)
+            time.sleep(0.02)
+        before = now()
+        took = [ask(client, ms) for ms in (150, 90, 260, 90, 90)]
+        ask(client, 0)
+        client.close()
+        rows = tcp.wait("service_latency", of(port), answered(29))
+    assert int(rows["requests"].sum()) == int(rows["hist"].sum()) == 29
+    assert timed(rows, 1 << 26) >= 5  # 67 ms
+    assert rows["sum_ns"].sum() > 680_000_000 - 5 * _OFF_NS
+    worst = rows[np.argmax(rows["max_ns"])]
+    assert 260_000_000 - _OFF_NS < worst["max_ns"] < max(took) + _OFF_NS
+    assert before + 240_000_000 - _OFF_NS < worst["max_from_ns"] < before + sum(took) + _OFF_NS
+    assert set(rows["pid"]) == {pid}
+    assert worst["tid"] != pid  # the thread that serves it
+    assert int(rows["unanswered"].sum()) == 0
+    assert tcp.lost() == 0
+
+
+def test_a_connection_a_request(attach: Attach) -> None:
+    tcp = attach("tcp")
+    with server("--once") as (pid, port):
+        took = []
+        for ms in (0, 0, 120, 0, 0, 120, 120):
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                took.append(ask(client, ms))
+        rows = tcp.wait("service_latency", of(port), answered(7))
+    assert int(rows["requests"].sum()) == 7
+    assert 3 <= timed(rows, 1 << 26) <= sum(ns > 1 << 26 for ns in took)
+    assert rows["max_ns"].max() < max(took) + _OFF_NS
+    assert set(rows["pid"]) == {pid}
+
+
+def test_a_process_that_stood_still_had_the_request(attach: Attach) -> None:
+    """It was not even read: what counts is when it came."""
+    tcp = attach("tcp")
+    with server() as (pid, port), socket.create_connection(("127.0.0.1", port)) as client:
+        ask(client, 0)
+        os.kill(pid, signal.SIGSTOP)
+        begun = now()
+        client.sendall(b"0 7\n")
+        time.sleep(0.5)
+        os.kill(pid, signal.SIGCONT)
+        assert client.recv(1)
+        took = now() - begun
+        client.close()
+        rows = tcp.wait("service_latency", of(port), answered(2))
+    assert 500_000_000 - _OFF_NS < rows["max_ns"].max() < took + _OFF_NS
+
+
+def test_a_client_that_reads_slowly_is_not_the_servers_time(attach: Attach) -> None:
+    tcp = attach("tcp")
+    size = 8_000_000
+    with server() as (_, port), socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
+        client.connect(("127.0.0.1", port))
+        client.sendall(b"0 %d\n" % size)
+        time.sleep(0.4)
+        with client.makefile("rb") as answer:
+            assert len(answer.read(size + 10)) == size + 10
+        client.close()
+        rows = tcp.wait("service_latency", of(port), answered(1))
+    assert int(rows["requests"].sum()) == 1
+    assert rows["max_ns"].max() < 200_000_000
+
+
+def test_no_answer(attach: Attach) -> None:
+    tcp = attach("tcp")
+    with server() as (_, port):
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(b"0 0\n")
+                assert client.recv(1) == b""
+        rows = tcp.wait("service_latency", of(port), lambda rows: int(rows["unanswered"].sum()) >= 3)
+    assert int(rows["unanswered"].sum()) == 3
+    assert int(rows["requests"].sum()) == 0
+
+
+def test_a_request_that_is_not_answered_is_seen_while_it_waits(attach: Attach) -> None:
+    """... also where it was not even read; and an answer is seen though nobody asks again."""
+    tcp = attach("tcp")
+    with server() as (pid, port), socket.create_connection(("127.0.0.1", port)) as client:
+        ask(client, 0)
+        rows = tcp.wait("service_latency", of(port), answered(1))
+        assert int(rows["requests"].sum()) == 1
+        before = now()
+        client.sendall(b"3000 7\n")
+        sent = now()
+        rows = tcp.wait("service_latency", of(port), lambda rows: bool(rows["max_ns"].max() >= 2_000_000_000))
+        worst = rows[np.argmax(rows["max_ns"])]
+        assert worst["waiting"] > 0
+        assert worst["requests"] == 0
+        assert before - _OFF_NS < worst["max_from_ns"] < sent + _OFF_NS
+        assert client.recv(1)
+        took = now() - before
+        rows = tcp.wait("service_latency", of(port), answered(2))
+    assert 3_000_000_000 - _OFF_NS < rows["max_ns"].max() < took + _OFF_NS
+    assert int(rows["requests"].sum()) == 2
+    assert set(rows["pid"]) == {pid}
+
+
+def test_what_is_sent_later_is_no_answer(attach: Attach) -> None:
+    """A chat: the other end speaks again after a while."""
+    tcp = attach("tcp")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", port))
+        served, _ = listener.accept()
+        client.sendall(b"hello")
+        served.recv(10)
+        served.sendall(b"hello")
+        tcp.wait("service_latency", of(port), answered(1))
+        time.sleep(1)
+        served.sendall(b"are you there?")
+        client.sendall(b"yes")
+        served.recv(10)
+        served.sendall(b"good")
+        while client.recv(100)[-4:] != b"good":
+            pass
+        client.close()
+        served.close()
+        rows = tcp.wait("service_latency", of(port), answered(2))
+    assert int(rows["requests"].sum()) == 2
+    assert rows["max_ns"].max() < 1_000_000_000
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_nothing_of_detached(attach: Attach, detached: bool) -> None:
+    tcp = attach("tcp")
+    if detached:
+        os.close(tcp.loaded.families["tcp"].links.pop("on_tcp_receive"))
+    with server("--once") as (_, port):
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                ask(client, 20)
+        rows = tcp.wait("service_latency", of(port), answered(3), 1.5 if detached else 5)
+    assert bool(len(rows)) is not detached

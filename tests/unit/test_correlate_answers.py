@@ -1,0 +1,214 @@
+"""A service without limiter and queue that answers slowly: told with its cause, once; and not told where nothing is wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.unit.correlate_scenarios import MS, START, T0, UNTIL, Host, S, call, code, latest, run
+
+SHOP_PID, PORT, TICK = 1700, 8080, 4 * MS
+
+
+def answers(host: Host, a: int, b: int, rate: int = 40, ms: float = 8, n: int = 0, **columns: object) -> None:
+    """Second by second, log-normal; ``n``: another seed."""
+    rng = np.random.default_rng(7 + n)
+    for second in range(a, b):
+        took = np.sort(rng.lognormal(np.log(ms * MS), 0.5, rate).astype(np.int64) // TICK * TICK)
+        p50, p90 = (
+            int(2.0 ** (int(took[int(q * rate)]).bit_length() - 0.5)) if took[int(q * rate)] else 0 for q in (0.5, 0.9)
+        )
+        row = {
+            "requests": rate,
+            "max_ns": took[-1],
+            "max_from_ns": T0 + second * S + 300 * MS,
+            "p50_ns": p50,
+            "p90_ns": p90,
+        }
+        served(host, second, **row | columns)
+
+
+def served(host: Host, second: int, **columns: object) -> None:
+    row = {"pid": SHOP_PID, "tid": SHOP_PID, "proc_start_ns": START, "comm": b"shop", "netns": 1, "waiting": 0, "sport": PORT, "interval_ns": S,
+           "t_ns": T0 + second * S + 990 * MS}  # fmt: skip
+    host.add("service_latency", 1, **row | columns)
+
+
+def stalled(seconds: int = 1, requests: int = 1, calls: bool = True, **columns: object) -> Host:
+    """After 30 usual seconds requests take 1.4 s, from 30.0 on."""
+    host = Host()
+    answers(host, 0, 30)
+    for n in range(seconds):
+        begun = T0 + (30 + n) * S
+        served(host, 31 + n, requests=requests, max_ns=1400 * MS, max_from_ns=begun,
+               **{"p50_ns": 1400 * MS, "p90_ns": 1400 * MS} if requests > 1 else {"p50_ns": 8 * MS, "p90_ns": 16 * MS})  # fmt: skip
+        if calls:
+            own = {
+                "pid": SHOP_PID,
+                "tid": SHOP_PID,
+                "comm": b"shop",
+                "t_ns": begun + 1390 * MS,
+                "duration_ns": 1380 * MS,
+            }
+            call(host, **own | {"syscall": b"flock", "fd_type": b"file", "file": b"stock.db"} | columns)
+    answers(host, 31 + seconds, UNTIL, n=1)
+    return host
+
+
+def found(host: Host) -> list[dict[str, object]]:
+    return [one for one in latest(run(host, UNTIL)) if one["symptom"] == "service_latency"]
+
+
+def test_a_lock_that_another_process_held() -> None:
+    (one,) = found(stalled(holder_pid=123, holder_start_ns=17, holder_comm=b"backup"))
+    assert (one["cause"], one["cause_detail"], one["culprit_pid"]) == ("syscall", "flock", 123)
+    assert "Shop pid 1700 on port 8080 took up to 1.4 s to answer instead of" in str(one["sentence"])
+    assert "backup pid 123 held the lock" in str(one["sentence"])
+    assert one["start_ns"] == T0 + 30 * S
+
+
+def test_one_slow_answer_of_unknown_cause_is_not_told() -> None:
+    assert found(stalled(calls=False)) == []
+
+
+def test_many_slow_answers_are_told_also_where_no_cause_is_known() -> None:
+    (one,) = found(stalled(seconds=3, requests=20, calls=False))
+    assert one["cause"] == "unknown"
+
+
+def test_requests_that_wait_are_told_before_they_are_answered() -> None:
+    """Nothing is answered any more, and nothing else is known."""
+    host = Host()
+    answers(host, 0, 30)
+    for second in range(30, 50):
+        served(
+            host, second, requests=0, waiting=8, max_ns=(second - 29) * S, max_from_ns=T0 + 30 * S, p50_ns=0, p90_ns=0
+        )
+    (one,) = [each for each in latest(run(host, 35)) if each["symptom"] == "service_latency"]
+    assert (one["state"], one["cause"], one["start_ns"]) == ("open", "unknown", T0 + 30 * S)
+
+
+def test_the_lock_is_known_once_its_wait_is_over() -> None:
+    """Told while it goes on; the calls end with the answers, and those are timed in ticks."""
+    host = Host()
+    answers(host, 0, 30)
+    for second in range(30, 34):
+        served(
+            host, second, requests=0, waiting=8, max_ns=(second - 29) * S, max_from_ns=T0 + 30 * S, p50_ns=0, p90_ns=0
+        )
+    served(
+        host,
+        34,
+        requests=8,
+        waiting=8,
+        max_ns=4800 * MS,
+        max_from_ns=T0 + 30 * S + TICK,
+        p50_ns=4800 * MS,
+        p90_ns=4800 * MS,
+    )
+    for n in range(8):
+        own = {
+            "pid": SHOP_PID,
+            "tid": SHOP_PID + n,
+            "comm": b"shop",
+            "t_ns": T0 + 34 * S + 805 * MS,
+            "duration_ns": 4800 * MS,
+        }
+        call(host, **own | {"syscall": b"flock", "fd_type": b"file", "file": b"stock.db"})
+        host.add(
+            "syscall_latency", 1, t_ns=T0 + 34 * S + 990 * MS, interval_ns=S, pid=SHOP_PID, proc_start_ns=START, comm=b"shop", syscall=b"flock", count=1,
+            basis=code("syscall_latency", "basis", "blocked"), kind=code("syscall_latency", "kind", "slow"), sum_ns=4800 * MS, max_ns=4800 * MS,
+            run_queue_ns=0,
+        )  # fmt: skip
+    answers(host, 35, UNTIL, n=1)
+    (one,) = latest(run(host, UNTIL))
+    assert (one["symptom"], one["cause"], one["cause_detail"]) == ("service_latency", "syscall", "flock")
+
+
+def test_a_call_of_another_thread_is_no_reason_unless_nothing_is_known_of_its_own() -> None:
+    """Who reads a request need not be who works on it: then any thread of the process counts, though less."""
+    (sure,) = found(stalled())
+    (other,) = found(stalled(tid=SHOP_PID + 1))
+    assert sure["cause"] == other["cause"] == "syscall"
+    assert float(str(sure["confidence"])) > float(str(other["confidence"]))
+
+
+def test_a_process_that_was_stopped() -> None:
+    host = stalled(calls=False)
+    for at, kind in ((30.0, "stopped"), (31.38, "continued")):
+        host.add("process_event", 1, t_ns=T0 + int(at * S), pid=SHOP_PID, tid=SHOP_PID, proc_start_ns=START, comm=b"shop",
+                 kind=code("process_event", "kind", kind), signal=19, sender_pid=77, sender_comm=b"kill")  # fmt: skip
+    (one,) = found(host)
+    assert one["cause"] == "process_stopped"
+
+
+def test_no_processor() -> None:
+    host = stalled(calls=False)
+    host.add("cpu_wait", 1, t_ns=T0 + 31 * S + 990 * MS, interval_ns=S, pid=SHOP_PID, proc_start_ns=START, comm=b"shop", by_pid=55, by_comm=b"burner",
+             count=300, wait_ns=1300 * MS, max_ns=20 * MS)  # fmt: skip
+    (one,) = found(host)
+    assert (one["cause"], one["cause_detail"], one["culprit_comm"]) == ("cpu", "preempted", "burner")
+
+
+@pytest.mark.parametrize("rate", [40, 120])
+def test_a_lasting_rise_is_load_where_more_is_asked_for(rate: int) -> None:
+    host = Host()
+    answers(host, 0, 30)
+    answers(host, 30, 45, rate=rate, ms=160, n=1)
+    answers(host, 45, UNTIL, n=2)
+    (one,) = found(host)
+    assert one["cause"] == ("load" if rate == 120 else "unknown")
+
+
+def test_what_comes_again_and_again_is_usual() -> None:
+    """A report that takes a second, every twelve; nothing is ever said."""
+    host = Host()
+    for second in range(UNTIL):
+        answers(host, second, second + 1, n=second)
+        if second % 12 == 5:
+            served(
+                host,
+                second,
+                requests=1,
+                max_ns=1000 * MS,
+                max_from_ns=T0 + (second - 1) * S,
+                p50_ns=1000 * MS,
+                p90_ns=1000 * MS,
+            )
+    assert found(host) == []
+
+
+def test_a_client_that_keeps_quiet_is_no_peer_that_is_waited_for() -> None:
+    host = stalled(calls=False)
+    client = np.frombuffer(bytes(10) + b"\xff\xff\x0a\0\0\x05" + b"\x39\x30", "V18")
+    call(host, pid=SHOP_PID, tid=SHOP_PID, comm=b"shop", t_ns=T0 + 31 * S + 395 * MS, duration_ns=1300 * MS, peer=client, syscall=b"recvfrom",
+         kind=code("slow_syscall", "kind", "waiting"), fd_type=b"socket")  # fmt: skip
+    assert found(host) == []
+
+
+def test_one_cause_is_one_finding() -> None:
+    """The service has a limiter, too: its decisions hung in the same call."""
+    host = stalled(seconds=2, requests=20)
+    host.decisions(0, 30, pid=SHOP_PID, comm=b"shop")
+    host.decisions(33, UNTIL, pid=SHOP_PID, comm=b"shop")
+    for n in range(2):
+        host.stalled_decision(31.395 + n, 1.39, children=False, pid=SHOP_PID)
+    (one,) = latest(run(host, UNTIL))
+    assert (one["symptom"], one["cause"]) == ("decision_latency", "syscall")
+    assert "on port 8080" in str(one["sentence"])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_is_said_of_healthy_services(seed: int) -> None:
+    """Ten of them, of all kinds, for ten minutes."""
+    rng, host = np.random.default_rng(seed), Host()
+    for k in range(10):
+        ms, spread, rate = rng.choice([0.2, 3, 40, 300]), rng.uniform(0.2, 1.2), rng.uniform(0.5, 60)
+        for second in range(600):
+            n = rng.poisson(rate * (1 + 0.5 * np.sin(second / 60)))
+            if not n:
+                continue
+            took = np.sort(rng.lognormal(np.log(ms * MS), spread, n).astype(np.int64) // TICK * TICK)
+            served(host, second, pid=SHOP_PID + k, sport=PORT + k, requests=n, max_ns=took[-1], max_from_ns=T0 + second * S,
+                   p50_ns=took[n // 2], p90_ns=took[n * 9 // 10])  # fmt: skip
+    assert latest(run(host, 600, every_ms=1000)) == []

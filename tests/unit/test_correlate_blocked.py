@@ -1,0 +1,85 @@
+"""A process that nobody watches for anything else is held up: told with what held it up, and not told where it only does more."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.unit.correlate_scenarios import MS, START, T0, UNTIL, Host, S, call, code, latest, run
+
+PID = 2100
+OWN = {"pid": PID, "tid": PID, "proc_start_ns": START, "comm": b"archiver"}
+
+
+def held(host: Host, second: int, calls: int, each_ms: float) -> None:
+    host.add("syscall_latency", 1, t_ns=T0 + second * S + 990 * MS, interval_ns=S, syscall=b"fsync", count=calls, sum_ns=int(calls * each_ms * MS),
+             max_ns=int(each_ms * MS), run_queue_ns=0, basis=code("syscall_latency", "basis", "blocked"), kind=code("syscall_latency", "kind", "slow"),
+             **OWN)  # fmt: skip
+
+
+def host(calls: int, each_ms: float, told: bool = True, seconds: int = 6, usual: int = 5, **columns: object) -> Host:
+    out = Host()
+    for second in range(UNTIL):
+        bad = 30 <= second < 30 + seconds
+        held(out, second, calls if bad else usual, each_ms if bad else 4)
+        for n in range(min(calls, 20) if bad and told else 0):
+            end = T0 + second * S + (n + 1) * S // min(calls, 20) - MS
+            call(
+                out,
+                **OWN
+                | {
+                    "t_ns": end,
+                    "duration_ns": int(each_ms * MS),
+                    "syscall": b"fsync",
+                    "fd_type": b"file",
+                    "device": b"sdb",
+                    **columns,
+                },
+            )
+    return out
+
+
+def found(of: Host) -> list[dict[str, object]]:
+    return [one for one in latest(run(of, UNTIL)) if one["symptom"] == "blocked_time"]
+
+
+@pytest.mark.parametrize("usual", [5, 0])
+def test_calls_that_take_longer(usual: int) -> None:
+    (one,) = found(host(4, 220, usual=usual))
+    assert (one["cause"], one["cause_detail"], one["culprit_object"]) == ("syscall", "fsync", "/dev/sdb")
+    assert "Archiver pid 2100 was held up in system calls for up to 880 ms" in str(one["sentence"])
+
+
+def test_one_long_wait_for_a_lock() -> None:
+    (one,) = found(host(1, 2900, seconds=1, syscall=b"flock", holder_pid=9, holder_start_ns=5, holder_comm=b"rsync"))
+    assert (one["cause"], one["culprit_comm"]) == ("syscall", "rsync")
+
+
+def test_more_of_the_same_is_no_symptom() -> None:
+    assert found(host(200, 4.5, told=False)) == []
+
+
+def test_without_a_cause_nothing_is_told() -> None:
+    assert found(host(4, 220, told=False)) == []
+
+
+def test_one_cause_is_one_finding() -> None:
+    """Its limiter's decisions hung in the same call."""
+    of = host(1, 2900, seconds=1, syscall=b"flock")
+    of.decisions(0, 28, pid=PID, comm=b"archiver")
+    of.decisions(31, UNTIL, pid=PID, comm=b"archiver")
+    of.stalled_decision(30.999, 2.95, children=False, pid=PID)
+    (one,) = latest(run(of, UNTIL))
+    assert (one["symptom"], one["cause"]) == ("decision_latency", "syscall")
+
+
+def test_processes_that_write_as_they_please() -> None:
+    """Bursts of all sizes, each call as long as ever: ten minutes of ten of them."""
+    rng, of = np.random.default_rng(3), Host()
+    for second in range(600):
+        for k in range(10):
+            calls = int(rng.pareto(1.1) * 5) if rng.random() < 0.5 else 0
+            times = rng.lognormal(np.log(6 * MS), 0.8, min(calls, 400))
+            of.add("syscall_latency", 1, t_ns=T0 + second * S, interval_ns=S, syscall=b"write", count=len(times), sum_ns=int(times.sum()),
+                   basis=code("syscall_latency", "basis", "blocked"), kind=code("syscall_latency", "kind", "slow"), **OWN | {"pid": PID + k})  # fmt: skip
+    assert latest(run(of, 600, every_ms=1000)) == []
