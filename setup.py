@@ -46,7 +46,6 @@ setup(
             "limits>=5,<6",
             "prometheus-client>=0.21,<1",
             "uvloop>=0.19,<1",
-            "limits>=3,<6",
             "pyrate-limiter>=3,<5",
             "slowapi>=0.1.9,<0.2",
             "starlette>=0.40,<2",

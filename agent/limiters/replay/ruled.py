@@ -93,7 +93,11 @@ def _of_library(library: str, version: str) -> tuple[bool, str, str]:
     step = entry.step(version)
     named = step.model or entry.model
     immune = step.back == step.forward == "none"  # versions of it may go by another clock
-    return bool(named), "monotonic" if immune else entry.clock, named or BY_ALGORITHM.get(re.sub(r"[^a-z ]", "", entry.algorithm.lower()), "")
+    return (
+        bool(named),
+        "monotonic" if immune else entry.clock,
+        named or BY_ALGORITHM.get(re.sub(r"[^a-z ]", "", entry.algorithm.lower()), ""),
+    )
 
 
 def _limit(row: np.void, heard: Sequence[Declared], model: Model | None) -> Limit:
