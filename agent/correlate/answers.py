@@ -18,6 +18,7 @@ from agent.correlate.words import process, text
 
 _MUCH = 0.1  # of a port's requests, from which what a process says of its own counts for the port
 _MOST_S = 60
+_MOST = 1 << 32  # requests a second that are believed
 
 
 class AnswerWatch(Watch):
@@ -41,17 +42,18 @@ class AnswerWatch(Watch):
         if s is None or not len(s):
             return np.empty(0, np.int64)
         first, group = groups([s["netns"], s["sport"]])
+        requests, waiting = (s[name].clip(0, _MOST) for name in ("requests", "waiting"))  # unknown is below 0
         slots = np.array([self.series.slot((int(s["netns"][i]), int(s["sport"][i])), second) for i in first], np.int64)
-        n = np.bincount(group, s["requests"])
+        n = np.bincount(group, requests)
         order = np.lexsort((-s["max_ns"], group))
         top = order[np.flatnonzero(np.diff(group[order], prepend=-1))]
-        much = s["requests"] >= _MUCH * n[group]
+        much = requests >= _MUCH * n[group]
         high = np.zeros(len(first))
         np.maximum.at(high, group[much], s["p90_ns"][much])
         values = {
             "n": n,
-            "waiting": np.bincount(group, s["waiting"]),
-            "med_ns": np.where(n > 0, _median(s["p50_ns"], s["requests"], group), s["max_ns"][top]),
+            "waiting": np.bincount(group, waiting),
+            "med_ns": np.where(n > 0, _median(s["p50_ns"], requests, group), s["max_ns"][top]),
             "high_ns": np.where(n > 0, high, s["max_ns"][top]),
             "max_ns": s["max_ns"][top].astype(np.float64),
         }
@@ -88,9 +90,10 @@ class AnswerWatch(Watch):
 
 
 def _median(values: np.ndarray, weights: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """By weight, of each group."""
+    """By weight, of each group; of one without weight it is any value."""
     order = np.lexsort((values, group))
     upto = np.cumsum(weights[order])
     ends = upto[np.flatnonzero(np.diff(group[order], append=-1))]
     begins = np.append(0, ends[:-1])
-    return np.asarray(values[order][np.searchsorted(upto, (begins + ends + 1) // 2)], np.float64)
+    middle = np.searchsorted(upto, (begins + ends + 1) // 2).clip(0, len(upto) - 1)
+    return np.asarray(values[order][middle], np.float64)

@@ -267,7 +267,8 @@ def test_threads_and_children_tell_each_decision_once(adapter: Any, told: Told) 
     assert done == (child, 0)
     limiter.hit(FIVE, "x")
     rows = told.until(1 + 11 * 7 + 2)
-    assert columns(rows[-2:], "pid", "limiter_id") == [(child, b"child"), (os.getpid(), b"5 per 1 minute")]
+    last = columns(rows[-2:], "pid", "limiter_id")  # of two connections: in any order
+    assert sorted(last) == sorted([(child, b"child"), (os.getpid(), b"5 per 1 minute")])
     assert told.dropped() == 0
 
 
