@@ -100,8 +100,7 @@ def _most(t: np.ndarray, admitted: np.ndarray, keys: np.ndarray, window_ns: int)
     """The most that was admitted of one key in one window of true time."""
     if not admitted.any():
         return 0
-    window = t[admitted] // window_ns
-    _, numbers = np.unique(
-        (keys[admitted] * (int(window.max() - window.min()) + 1)) + window - window.min(), return_counts=True
-    )
+    window = np.asarray(t[admitted] // window_ns, np.int64)
+    window -= window.min()
+    _, numbers = np.unique(keys[admitted] * (int(window.max()) + 1) + window, return_counts=True)
     return int(numbers.max())
