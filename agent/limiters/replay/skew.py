@@ -102,5 +102,5 @@ def _most(t: np.ndarray, admitted: np.ndarray, keys: np.ndarray, window_ns: int)
         return 0
     window = np.asarray(t[admitted] // window_ns, np.int64)
     window -= window.min()
-    _, numbers = np.unique(keys[admitted] * (int(window.max()) + 1) + window, return_counts=True)
-    return int(np.asarray(numbers, np.int64).max())
+    found = np.unique(keys[admitted] * (int(window.max()) + 1) + window, return_counts=True)
+    return int(max(found[1].tolist()))
