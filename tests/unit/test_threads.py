@@ -40,16 +40,16 @@ def test_a_process_with_many_threads_holds_nobody_up() -> None:
     told, took, known = Threads(), list[float](), list[int]()
     with contained(1000) as pid:
         tasks = sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))
-        second = 10**9
+        second, since = 10**9, time.monotonic()
         for _ in range(200):
             second += 10**9
             began = time.thread_time()
             told.host(pid, 1, 1000, 99_999, second)
             took.append(time.thread_time() - began)
             time.sleep(0.01)
+        seconds = time.monotonic() - since
         known = [n for n in range(1, 1001) if told.host(pid, 1, 1000, n, second) != NULL_I64]
-    assert sum(each for each in took if each > 0.0005) < 3 * 2 * USER_NS / 1e9  # a last look may be paid back later
-    assert max(took) < 0.015
+    assert sum(each for each in took if each > 0.0005) < 2 * (seconds + 2) * USER_NS / 1e9  # a last look may be paid back later
     assert told.unlooked > len(took) / 2
     assert 20 <= len(known) <= 1000
     assert [told.host(pid, 1, 1000, n, second) for n in known] == tasks[: len(known)]
