@@ -49,7 +49,9 @@ def test_a_process_with_many_threads_holds_nobody_up() -> None:
             time.sleep(0.01)
         seconds = time.monotonic() - since
         known = [n for n in range(1, 1001) if told.host(pid, 1, 1000, n, second) != NULL_I64]
-    assert sum(each for each in took if each > 0.0005) < 2 * (seconds + 2) * USER_NS / 1e9  # a last look may be paid back later
+    assert (
+        sum(each for each in took if each > 0.0005) < 2 * (seconds + 2) * USER_NS / 1e9
+    )  # a last look may be paid back later
     assert told.unlooked > len(took) / 2
     assert 20 <= len(known) <= 1000
     assert [told.host(pid, 1, 1000, n, second) for n in known] == tasks[: len(known)]
