@@ -173,7 +173,7 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: Helper, wat
     from agent.clock.last import LastReading
     from agent.clock.notices import NoticeSource
     from agent.correlate.correlator import Correlator
-    from agent.correlate.reported import Watched
+    from agent.correlate.reported import ReportedWaits
     from agent.correlate.thresholds import with_threshold
     from agent.kernel.source import KernelSource
     from agent.limiters import intake as intake_room
@@ -225,7 +225,7 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: Helper, wat
     loop.closing += [exports.page] if exports.page else []
     loop.failures.update(exports.missing)
     if "syscalls" in loaded.families:
-        loop.filters.append(Watched(WatchedProcesses(loaded.families["syscalls"])))
+        loop.filters.append(ReportedWaits(WatchedProcesses(loaded.families["syscalls"])))
     loop.filters.append(resources)
     shown = {"clock": Shown(clock, clock.state), "notices": Shown(notices, notices.state), "time_daemons": Shown(daemons, daemons.state),
              "intake": Shown(intake, intake.state), "programs": Shown(targets.unseen, targets.unseen.told), "examining": Shown(targets, targets.examining)}  # fmt: skip

@@ -14,8 +14,8 @@ import numpy as np
 from agent.correlate.catalogue import causes, dtypes
 from agent.correlate.guard import Guard
 from agent.correlate.limiters import at_work
-from agent.correlate.rows import Ring, groups
-from agent.correlate.steps import Affected, Jump, JumpSeries
+from agent.correlate.rows import LastRows, groups
+from agent.correlate.steps import Affected, ClockJump, JumpSeries
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.words import text
 from agent.limiters.replay import jump as replay
@@ -37,8 +37,8 @@ class ClockWatch:
     def __init__(self, config: CorrelatorConfig, guard: Guard | None = None) -> None:
         self._config, self._guard = config, guard or Guard()
         self._causes = {_CHANGE.code("kind", c.jumps.change): c for c in causes().values() if c.jumps}
-        self.decisions = Ring(dtypes()["limiter_decision"], config.keep_decisions, config.keep_ns)
-        self.counting: list[Jump] = []
+        self.decisions = LastRows(dtypes()["limiter_decision"], config.keep_decisions, config.keep_ns)
+        self.counting: list[ClockJump] = []
         self.skipped = 0
         self._series: dict[tuple[str, str | None], JumpSeries] = {}
 
@@ -73,7 +73,7 @@ class ClockWatch:
         self.counting = [jump for jump in self.counting if jump.until_ns > until_ns]
         return list(grown.values())
 
-    def _replay(self, jump: Jump) -> None:
+    def _replay(self, jump: ClockJump) -> None:
         """What those limiters that the sentence names would have decided on true time. Of a jump that is not alone nothing is said: the next came too soon."""
         hit = sorted((a for a in jump.series.affected.values() if a.inside and not a.immune), key=lambda a: -a.inside)[
             :_REPLAYED
@@ -98,7 +98,7 @@ class ClockWatch:
                     a.excess, a.excess_exact = one.excess, one.quality == "exact"
                     a.excess_ns = one.excess_from_ns or jump.t_ns, one.excess_to_ns or jump.t_ns
 
-    def _place(self, jump: Jump) -> bool:
+    def _place(self, jump: ClockJump) -> bool:
         """Puts a jump into its actor's series, else begins one; False where there is no room for another."""
         series = self._series.get(jump.actor)
         if series is not None and jump.t_ns - series.end_ns <= self._config.burst_ns:
@@ -111,7 +111,7 @@ class ClockWatch:
         self._series[jump.actor] = JumpSeries(jump)
         return True
 
-    def _look_back(self, jump: Jump, until_ns: int) -> None:
+    def _look_back(self, jump: ClockJump, until_ns: int) -> None:
         size = abs(jump.size_ns)
         oldest = self.decisions.from_ns
         kept = not self.decisions.dropped or oldest is None or oldest <= jump.t_ns - size
@@ -121,7 +121,7 @@ class ClockWatch:
             self.decisions.between(jump.t_ns - min(self._config.keep_ns, self._config.clock_cap_ns + size), until_ns),
         )
 
-    def _jump(self, row: np.void) -> Jump | None:
+    def _jump(self, row: np.void) -> ClockJump | None:
         cause = self._causes.get(int(row["kind"]))
         if cause is None or cause.jumps is None:
             return None
@@ -137,7 +137,7 @@ class ClockWatch:
             return None
         t = int(row["t_ns"])
         via = text(row["via"])
-        return Jump(
+        return ClockJump(
             cause.name,
             t,
             size,
@@ -153,7 +153,7 @@ class ClockWatch:
             _int(row["unwatched_ns"]),
         )
 
-    def _near(self, jump: Jump, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _near(self, jump: ClockJump, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Masks: decisions in the interval that happened twice or never, and decisions whose window straddles the jump."""
         size = abs(jump.size_ns)
         begun, end = at_work(rows)
@@ -162,7 +162,7 @@ class ClockWatch:
         window = np.minimum(_window_ns(rows), self._config.clock_cap_ns)
         return inside, counted & ~inside & (end >= jump.t_ns - window) & (begun <= jump.t_ns + window)
 
-    def _count(self, jump: Jump, rows: np.ndarray) -> None:
+    def _count(self, jump: ClockJump, rows: np.ndarray) -> None:
         inside, near = self._near(jump, rows)
         for earlier in jump.series.near if (inside | near).any() else ():
             if earlier is jump:

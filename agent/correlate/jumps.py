@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from agent.correlate.catalogue import Rule
 from agent.correlate.episode import Episode, Verdict, item
-from agent.correlate.steps import Jump
+from agent.correlate.steps import ClockJump
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View
 from agent.correlate.words import process, span, tell
@@ -27,7 +27,7 @@ READS = {
 _REACH_NS = 900 * SECOND  # how far back a comparison of time daemons may reach
 
 
-def near(episode: Episode, view: View) -> list[Jump]:
+def near(episode: Episode, view: View) -> list[ClockJump]:
     """Jumps shortly before it began."""
     found = []
     for jump in view.jumps:
@@ -115,7 +115,7 @@ def unknown_to(cause: str) -> Rule:
     return rule
 
 
-def moved(episode: Episode, view: View) -> Jump | None:
+def moved(episode: Episode, view: View) -> ClockJump | None:
     """The last jump by just as much as a time daemon is wrong."""
     apart, bound = episode.facts["apart_ns"], episode.facts["bound_ns"]
     right = (

@@ -5,20 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from agent.correlate.episode import Episode
-from agent.correlate.rows import Ring
+from agent.correlate.rows import LastRows
 from agent.correlate.thresholds import SECOND
 
 _REACH_NS = 30 * SECOND  # sums of an interval come at its end
 
 
-def kept_off(ring: Ring, pid: int, episode: Episode) -> np.ndarray:
+def kept_off(ring: LastRows, pid: int, episode: Episode) -> np.ndarray:
     """Rows of ``cpu_wait`` of that process whose interval meets the episode."""
     rows = ring.between(episode.start_ns, episode.end_ns + _REACH_NS)
     begun = rows["t_ns"] - np.maximum(rows["interval_ns"], SECOND)
     return np.asarray(rows[(rows["pid"] == pid) & (begun < episode.end_ns)])
 
 
-def kept_off_ns(ring: Ring, pid: int, episode: Episode) -> float:
+def kept_off_ns(ring: LastRows, pid: int, episode: Episode) -> float:
     """How long, beyond what was usual in the minute before."""
     rows = kept_off(ring, pid, episode)
     before = ring.between(episode.start_ns - 60 * SECOND, episode.start_ns)

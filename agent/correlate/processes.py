@@ -39,7 +39,7 @@ _A_USERS_EVENTS, _A_USERS_SUBJECTS = 64, 16
 
 
 @dataclass
-class Member:
+class Relevant:
     """A process that matters. seen_s: when it was last seen at work; seconds: in how many; needed: whether others depend on it."""
 
     tick: int
@@ -62,7 +62,7 @@ class ProcessWatch(Watch):
 
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
-        self.members: dict[int, Member] = {}
+        self.members: dict[int, Relevant] = {}
         self.now: dict[int, Fate] = {}  #: by slot: a stop that lasts or has just ended, or an end
         self._stops: dict[int, Fate] = {}  # by process
         self._ended: list[Fate] = []  # that may yet be seen to have started again
@@ -190,7 +190,7 @@ class ProcessWatch(Watch):
                 if cgroup > 0:
                     member.cgroup = cgroup
             elif len(self.members) < self.config.servers:
-                self.members[pid] = Member(tick, text(some["comm"][n]), cgroup, second, needed=needed)
+                self.members[pid] = Relevant(tick, text(some["comm"][n]), cgroup, second, needed=needed)
 
     def describe(self, symptom: str, slot: int) -> Episode:
         fate = self.now[slot]

@@ -29,7 +29,7 @@ _WAITING = TABLES["slow_syscall"].code("kind", "waiting")
 _UPROBE = TABLES["limiter_decision"].code("source", "uprobe")
 
 
-class Processes(Protocol):
+class WaitTargets(Protocol):
     """Those of which waits come up (agent/probes/beside/watched.py)."""
 
     def add(self, pid: int, now_ns: int) -> bool:
@@ -39,13 +39,13 @@ class Processes(Protocol):
     def drop(self, pid: int) -> None: ...
 
 
-class Watched:
+class ReportedWaits:
     """A filter of batches. Has the waits of reporting processes told; where there is no room for all, of those that reported last. Raises OSError where
     they cannot be."""
 
     name = "filter"
 
-    def __init__(self, processes: Processes) -> None:
+    def __init__(self, processes: WaitTargets) -> None:
         self._processes = processes
         self._known: dict[int, int] = {}  # pid -> when it reported last, that one first which has not for longest
         self._waits = TABLES["slow_syscall"].empty(0)

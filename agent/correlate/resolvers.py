@@ -25,7 +25,7 @@ _ABOUT_AS_LONG = 0.5  # of the longest wait: a question that was asked again, no
 
 
 @dataclass(frozen=True)
-class Asked:
+class NamesAsked:
     """server: where somebody was asked; who: that in words. netns: from which network. share: of the time lost. longest, total: ns; times: waits, or
     lookups, about as long as the longest, together total. tries: questions of the lookup that took most. quickest: a round trip to that address
     meanwhile, us; again: TCP segments to it that were sent again, whatever they were for; refused: connections. failed: lookups that failed, beyond
@@ -65,12 +65,12 @@ class Asked:
         return Culprit(self.pid, self.comm, self.server)
 
 
-def asked(episode: Episode, view: View) -> Asked | None:
+def asked(episode: Episode, view: View) -> NamesAsked | None:
     """None where nobody was asked, as far as was seen."""
     return view.once(_asked, episode)
 
 
-def _asked(episode: Episode, view: View) -> Asked | None:
+def _asked(episode: Episode, view: View) -> NamesAsked | None:
     found = [p for p in on_peers(episode, view) if p.resolver]
     lookups, lost, threaded = spent(episode, view, "dns_lookup")
     if not found and not len(lookups):
@@ -94,7 +94,7 @@ def _asked(episode: Episode, view: View) -> Asked | None:
     evidence = [first.wait] if first else []
     if top is not None:
         evidence.append(_lookup(top, episode, len(lookups), len(bad)))
-    return Asked(
+    return NamesAsked(
         peer(raw),
         server[1] if server else None,
         server[0] if server else "",

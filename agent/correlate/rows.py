@@ -150,7 +150,7 @@ class Inbox:
 _CHANGES = 512
 
 
-class Ring:
+class LastRows:
     """The last rows of a table: about ``capacity`` of them at most, none older than ``keep_ns``; dropped ones are counted. Where rows say whose they
     are (``uid``), who has most makes room: no user's rows push out what is known of others.
 

@@ -37,7 +37,7 @@ class Affected:
 
 
 @dataclass(eq=False)
-class Jump:
+class ClockJump:
     """One clock change that matters. size_ns < 0: backward. until_ns: from then on no decision is affected.
 
     alarm: large enough for one. minor: below the threshold, a finding only once a decision fell into it. unwatched_ns: for how long
@@ -83,9 +83,9 @@ class JumpSeries:
     complete: False where decisions near them may not all have been counted.
     """
 
-    def __init__(self, first: Jump) -> None:
-        self.told: list[Jump] = []
-        self.near: deque[Jump] = deque(maxlen=_NEAR)
+    def __init__(self, first: ClockJump) -> None:
+        self.told: list[ClockJump] = []
+        self.near: deque[ClockJump] = deque(maxlen=_NEAR)
         self.pids: dict[int, None] = {}
         self.affected: dict[tuple[bytes, int, int], Affected] = {}
         self.count = self.sum_ns = self.back = self.most_ns = 0
@@ -95,7 +95,7 @@ class JumpSeries:
         self.alarm = False
         self.add(first)
 
-    def add(self, jump: Jump) -> None:
+    def add(self, jump: ClockJump) -> None:
         jump.series = self
         size = abs(jump.size_ns)
         self.count += 1
@@ -113,7 +113,7 @@ class JumpSeries:
             self.pids[jump.pid] = None
 
     @property
-    def first(self) -> Jump:
+    def first(self) -> ClockJump:
         return self.told[0]
 
     @property
@@ -250,7 +250,7 @@ def _excess(a: Affected) -> Words:
     )
 
 
-def _change(j: Jump) -> dict[str, object]:
+def _change(j: ClockJump) -> dict[str, object]:
     return item(
         "clock_change",
         j.cause,

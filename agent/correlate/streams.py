@@ -20,7 +20,7 @@ import numpy as np
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
-from agent.correlate.rows import Ring, among, groups, pick, start_ticks
+from agent.correlate.rows import LastRows, among, groups, pick, start_ticks
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import NO_PEER, addresses, own_ends, to_peer
 from agent.correlate.watch import Watch
@@ -79,7 +79,7 @@ class StreamWatch(Watch):
         super().__init__(config, symptoms, guard)
         self.stalls: dict[int, Stall] = {}
         self.names: dict[int, Stall] = {}
-        self._waits: Ring | None = None
+        self._waits: LastRows | None = None
         self._since_ns = 0
         self._clients: dict[tuple[bytes, bytes, int, int], str] = {}  # who was not seen for longest is first
         self._servers: dict[tuple[int, int, bytes], bytes] = {}
@@ -93,7 +93,7 @@ class StreamWatch(Watch):
         if talks is not None:
             self._learn(talks, waits)
         if self._waits is None:
-            self._waits, self._since_ns = Ring(waits.dtype, self.config.keep_decisions, _KEEP_NS), second * SECOND
+            self._waits, self._since_ns = LastRows(waits.dtype, self.config.keep_decisions, _KEEP_NS), second * SECOND
         self._waits.add(waits)
         long = waits[waits["max_ns"] >= min(_LEAST_NS.values())]
         for row in long[np.argsort(long["max_ns"], kind="stable")[::-1][:_MOST]]:

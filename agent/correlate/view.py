@@ -12,8 +12,8 @@ from agent.correlate.episode import Episode
 from agent.correlate.keptoff import kept_off_ns
 from agent.correlate.limiters import took
 from agent.correlate.local import Servers, in_netns, is_loopback
-from agent.correlate.rows import Ring, groups, known, packed, pick, start_ticks, together
-from agent.correlate.steps import Jump
+from agent.correlate.rows import LastRows, groups, known, packed, pick, start_ticks, together
+from agent.correlate.steps import ClockJump
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.tables import TABLES
 
@@ -48,9 +48,9 @@ class View:
     def __init__(self, config: CorrelatorConfig) -> None:
         self.config = config
         read = {table: None for cause in causes().values() for table in cause.reads if table not in _ELSEWHERE}
-        self.rings = {t: Ring(dtypes()[t], config.keep_rows, config.keep_ns) for t in read}
-        self.decisions = Ring(dtypes()["limiter_decision"], config.keep_rows, config.keep_ns)
-        self.jumps: list[Jump] = []
+        self.rings = {t: LastRows(dtypes()[t], config.keep_rows, config.keep_ns) for t in read}
+        self.decisions = LastRows(dtypes()["limiter_decision"], config.keep_rows, config.keep_ns)
+        self.jumps: list[ClockJump] = []
         self.servers = Servers(config.servers, config.server_age_ns)
         self.home: int | None = None  # the agent's own network namespace
         self._sums_ns = -1
@@ -63,15 +63,15 @@ class View:
             self._shared[key] = work(episode, self)
         return cast(T, self._shared[key])
 
-    def look(self) -> dict[Ring, set[tuple[int, int]]]:
+    def look(self) -> dict[LastRows, set[tuple[int, int]]]:
         """From here on, what is looked at is noted."""
         self._shared = {}
-        spans: dict[Ring, set[tuple[int, int]]] = {ring: set() for ring in (self.decisions, *self.rings.values())}
+        spans: dict[LastRows, set[tuple[int, int]]] = {ring: set() for ring in (self.decisions, *self.rings.values())}
         for ring, its in spans.items():
             ring.looked = its
         return spans
 
-    def looked(self, spans: dict[Ring, set[tuple[int, int]]]) -> tuple[Any, ...]:
+    def looked(self, spans: dict[LastRows, set[tuple[int, int]]]) -> tuple[Any, ...]:
         """What was looked at since ``look``, for ``unchanged``."""
         for ring in spans:
             ring.looked = None

@@ -59,7 +59,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Culprit:
+class Offender:
     """Who or what does it. process: a program's name, or the command name of what the fault itself started, then with its ``pids``; empty where
     there is none. object: a lock, a device, a link, an address."""
 
@@ -78,7 +78,7 @@ class Kind:
     size: Size
     targets: tuple[str, ...]
     right: tuple[Right, ...]
-    inject: Callable[[Stage, Fault], AbstractContextManager[Culprit]]
+    inject: Callable[[Stage, Fault], AbstractContextManager[Offender]]
     duration_s: tuple[float, float] = (2.0, 6.0)
     needs: tuple[str, ...] = ()
     settle_s: float = 0.0  #: more time to recover than others need

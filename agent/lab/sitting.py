@@ -15,7 +15,7 @@ from agent.common.clocks import boot_ns
 from agent.errors import USAGE, AgentError, say
 from agent.lab import effect, oplog, truth
 from agent.lab.deadline import at_most
-from agent.lab.kind import Culprit, Fault, Kind, kinds
+from agent.lab.kind import Fault, Kind, Offender, kinds
 from agent.lab.life import Life
 from agent.lab.observer import Observer
 from agent.lab.plan import Group
@@ -157,7 +157,7 @@ class Sitting:
                           self._culprit(one.culprit, one.pids), [vars(right) for right in kind.right], [], sorted(kind.reach(fault, self._stage.programs)),
                           not one.sham, list(kind.ways))  # fmt: skip
 
-    def _culprit(self, culprit: Culprit, pids: set[int]) -> dict[str, Any]:
+    def _culprit(self, culprit: Offender, pids: set[int]) -> dict[str, Any]:
         member = self._stage.crew.members.get(culprit.process)
         pids |= {life.pid for life in member.lives} if member else set(culprit.pids)
         return {
@@ -187,7 +187,7 @@ class _Injected:
 
     def __init__(self, stage: Stage, kind: Kind, fault: Fault, sham: bool) -> None:
         self._stage, self.kind, self.fault, self.sham = stage, kind, fault, sham
-        self.culprit, self.start_ns, self.end_ns, self.failed = Culprit(), 0, 0, ""
+        self.culprit, self.start_ns, self.end_ns, self.failed = Offender(), 0, 0, ""
         self.pids: set[int] = set()
         self._active = contextlib.ExitStack()
 

@@ -10,7 +10,7 @@ import pytest
 from agent.batch import make
 from agent.common.turns import turns
 from agent.correlate.catalogue import dtypes
-from agent.correlate.rows import Ring
+from agent.correlate.rows import LastRows
 from agent.kernel.load import BPF_DIR
 from agent.kernel.wire import Wire
 from agent.probes.beside.cpu_waits import decode_cpu_waits
@@ -31,7 +31,7 @@ def test_whose_turn_it_is() -> None:
 
 
 def test_who_has_most_rows_makes_room_for_the_others() -> None:
-    ring = Ring(dtypes()["process_event"], 100, 120 * S)
+    ring = LastRows(dtypes()["process_event"], 100, 120 * S)
     first = np.zeros(10, dtypes()["process_event"])
     first["t_ns"], first["uid"] = np.arange(10), REDIS
     ring.add(first)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agent.batch import Batch, make
-from agent.correlate.reported import Watched
+from agent.correlate.reported import ReportedWaits
 from agent.kernel import syscall
 from agent.kernel.bpf import HashMap
 from agent.kernel.load import Family
@@ -52,7 +52,7 @@ def pids_in(fd: int) -> set[int]:
 
 
 def test_more_processes_than_the_map_holds_push_those_out_that_reported_longest_ago(watched_map: int) -> None:
-    watched = Watched(processes(watched_map))
+    watched = ReportedWaits(processes(watched_map))
     for second, pid in enumerate([*range(1, SIZE + 1), 1, 2]):
         batch = reported(pid)
         assert list(watched(batch, second * S)) == [batch]
@@ -64,14 +64,14 @@ def test_more_processes_than_the_map_holds_push_those_out_that_reported_longest_
 
 
 def test_one_batch_of_more_processes_than_the_map_holds(watched_map: int) -> None:
-    watched = Watched(processes(watched_map))
+    watched = ReportedWaits(processes(watched_map))
     batch = reported(*range(1, 3 * SIZE))
     assert list(watched(batch, S)) == [batch]
     assert len(pids_in(watched_map)) == SIZE
 
 
 def test_what_has_not_reported_for_long_is_forgotten_also_without_a_map() -> None:
-    watched = Watched(processes(None))
+    watched = ReportedWaits(processes(None))
     watched(reported(*range(1, 600)), S)
     watched(reported(1000), 700 * S)
     assert list(watched._known) == [1000]
@@ -103,20 +103,20 @@ def decision_of(seconds: float, until_s: float) -> Batch:
     )
 
 
-def told(watched: Watched, batch: Batch, now_s: float) -> list[int]:
+def told(watched: ReportedWaits, batch: Batch, now_s: float) -> list[int]:
     return [int(n) for b in watched(batch, int(now_s * S)) if b.table == "slow_syscall" for n in b.rows["duration_ns"]]
 
 
 def test_every_wait_of_a_call_that_was_tried_again_belongs_to_its_decision() -> None:
     """A resolver that does not answer: waits of five seconds, one after the other, in a decision that is told when all is over."""
-    watched = Watched(processes(None))
+    watched = ReportedWaits(processes(None))
     for end_s in (105, 110, 115):
         assert told(watched, wait_of(5, end_s), end_s) == []
     assert told(watched, decision_of(15.1, 115.05), 115.1) == [5 * S] * 3
 
 
 def test_waits_that_no_decision_can_have_any_more_are_let_go_of() -> None:
-    watched = Watched(processes(None))
+    watched = ReportedWaits(processes(None))
     for end_s in range(100, 300, 1):
         told(watched, wait_of(1, end_s), end_s)
         told(watched, wait_of(0.002, end_s), end_s)

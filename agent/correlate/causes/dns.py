@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Episode, Verdict
-from agent.correlate.resolvers import READS, Asked, asked
+from agent.correlate.resolvers import READS, NamesAsked, asked
 from agent.correlate.view import View
 from agent.correlate.waits import SHARE
 from agent.correlate.words import Words, span, tell, value
@@ -63,25 +63,25 @@ def failing(episode: Episode, view: View) -> Iterator[Verdict]:
         yield from unresolved(episode, view)
 
 
-def _verdict(a: Asked, score: float, words: Words, detail: str) -> Verdict:
+def _verdict(a: NamesAsked, score: float, words: Words, detail: str) -> Verdict:
     return Verdict(CAUSE.name, score * a.sure, a.where, words, a.evidence, detail, a.culprit)
 
 
-def _detail(a: Asked) -> str:
+def _detail(a: NamesAsked) -> str:
     """The finer word: how it ended, and where it did well how it took so long."""
     if a.result in ("", "ok", "nodata"):
         return "unanswered" if not a.result else "lost" if (a.tries or 1) > 1 else "slow"
     return a.result
 
 
-def _name(a: Asked) -> Words:
+def _name(a: NamesAsked) -> Words:
     if not a.name:
         return ""
     again = tell(", asked {n} times", n=value(a.tries)) if a.tries and a.tries > 1 else ""
     return tell(" ({name}{again})", name=a.name, again=again)
 
 
-def _meanwhile(a: Asked) -> Words:
+def _meanwhile(a: NamesAsked) -> Words:
     if not a.server:
         return ""
     if a.again:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from agent.common.resp import RedisUrl, RespClient
 from agent.demo import clock_part
-from agent.lab.kind import Culprit, Fault, Kind, Right, Size
+from agent.lab.kind import Fault, Kind, Offender, Right, Size
 from agent.lab.programs.limiter_redis import KEY
 from agent.lab.programs.redis_server import PLACES, PORT
 from agent.lab.stage import wallclock
@@ -30,24 +30,24 @@ def _by_another(stage: Stage, move: Callable[[], None]) -> int:
 
 
 @contextmanager
-def stepped(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+def stepped(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """And back at the end."""
     size_us = min(clock_part.LIMIT_US, int(fault.size)) * (1 if fault.target == "forward" else -1)
     pids = [_by_another(stage, lambda: clock_part.step(size_us))]
     try:
-        yield Culprit(ACTOR, CLOCK, tuple(pids))
+        yield Offender(ACTOR, CLOCK, tuple(pids))
     finally:
         _by_another(stage, lambda: clock_part.step(-size_us))
 
 
-def stepped_for_good(sign: int) -> Callable[[Stage, Fault], AbstractContextManager[Culprit]]:
+def stepped_for_good(sign: int) -> Callable[[Stage, Fault], AbstractContextManager[Offender]]:
     """It stays so: going back would be another fault, the other way. But limiters whose window now lies ahead, and would refuse until then, forget it."""
 
     @contextmanager
-    def inject(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+    def inject(stage: Stage, fault: Fault) -> Iterator[Offender]:
         pid = _by_another(stage, lambda: wallclock.step(sign * fault.size))
         try:
-            yield Culprit(ACTOR, CLOCK, (pid,))
+            yield Offender(ACTOR, CLOCK, (pid,))
         finally:
             for name in PLACES.keys() & stage.programs.keys():
                 _forget(stage, name)
@@ -62,12 +62,12 @@ def _forget(stage: Stage, redis: str) -> None:
     os.waitpid(stage.crew.fork(say, GUESTS, stage.programs[redis].space, "lab-operator", root=False), 0)
 
 
-def slewed(sign: int) -> Callable[[Stage, Fault], AbstractContextManager[Culprit]]:
+def slewed(sign: int) -> Callable[[Stage, Fault], AbstractContextManager[Offender]]:
     @contextmanager
-    def inject(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+    def inject(stage: Stage, fault: Fault) -> Iterator[Offender]:
         pid = _by_another(stage, lambda: wallclock.slew(sign * fault.size))
         try:
-            yield Culprit(ACTOR, CLOCK, (pid,))
+            yield Offender(ACTOR, CLOCK, (pid,))
         finally:
             _by_another(stage, lambda: wallclock.slew(0))
 

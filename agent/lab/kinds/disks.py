@@ -8,42 +8,42 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from agent.lab.kind import Culprit, Fault, Kind, Right, Size
+from agent.lab.kind import Fault, Kind, Offender, Right, Size
 from agent.lab.stage import disk
 from agent.lab.stage.stage import DISK_BYTES_PER_S, GUESTS, Stage
 
 
 @contextmanager
-def frozen(stage: Stage, _fault: Fault) -> Iterator[Culprit]:
+def frozen(stage: Stage, _fault: Fault) -> Iterator[Offender]:
     """As for a snapshot: whatever writes waits."""
     pid = stage.crew.fork(lambda: disk.freeze(stage.disk), GUESTS, "node", "lab-freezer", root=True)
     os.waitpid(pid, 0)
     try:
-        yield Culprit("lab-freezer", str(stage.disk), (pid,))
+        yield Offender("lab-freezer", str(stage.disk), (pid,))
     finally:
         os.waitpid(stage.crew.fork(lambda: disk.unfreeze(stage.disk), GUESTS, "node", "lab-freezer", root=True), 0)
 
 
 @contextmanager
-def slowed(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+def slowed(stage: Stage, fault: Fault) -> Iterator[Offender]:
     stage.disk_speed(int(fault.size))
     try:
-        yield Culprit(object=stage.device)
+        yield Offender(object=stage.device)
     finally:
         stage.disk_speed(DISK_BYTES_PER_S)
 
 
 @contextmanager
-def read_slowly(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+def read_slowly(stage: Stage, fault: Fault) -> Iterator[Offender]:
     stage.disk_speed(int(fault.size), reads=True)
     try:
-        yield Culprit(object=stage.device)
+        yield Offender(object=stage.device)
     finally:
         stage.disk_speed(0, reads=True)
 
 
 @contextmanager
-def filled(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+def filled(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """Another program takes all that is free."""
     place = stage.disk / "filler"
 
@@ -59,7 +59,7 @@ def filled(stage: Stage, fault: Fault) -> Iterator[Culprit]:
 
     pid = stage.crew.fork(fill, GUESTS, "node", "lab-filler", root=False)
     try:
-        yield Culprit("lab-filler", str(stage.disk), (pid,))
+        yield Offender("lab-filler", str(stage.disk), (pid,))
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -67,11 +67,11 @@ def filled(stage: Stage, fault: Fault) -> Iterator[Culprit]:
 
 
 @contextmanager
-def contended(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+def contended(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """Another program writes much, and syncs it."""
     stage.crew.tell(fault.target, bytes=int(fault.size), sync=True)
     try:
-        yield Culprit(fault.target, stage.device)
+        yield Offender(fault.target, stage.device)
     finally:
         stage.crew.tell(fault.target, bytes=1 << 16, sync=False)
 

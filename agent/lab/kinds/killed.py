@@ -6,28 +6,28 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from agent.lab.kind import Culprit, Fault, Kind, Right, Size
+from agent.lab.kind import Fault, Kind, Offender, Right, Size
 from agent.lab.stage.stage import Stage
 
 
 @contextmanager
-def killed(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+def killed(stage: Stage, fault: Fault) -> Iterator[Offender]:
     stage.crew.kill(fault.target)
     try:
-        yield Culprit(fault.target)
+        yield Offender(fault.target)
     finally:
         stage.crew.start(stage.programs[fault.target])
 
 
 @contextmanager
-def restarted(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+def restarted(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """The fault's size of times, a fifth of a second each: what a crash loop does."""
     for _ in range(round(fault.size)):
         stage.crew.kill(fault.target)
         time.sleep(0.2)
         stage.crew.start(stage.programs[fault.target])
         time.sleep(0.05)
-    yield Culprit(fault.target)
+    yield Offender(fault.target)
 
 
 _GONE = (Right("process_killed", culprit=True), Right("broker_down"))

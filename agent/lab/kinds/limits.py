@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from agent.lab.kind import Culprit, Fault, Kind, Right, Size
+from agent.lab.kind import Fault, Kind, Offender, Right, Size
 from agent.lab.programs.limiter_memory import PAGE
 from agent.lab.stage.stage import Stage
 
@@ -28,7 +28,7 @@ def _own_bytes(group: Path) -> int:
 
 
 @contextmanager
-def pressed(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+def pressed(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """The program may keep the fault's share of what it uses: the rest is reclaimed, and read again, all the time."""
     file = _memory(stage, fault.target)
     group = file.parent
@@ -37,14 +37,14 @@ def pressed(stage: Stage, fault: Fault) -> Iterator[Culprit]:
     stage.crew.expect_end(fault.target)  # the kernel may give up, and kill it
     file.write_text(str((own + int(fault.size * max(0, usage - own)) + (2 << 20)) // PAGE * PAGE))
     try:
-        yield Culprit(fault.target, str(group.name))
+        yield Offender(fault.target, str(group.name))
     finally:
         file.write_text("max" if file.name == "memory.max" else "-1")
         stage.crew.revive(fault.target)
 
 
 @contextmanager
-def out_of_memory(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+def out_of_memory(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """It grows beyond its limit, and is killed by the kernel; it starts again at the fault's end."""
     file = _memory(stage, fault.target)
     own = _own_bytes(file.parent)
@@ -52,7 +52,7 @@ def out_of_memory(stage: Stage, fault: Fault) -> Iterator[Culprit]:
     stage.crew.expect_end(fault.target)
     stage.crew.tell(fault.target, grow=4)
     try:
-        yield Culprit(fault.target)
+        yield Offender(fault.target)
     finally:
         file.write_text("max" if file.name == "memory.max" else "-1")
         stage.crew.tell(fault.target, grow=0)
@@ -60,11 +60,11 @@ def out_of_memory(stage: Stage, fault: Fault) -> Iterator[Culprit]:
 
 
 @contextmanager
-def without_descriptors(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+def without_descriptors(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """It may open no more files than it has."""
     stage.crew.tell(fault.target, files=LEAST_FILES)
     try:
-        yield Culprit(fault.target)
+        yield Offender(fault.target)
     finally:
         stage.crew.tell(fault.target, files=0)
 

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from agent.lab.kind import Culprit, Fault, Kind, Right, Size
+from agent.lab.kind import Fault, Kind, Offender, Right, Size
 from agent.lab.stage.stage import Stage
 
 
 @contextmanager
-def held(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+def held(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """Once, for the fault's size: it holds it until it lets go."""
     stage.crew.tell(fault.target, hold_s=fault.size, now=True)
     try:
-        yield Culprit(fault.target, str(stage.shared / f"state.{fault.target.removeprefix('hold-')}"))
+        yield Offender(fault.target, str(stage.shared / f"state.{fault.target.removeprefix('hold-')}"))
     finally:
         stage.crew.tell(fault.target, hold_s=0.0005, now=False)
 
 
 @contextmanager
-def convoy(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+def convoy(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """Again and again, for the fault's size, with next to no time between: whoever wants it stands in line."""
     stage.crew.tell(fault.target, hold_s=fault.size, every_s=0.001)
     try:
-        yield Culprit(fault.target, str(stage.shared / f"state.{fault.target.removeprefix('hold-')}"))
+        yield Offender(fault.target, str(stage.shared / f"state.{fault.target.removeprefix('hold-')}"))
     finally:
         stage.crew.tell(fault.target, **stage.programs[fault.target].settings)
 

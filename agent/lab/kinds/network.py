@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from agent.lab.kind import Culprit, Fault, Kind, Right, Size
+from agent.lab.kind import Fault, Kind, Offender, Right, Size
 from agent.lab.program import FAR
 from agent.lab.programs.link import USUAL
 from agent.lab.stage.stage import Stage
@@ -16,15 +16,15 @@ from agent.lab.stage.wire import DEVICE
 TRAFFIC = {"all": (0, 0), "redis": (6379, 6), "tls": (8443, 6), "http": (8000, 6), "dns": (53, 17)}
 
 
-def treated(setting: str, value: bool | None = None) -> Callable[[Stage, Fault], AbstractContextManager[Culprit]]:
+def treated(setting: str, value: bool | None = None) -> Callable[[Stage, Fault], AbstractContextManager[Offender]]:
     """The link with ``setting`` at the fault's size, or at ``value``."""
 
     @contextmanager
-    def inject(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+    def inject(stage: Stage, fault: Fault) -> Iterator[Offender]:
         port, protocol = TRAFFIC[fault.target]
         stage.crew.tell("link", **{setting: fault.size if value is None else value}, port=port, protocol=protocol)
         try:
-            yield Culprit(object=FAR)
+            yield Offender(object=FAR)
         finally:
             stage.crew.tell("link", **USUAL)
 
@@ -32,7 +32,7 @@ def treated(setting: str, value: bool | None = None) -> Callable[[Stage, Fault],
 
 
 @contextmanager
-def by_netem(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+def by_netem(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """The kernel's own: what the node sends to the far side is delayed, or lost, before it is on the link."""
     what = (
         ("delay", f"{fault.size * 1e3:.3f}ms")
@@ -44,7 +44,7 @@ def by_netem(stage: Stage, fault: Fault) -> Iterator[Culprit]:
     except subprocess.CalledProcessError as error:
         raise OSError(error.stderr.strip()) from error
     try:
-        yield Culprit(object=FAR)
+        yield Offender(object=FAR)
     finally:
         stage.node.run("tc", "qdisc", "del", "dev", DEVICE, "root")
 

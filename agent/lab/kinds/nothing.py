@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from agent.lab.kind import Culprit, Fault, Kind, Size
+from agent.lab.kind import Fault, Kind, Offender, Size
 from agent.lab.stage.stage import Stage
 
 
 @contextmanager
-def nothing(_stage: Stage, _fault: Fault) -> Iterator[Culprit]:
-    yield Culprit()
+def nothing(_stage: Stage, _fault: Fault) -> Iterator[Offender]:
+    yield Offender()
 
 
 NOTHING = Kind(

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from agent.lab.kind import Culprit, Fault, Kind, Right, Size
+from agent.lab.kind import Fault, Kind, Offender, Right, Size
 from agent.lab.stage.stage import GUESTS, Stage
 
 PERIOD_US = 200_000
@@ -22,12 +22,12 @@ def _burn(nice: int) -> None:
 
 
 @contextmanager
-def _hogs(stage: Stage, per_processor: float, nice: int, group: str = GUESTS) -> Iterator[Culprit]:
+def _hogs(stage: Stage, per_processor: float, nice: int, group: str = GUESTS) -> Iterator[Offender]:
     """Processes that never wait."""
     count = max(1, round(per_processor * (os.cpu_count() or 1)))
     pids = [stage.crew.fork(lambda: _burn(nice), group, "node", "lab-hog", root=True) for _ in range(count)]
     try:
-        yield Culprit("lab-hog", pids=tuple(pids))
+        yield Offender("lab-hog", pids=tuple(pids))
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
@@ -35,7 +35,7 @@ def _hogs(stage: Stage, per_processor: float, nice: int, group: str = GUESTS) ->
 
 
 @contextmanager
-def hogged(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+def hogged(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """In the target's own cgroup: priority counts among those of one cgroup only. As few of them as have the fault's size together."""
     count = math.ceil(fault.size / STEP**-HIGHEST)
     nice = round(-math.log(fault.size / count, STEP))
@@ -44,7 +44,7 @@ def hogged(stage: Stage, fault: Fault) -> Iterator[Culprit]:
 
 
 @contextmanager
-def outweighed(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+def outweighed(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """Hogs at usual priority, in a cgroup with the fault's size of the others' share, each."""
     found = stage.groups.controller("cpu", GUESTS)
     assert found is not None
@@ -59,7 +59,7 @@ def outweighed(stage: Stage, fault: Fault) -> Iterator[Culprit]:
 
 
 @contextmanager
-def throttled(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+def throttled(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """The target's cgroup may run for the fault's size of each period."""
     found = stage.groups.controller("cpu", fault.target)
     assert found is not None
@@ -71,7 +71,7 @@ def throttled(stage: Stage, fault: Fault) -> Iterator[Culprit]:
         (place / "cpu.cfs_period_us").write_text(str(PERIOD_US))
         (place / "cpu.cfs_quota_us").write_text(str(quota))
     try:
-        yield Culprit(fault.target, place.name)
+        yield Offender(fault.target, place.name)
     finally:
         (place / ("cpu.max" if modern else "cpu.cfs_quota_us")).write_text(f"max {PERIOD_US}" if modern else "-1")
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 import hiredis
 
 from agent.common.resp import RedisUrl, RespClient
-from agent.lab.kind import Culprit, Fault, Kind, Right, Size
+from agent.lab.kind import Fault, Kind, Offender, Right, Size
 from agent.lab.programs.redis_server import PLACES, PORT
 from agent.lab.stage.stage import GUESTS, Stage
 
@@ -35,21 +35,21 @@ def _client(address: str) -> RespClient:
     return RespClient(RedisUrl.parse(f"redis://{address}:{PORT}/0"), timeout_s=30)
 
 
-def busy(command: Command) -> Callable[[Stage, Fault], AbstractContextManager[Culprit]]:
+def busy(command: Command) -> Callable[[Stage, Fault], AbstractContextManager[Offender]]:
     """Somebody asks it for something that takes long."""
 
     @contextmanager
-    def inject(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+    def inject(stage: Stage, fault: Fault) -> Iterator[Offender]:
         address = PLACES[fault.target]
         space = "far" if fault.target.endswith("far") else "node"
         stage.crew.fork(lambda: _say(_client(address), command(fault.size)), GUESTS, space, "lab-asker", root=False)
-        yield Culprit(fault.target)
+        yield Offender(fault.target)
 
     return inject
 
 
 @contextmanager
-def full_of_clients(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+def full_of_clients(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """It lets nobody in: all clients are thrown out, and come back to a server that is full with whoever did that."""
     with told(
         stage,
@@ -57,11 +57,11 @@ def full_of_clients(stage: Stage, fault: Fault) -> Iterator[Culprit]:
         (("CONFIG", "SET", "maxclients", 1), ("CLIENT", "KILL", "TYPE", "normal")),
         ("CONFIG", "SET", "maxclients", 10000),
     ):
-        yield Culprit(fault.target)
+        yield Offender(fault.target)
 
 
 @contextmanager
-def refusing(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+def refusing(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """It listens elsewhere: all clients are thrown out, and find nobody where it was."""
     with told(
         stage,
@@ -69,21 +69,21 @@ def refusing(stage: Stage, fault: Fault) -> Iterator[Culprit]:
         (("CONFIG", "SET", "port", PORT + 1), ("CLIENT", "KILL", "TYPE", "normal")),
         ("CONFIG", "SET", "port", PORT),
     ):
-        yield Culprit(fault.target)
+        yield Offender(fault.target)
 
 
 @contextmanager
-def full_of_data(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+def full_of_data(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """It refuses whatever writes: its memory is used up."""
     with told(stage, fault, (("CONFIG", "SET", "maxmemory", 1),), ("CONFIG", "SET", "maxmemory", 0)):
-        yield Culprit(fault.target)
+        yield Offender(fault.target)
 
 
 @contextmanager
-def read_only(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+def read_only(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """It refuses whatever writes: it takes itself for the replica of a server that does not answer, as after a failover gone wrong."""
     with told(stage, fault, (("REPLICAOF", "127.0.0.1", "1"),), ("REPLICAOF", "NO", "ONE")):
-        yield Culprit(fault.target)
+        yield Offender(fault.target)
 
 
 @contextmanager

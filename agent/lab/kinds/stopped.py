@@ -7,27 +7,27 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-from agent.lab.kind import Culprit, Fault, Kind, Right, Size
+from agent.lab.kind import Fault, Kind, Offender, Right, Size
 from agent.lab.stage.stage import Stage
 
 
 @contextmanager
-def stopped(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+def stopped(stage: Stage, fault: Fault) -> Iterator[Offender]:
     stage.crew.signal(fault.target, signal.SIGSTOP)
     try:
-        yield Culprit(fault.target)
+        yield Offender(fault.target)
     finally:
         stage.crew.signal(fault.target, signal.SIGCONT)
 
 
 @contextmanager
-def all_stopped(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+def all_stopped(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """Each consumer of the group."""
     names = [name for name, program in stage.programs.items() if "group" in program.uses]
     with ExitStack() as undo:
         for name in names:
             undo.enter_context(stopped(stage, replace(fault, target=name)))
-        yield Culprit(pids=tuple(stage.crew.members[name].pid for name in names))
+        yield Offender(pids=tuple(stage.crew.members[name].pid for name in names))
 
 
 _SERVER = (Right("process_stopped", culprit=True), Right("peer_stopped", culprit=True), Right("broker_slow"))

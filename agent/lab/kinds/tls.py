@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from agent.lab.kind import Culprit, Fault, Kind, Right, Size
+from agent.lab.kind import Fault, Kind, Offender, Right, Size
 from agent.lab.program import FAR
 from agent.lab.programs.tls_server import PORT, WORKERS
 from agent.lab.stage.stage import GUESTS, Stage
@@ -21,23 +21,23 @@ BEFORE = ("client_hello", "key_exchange", "finished", "request")
 
 
 @contextmanager
-def slow(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+def slow(stage: Stage, fault: Fault) -> Iterator[Offender]:
     stage.crew.tell("tls-server", **{fault.target: fault.size})
     try:
-        yield Culprit("tls-server")
+        yield Offender("tls-server")
     finally:
         stage.crew.tell("tls-server", **{fault.target: 0.0})
 
 
 @contextmanager
-def slow_clients(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+def slow_clients(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """More of them than the server has workers."""
     pids = tuple(
         stage.crew.fork(lambda: _ask_slowly(fault.target, fault.size), GUESTS, "node", "lab-slowpoke", root=False)
         for _ in range(WORKERS + 1)
     )
     try:
-        yield Culprit("lab-slowpoke", pids=pids)
+        yield Offender("lab-slowpoke", pids=pids)
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)

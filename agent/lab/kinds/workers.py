@@ -6,23 +6,23 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from agent.lab.kind import Culprit, Fault, Kind, Right, Size
+from agent.lab.kind import Fault, Kind, Offender, Right, Size
 from agent.lab.stage.stage import Stage
 
 
 def told(
     setting: str, value: Callable[[Fault, Any], Any], programs: tuple[str, ...] = ()
-) -> Callable[[Stage, Fault], AbstractContextManager[Culprit]]:
+) -> Callable[[Stage, Fault], AbstractContextManager[Offender]]:
     """The target (or ``programs``) gets another value of a setting; ``value`` makes it of the fault and the usual one."""
 
     @contextmanager
-    def inject(stage: Stage, fault: Fault) -> Iterator[Culprit]:
+    def inject(stage: Stage, fault: Fault) -> Iterator[Offender]:
         names = programs or (fault.target,)
         usual = {name: stage.programs[name].settings[setting] for name in names}
         for name in names:
             stage.crew.tell(name, **{setting: value(fault, usual[name])})
         try:
-            yield Culprit(fault.target)
+            yield Offender(fault.target)
         finally:
             for name in names:
                 stage.crew.tell(name, **{setting: usual[name]})
