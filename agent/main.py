@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent import log
 from agent.clock import timens
-from agent.common import host
+from agent.common import host, version
 from agent.config import Config, jump_threshold_ns
 from agent.errors import INTERRUPTED, UNREACHABLE, AgentError
 from agent.kernel import helper_client
@@ -196,7 +196,7 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: Helper, wat
     boot = host.boot_id()
     limits = Limits(max_bytes=config.max_bytes, max_age_s=config.max_age_days * 86400)
     history = History()
-    store = Writer(HotStore(store_fd, boot, host.name(), version=host.version(), limits=limits), history.wall)
+    store = Writer(HotStore(store_fd, boot, host.name(), version=version.VERSION, limits=limits), history.wall)
     kernel = KernelSource(loaded)
     extra = {"watch": watch, "history": history, "last": LastReading(store_fd, boot, store.later)}
     sources, clock, targets = _kernel_sources(config, loaded, kernel, helper, extra)
@@ -235,7 +235,7 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: Helper, wat
     if exports.metrics is not None:
         from exporters.observed import StatusMetrics
 
-        loop.each_second.append(StatusMetrics(exports.metrics, host.version(), status.parts, exports.page))
+        loop.each_second.append(StatusMetrics(exports.metrics, version.VERSION, status.parts, exports.page))
     live = None
     if config.live:
         from agent.service.live import Live

@@ -8,9 +8,9 @@ by its decision's end, so that it lies inside whatever the clock did; of one tha
 
 from __future__ import annotations
 
+from _blake2 import blake2b  # hashlib would bring OpenSSL with it
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
 
 import numpy as np
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from agent.common import host
+from agent.common.version import VERSION
 from agent.errors import AgentError
 from agent.log import say
 
@@ -39,7 +39,7 @@ def start(config: Config, boot: str, history: Any) -> Exports:
     page = PageConfig.parse(config.metrics)
     metrics = MetricStore(max_samples=page.max_samples, full=page.detail == "full")
     given = resource_attributes(config.otlp)
-    resource, missing, served = describe(boot, os.environ, host.version(), given), {}, None
+    resource, missing, served = describe(boot, os.environ, VERSION, given), {}, None
     sinks: list[Sink] = [metrics]
     if otlp.enabled:
         from exporters.otlp import OtlpExporter

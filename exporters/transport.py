@@ -9,21 +9,25 @@ from __future__ import annotations
 import contextlib
 import io
 import socket
-import ssl
 import threading
 import zlib
 from collections.abc import Mapping
 from email.message import Message
-from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteRead
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlsplit
+
+from agent.common.lean import without
+
+with without("ssl"):  # OpenSSL is 2 MB, which https alone needs
+    from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteRead
+
+if TYPE_CHECKING:
+    import ssl
 
 #: What is read of an answer. An OTLP response has a number and a sentence; of what is longer, the beginning is enough to tell that it is none.
 MAX_BODY_BYTES = 1 << 20
 _GZIP_OR_ZLIB = 47  # zlib.decompressobj: either, by its header
 _IN_PATHS = "%/:@!$&'()*+,;=~"
-#: The other end has closed the connection, maybe long ago.
-_CLOSED = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 
 class Answer(NamedTuple):
@@ -74,7 +78,7 @@ class Transport:
     def _post(self, data: bytes, headers: Mapping[str, str], timeout_s: float) -> Answer:
         if self._connection is not None and self._connection.sock is not None:
             # A server may have ended the one that was kept, which is seen only now.
-            with contextlib.suppress(*_CLOSED):
+            with contextlib.suppress(*self._connection.closed):
                 return self._exchange(self._connection, data, headers)
             self.close()
         self._connection = _Connection(self._host, self._port, timeout_s, self._context())
@@ -96,6 +100,8 @@ class Transport:
     def _context(self) -> ssl.SSLContext | None:
         if not self._tls:
             return None
+        import ssl
+
         authority, certificate, key = self._certificates
         context = ssl.create_default_context(cafile=authority or None)
         if certificate:
@@ -137,19 +143,24 @@ class _Connection(HTTPConnection):
         self.default_port = 443 if context else 80
         super().__init__(host, port, timeout=timeout_s)
         self._context = context
+        self.closed = _closed(tls=context is not None)
         self._under_way: socket.socket | None = None
         self._ended = False
 
     def connect(self) -> None:
         sock = socket.create_connection((self.host, self.port), self.timeout)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self._context:
-            sock = self._context.wrap_socket(sock, server_hostname=self.host, do_handshake_on_connect=False)
+        if self._context is None:
+            self._take(sock)
+            return
+        encrypted = self._context.wrap_socket(sock, server_hostname=self.host, do_handshake_on_connect=False)
+        self._take(encrypted)
+        encrypted.do_handshake()
+
+    def _take(self, sock: socket.socket) -> None:
         self.sock = self._under_way = sock
         if self._ended:
             raise TimeoutError("ended before it was connected")
-        if isinstance(sock, ssl.SSLSocket):
-            sock.do_handshake()
 
     def end(self) -> None:
         self._ended = True
@@ -160,11 +171,20 @@ class _Connection(HTTPConnection):
                 )  # not SSLSocket's own, which takes the TLS state away
 
 
+def _closed(*, tls: bool) -> tuple[type[OSError], ...]:
+    """What is raised where the other end has closed the connection, maybe long ago."""
+    if not tls:
+        return (ConnectionError,)
+    import ssl
+
+    return ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError
+
+
 def _asked(connection: _Connection, path: str, data: bytes, headers: Mapping[str, str]) -> tuple[HTTPResponse, bool]:
     """The answer, and whether the request was sent whole: a server that refuses it (413, 401) may answer and close before it has read it."""
     try:
         connection.request("POST", path, data, dict(headers))
-    except _CLOSED as error:
+    except connection.closed as error:
         try:
             return connection.getresponse(), False
         except (OSError, HTTPException):

@@ -8,7 +8,7 @@ import sys
 import click
 
 from agent.cli import options
-from agent.common import host
+from agent.common.version import VERSION
 from agent.errors import INTERRUPTED, USAGE, AgentError
 from agent.log import say_last
 
@@ -77,7 +77,7 @@ class Verbs(options.VerbGroup):
 def _say_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     """Looked up when it is asked for: that takes longer than all else a verb needs before it starts."""
     if asked and not ctx.resilient_parsing:
-        click.echo(f"tickscope, version {host.version()}")
+        click.echo(f"tickscope, version {VERSION}")
         ctx.exit()
 
 

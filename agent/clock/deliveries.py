@@ -10,10 +10,15 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from agent.common.lean import without
 from agent.errors import printable
 from agent.posix import privilege
+
+if TYPE_CHECKING:
+    from http.client import HTTPConnection
 
 #: Of what a command says when it fails.
 _SAID_BYTES = 160
@@ -103,12 +108,30 @@ def _exchange(child: subprocess.Popen[bytes], line: bytes, timeout_s: float) -> 
     return printable(b" ".join(said.split()))
 
 
+def _https() -> type[HTTPConnection]:
+    """What http.client has only where it was imported with ssl."""
+    import http.client
+    import ssl
+
+    context = ssl.create_default_context()
+
+    class Encrypted(http.client.HTTPConnection):
+        default_port = http.client.HTTPS_PORT
+
+        def connect(self) -> None:
+            super().connect()
+            self.sock = context.wrap_socket(self.sock, server_hostname=self.host)
+
+    return Encrypted
+
+
 def post(url: str, timeout_s: float) -> Deliver:
     """Posts the notice as JSON; any 2xx answer is a delivery. Redirections are not followed."""
-    import http.client
+    with without("ssl"):
+        import http.client
 
     parts = urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    kind = _https() if parts.scheme == "https" else http.client.HTTPConnection
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     headers = {"Content-Type": "application/json", "User-Agent": "tickscope"}
     if parts.username is not None:

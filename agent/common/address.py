@@ -19,6 +19,18 @@ def peer_bytes(address: str, port: int) -> bytes:
     return addr_bytes(address) + port.to_bytes(2, "little")
 
 
+def peer_of(text: str) -> bytes:
+    """18 bytes of ``ip:port`` or ``[ip6]:port``. Raises ValueError."""
+    address, colon, port = text.rpartition(":")
+    try:
+        bare = address[1:-1] if address[:1] == "[" and address[-1:] == "]" else address
+        if not colon or (":" in bare) != (bare != address):
+            raise ValueError
+        return peer_bytes(bare, int(port))
+    except (OSError, OverflowError, ValueError):
+        raise ValueError(f"{text!r} is no ip:port") from None
+
+
 def addr_text(raw: bytes) -> str:
     """A stored address (16 bytes), empty where it is all zero, which means unknown."""
     if not any(raw):

@@ -12,13 +12,3 @@ def boot_id() -> str:
 
 def name() -> str:
     return socket.gethostname()
-
-
-def version() -> str:
-    """The installed version of tickscope, ``unknown`` where it runs from a checkout."""
-    from importlib import metadata
-
-    try:
-        return metadata.version("tickscope")
-    except metadata.PackageNotFoundError:
-        return "unknown"

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent.common import host
 from agent.common.clocks import boot_ns
+from agent.common.version import VERSION
 from agent.errors import USAGE, AgentError, say
 from agent.lab import effect, oplog, truth
 from agent.lab.deadline import at_most
@@ -172,7 +172,7 @@ class Sitting:
     ) -> truth.Truth:
         """The effects follow from the logs."""
         logs = self._out / truth.LOGS
-        made_by = {"version": host.version(), "kernel": os.uname().release, "sham": sorted(self._sham)}
+        made_by = {"version": VERSION, "kernel": os.uname().release, "sham": sorted(self._sham)}
         whole = effect.measured(
             truth.Truth(self._seed, from_ns, until_ns, members, list(done), self._life.events, made_by, self._left_out),
             oplog.read(logs),

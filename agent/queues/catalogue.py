@@ -13,7 +13,10 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, Protocol
 
-#: Values by column of ``queue_lag``: texts and bytes, numbers, an enum's name. What is left out, or None, is unknown.
+from agent.queues.judged import Judged
+
+#: Values by column of ``queue_lag`` (docs/tables.md): texts and bytes, numbers, an enum's name, ``ip:port``. What is left out, or None, is unknown. What all brokers'
+#: rows have in common is filled in by agent/queues/judged.py.
 Row = Mapping[str, object]
 
 
@@ -57,7 +60,7 @@ class Broker:
 
     def sources(self, servers: Iterable[str]) -> list[Queue]:
         """Raises AgentError."""
-        return [self.open(self.parse(server)) for server in servers]
+        return [Judged(self.name, self.open(self.parse(server))) for server in servers]
 
 
 def names() -> list[str]:

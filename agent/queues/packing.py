@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from agent.columns import Column
+from agent.common.address import addr_bytes, peer_of
 from agent.queues.catalogue import Row
 from agent.tables import TABLES
 
@@ -31,4 +32,9 @@ def _stored(column: Column, value: Any) -> object:
         return column.null
     if column.kind == "enum" and isinstance(value, str):
         return column.code(value)
+    if column.kind in ("addr", "peer"):
+        stored = value if isinstance(value, bytes) else peer_of(value) if column.kind == "peer" else addr_bytes(value)
+        if len(stored) not in (0, {"addr": 16, "peer": 18}[column.kind]):
+            raise ValueError(f"{column.name}: {value!r} is no address")
+        return stored
     return value.encode(errors="replace") if isinstance(value, str) else value

@@ -22,7 +22,7 @@ class Sample(NamedTuple):
     t_ns: int
     lag: int | None
     pending: int
-    consumers: int
+    consumers: int | None
     position: Hashable
     acked: int | None
     added: int | None

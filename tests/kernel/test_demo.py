@@ -22,6 +22,7 @@ from agent.demo.session import Workload
 from agent.demo.workload import BASE, PREFIX
 from agent.limiters.intake import TABLE, Intake
 from agent.queues.brokers.redis import RedisStreams
+from agent.queues.judged import Judged
 from agent.queues.packing import TABLE as QUEUE_LAG
 from agent.queues.packing import pack
 from tests.lab import sockets
@@ -83,7 +84,7 @@ def test_the_workload_is_real_stalls_redis_and_leaves_nothing(intake: tuple[Path
     queues: list[np.ndarray] = []
     with Workload(path, duration_s=5) as workload:
         assert workload.redis_url is not None
-        queue = RedisStreams(RedisUrl.parse(workload.redis_url), timeout_s=0.3)
+        queue = Judged("redis", RedisStreams(RedisUrl.parse(workload.redis_url), timeout_s=0.3))
         (supervisor,) = supervisors(os.getpid())
 
         def seen() -> bool:

@@ -20,6 +20,7 @@ from agent.common.resp import RedisUrl, RespClient
 from agent.errors import AgentError
 from agent.queues.brokers.redis import BROKER, MAX_GROUPS, RedisStreams
 from agent.queues.catalogue import Queue
+from agent.queues.judged import Judged
 from agent.queues.packing import TABLE, pack
 from agent.queues.process import Brokers
 from agent.queues.redis_scan import MAX_STREAMS
@@ -337,7 +338,7 @@ def test_errors_by_which_it_refuses_service_are_counted_and_ours_are_not(redis: 
 def test_a_stalled_a_dead_and_a_returned_server(redis: Redis) -> None:
     redis.add("jobs", 5)
     redis.do("XGROUP", "CREATE", "jobs", "g", "0")
-    queue = RedisStreams(RedisUrl.parse(redis.url), timeout_s=0.1)
+    queue = Judged("redis", RedisStreams(RedisUrl.parse(redis.url), timeout_s=0.1))
     assert one(queue)["status"] == b"ok"
     redis.process.send_signal(signal.SIGSTOP)
     row = one(queue)

@@ -17,11 +17,13 @@ from click.testing import CliRunner
 from agent import doctor
 from agent.cli.run import command
 from agent.columns import NULL_I64
+from agent.common.address import peer_bytes
 from agent.config import read_file, resolve
 from agent.errors import AgentError
 from agent.posix import privilege
 from agent.queues import brokers as room
 from agent.queues import catalogue
+from agent.queues.judged import Judged
 from agent.queues.packing import ROW_BYTES, TABLE, pack
 from agent.tables import TABLES
 
@@ -41,7 +43,7 @@ class Heap:
         self.name, self.path = f"heap {path}", path
 
     def poll(self):
-        return [{"system": "heap", "destination": self.path.name, "lag_messages": len(os.listdir(self.path))}]
+        return [{"destination": self.path.name, "lag_messages": len(os.listdir(self.path)), "added": 3, "position": 3, "peer": "127.0.0.1:99"}]
 
     def close(self):
         pass
@@ -87,7 +89,72 @@ def test_a_file_that_is_there_is_a_kind_of_broker(heap: Path, tmp_path: Path) ->
         "heap": ("/d",),
     }
     (queue,) = catalogue.broker("heap").sources(config.brokers["heap"])
-    assert np.frombuffer(pack(queue.poll()), TABLE.dtype)["lag_messages"].tolist() == [7]
+    (row,) = np.frombuffer(pack(queue.poll()), TABLE.dtype)
+    assert row["lag_messages"] == 7
+    assert (row["system"], row["peer"].tobytes()) == (b"heap", peer_bytes("127.0.0.1", 99))
+    assert row["t_ns"] > 0 < row["poll_ns"]
+
+
+class Scripted:
+    """A queue that says what it is told to."""
+
+    name = "scripted"
+
+    def __init__(self, *polls: list[catalogue.Row]) -> None:
+        self.polls = list(polls)
+
+    def poll(self) -> list[catalogue.Row]:
+        return self.polls.pop(0)
+
+    def close(self) -> None:
+        self.polls = []
+
+
+def judged(*polls: list[catalogue.Row], each_s: float = 2) -> list[list[catalogue.Row]]:
+    """What becomes of these polls, each_s apart."""
+    seconds = iter(range(2 * len(polls)))
+    queue = Judged("heap", Scripted(*polls), lambda: int(next(seconds) // 2 * each_s * 10**9))
+    return [queue.poll() for _ in polls]
+
+
+def test_whether_a_queue_moves_is_judged_for_every_broker() -> None:
+    still = [[{"destination": "a", "lag_messages": 5, "consumers": 0, "position": 3, "added": 8, "acked": 3}]] * 7
+    (last,) = judged(*still)[-1]
+    assert (last["status"], last["reason"]) == ("stuck", "5 undelivered, no consumer for 10 s")
+    assert (last["in_per_s"], last["out_per_s"]) == (0.0, 0.0)
+    assert not {"added", "acked", "position"} & set(last)
+    moving = [
+        [{"destination": "a", "lag_messages": 5, "position": i, "added": 8 + 6 * i, "acked": 6 * i}] for i in range(7)
+    ]
+    (last,) = judged(*moving)[-1]
+    assert (last["status"], last["in_per_s"], last["out_per_s"]) == ("ok", 3.0, 3.0)
+    growing = [[{"destination": "a", "lag_messages": 5 + i}] for i in range(7)]
+    (last,) = judged(*growing)[-1]
+    assert last["status"] == "lagging"
+    assert np.isnan(last["in_per_s"])  # type: ignore[call-overload]
+
+
+def test_what_a_broker_says_itself_stays_and_an_outage_begins_anew() -> None:
+    still: list[catalogue.Row] = [{"destination": "a", "lag_messages": 5, "position": 3}]
+    (last,) = judged(*[still] * 6, [{"destination": "a", "status": "down", "failure": "refused"}], still)[-1]
+    assert last["status"] == "ok"
+    (own,) = judged(
+        [{"destination": "a", "lag_messages": 5, "status": "stuck", "in_per_s": 7.0, "t_ns": 4, "system": "mine"}]
+    )[0]
+    assert (own["status"], own["in_per_s"], own["t_ns"], own["system"]) == ("stuck", 7.0, 4, "mine")
+    (bare,) = judged([{"reason": "no consumer group"}])[0]
+    assert "status" not in bare
+
+
+@pytest.mark.parametrize(
+    "peer", ["", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:65536", "::1:80", "[127.0.0.1:1", "redis:6379", b"127.0.0.1:80"]
+)
+def test_what_is_no_peer_is_refused(peer: str | bytes) -> None:
+    if peer:
+        with pytest.raises(ValueError, match=r"no (ip:port|address)"):
+            pack([{"peer": peer}])
+    for good, stored in (("127.0.0.1:80", peer_bytes("127.0.0.1", 80)), ("[::1]:80", peer_bytes("::1", 80))):
+        assert np.frombuffer(pack([{"peer": good}]), TABLE.dtype)["peer"][0].tobytes() == stored
 
 
 def test_its_mistakes_name_their_line(heap: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from agent.common.framing import MAX_BYTES, MAX_LINES, ReplyBounds, TooMuch
 from agent.common.resp import RedisDown, RedisUrl, RespClient
 from agent.errors import AgentError
 from agent.queues.brokers.redis import RedisStreams
+from agent.queues.judged import Judged
 from agent.queues.packing import TABLE, pack
 from agent.queues.redis_scan import MAX_STREAMS, Scan
 from tests.hostile import Answers, endless, peak, reset_peak, serving
@@ -144,7 +145,7 @@ def test_a_server_that_repeats_its_commands_has_no_password_told() -> None:
         client.close()
 
 
-def polled(queue: RedisStreams) -> np.ndarray:
+def polled(queue: Judged) -> np.ndarray:
     return np.frombuffer(pack(queue.poll()), TABLE.dtype)
 
 
@@ -174,12 +175,12 @@ class Liar:
 @pytest.mark.parametrize("name_bytes", [20, 1024, 3000])
 def test_a_scan_without_end_keeps_a_bounded_number_of_bounded_names(name_bytes: int) -> None:
     with serving(Liar(b"-ERR no such key\r\n", name_bytes)) as port:
-        queue = RedisStreams(RedisUrl.parse(f"redis://127.0.0.1:{port}"), 20)
+        queue = Judged("redis", RedisStreams(RedisUrl.parse(f"redis://127.0.0.1:{port}"), 20))
         for _ in range(4):
             assert any(b"not watched" in reason for reason in polled(queue)["reason"])
-        assert queue._scan is not None
-        assert len(queue._scan._found) <= MAX_STREAMS
-        assert all(len(name) <= 1024 for name in queue._scan._found)
+        assert queue._queue._scan is not None
+        assert len(queue._queue._scan._found) <= MAX_STREAMS
+        assert all(len(name) <= 1024 for name in queue._queue._scan._found)
         queue.close()
 
 
@@ -215,7 +216,7 @@ ODD = [b":1\r\n", b"*0\r\n", b"*1\r\n:1\r\n", b"$-1\r\n", b"*2\r\n*0\r\n*0\r\n",
 @pytest.mark.parametrize("odd", ODD)
 def test_answers_that_are_not_what_they_are_with_redis_are_a_row(odd: bytes) -> None:
     with serving(Liar(odd)) as port:
-        queue = RedisStreams(RedisUrl.parse(f"redis://127.0.0.1:{port}/?streams=orders"), 5)
+        queue = Judged("redis", RedisStreams(RedisUrl.parse(f"redis://127.0.0.1:{port}/?streams=orders"), 5))
         for _ in range(3):
             rows = polled(queue)
             assert len(rows) >= 1
@@ -235,7 +236,7 @@ def test_a_length_that_no_stream_has_is_no_answer(length: bytes) -> None:
             )
 
     with serving(answers) as port:
-        queue = RedisStreams(RedisUrl.parse(f"redis://127.0.0.1:{port}/?streams=orders"), 5)
+        queue = Judged("redis", RedisStreams(RedisUrl.parse(f"redis://127.0.0.1:{port}/?streams=orders"), 5))
         (row,) = polled(queue)
         queue.close()
     assert (row["status"], row["reason"]) == (
@@ -250,7 +251,7 @@ def test_the_kind_of_failure_is_told() -> None:
         port, closed = (s.getsockname()[1] for s in (silent, gone))
         gone.close()
         for where, want in ((port, "no_answer"), (closed, "refused")):
-            queue = RedisStreams(RedisUrl.parse(f"redis://127.0.0.1:{where}"), timeout_s=0.2)
+            queue = Judged("redis", RedisStreams(RedisUrl.parse(f"redis://127.0.0.1:{where}"), timeout_s=0.2))
             rows = polled(queue)
             queue.close()
             assert [(row["status"], names[row["failure"]]) for row in rows] == [(b"down", want)]

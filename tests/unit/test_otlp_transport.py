@@ -14,7 +14,7 @@ import pytest
 from exporters.otlp import _Lane, _Request
 from exporters.otlp_settings import Endpoint
 from exporters.send import HttpSender, Outcome, failed
-from exporters.transport import Transport
+from exporters.transport import Transport, _closed
 from tests.hostile import Answers, endless, peak, reset_peak, serving
 
 _OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-protobuf\r\n"
@@ -117,6 +117,7 @@ def test_a_kept_connection_that_was_closed_is_made_again(error: OSError) -> None
         sender = _sender(port)
         assert sender.send(b"").status == "sent"
         kept: Any = sender._transport._connection
+        kept.closed = _closed(tls=isinstance(error, ssl.SSLError))
 
         def closed(*_: object) -> None:
             raise error

@@ -25,10 +25,9 @@ from agent.common.clocks import boot_ns
 from agent.common.resp import RedisDown, RedisUrl, RespClient
 from agent.queues.catalogue import Broker, Row
 from agent.queues.redis_consumers import MAX_CONSUMERS, Consumers
-from agent.queues.redis_info import COMMANDS, Counters, Values, errors
+from agent.queues.redis_info import COMMANDS, Counters, errors
 from agent.queues.redis_reading import Id, age_s, entry_id, fields, named, shown
 from agent.queues.redis_scan import MAX_NAME_BYTES, MAX_STREAMS, Scan, is_pattern
-from agent.queues.status import Progress, Sample
 
 MAX_GROUPS = 256  #: what is beyond is told in a row
 PENDING_SAMPLE = 100  #: pending entries looked at for redeliveries: ``redelivered`` is a lower bound beyond that
@@ -45,7 +44,6 @@ class _Group:
     stream: bytes
     name: bytes
     info: dict[str, Any] = field(default_factory=dict)
-    progress: Progress = field(default_factory=Progress)
     counter_wrong: bool = False
     lag: int | None = None
     upper_bound: bool = False
@@ -86,11 +84,8 @@ class RedisStreams:
         except _ODD as error:
             self._client.close()
             rows = self._down(f"its answer cannot be read ({type(error).__name__})")
-        now_ns = boot_ns()
         peer = None if self._client.peer is None else peer_bytes(*self._client.peer)
-        return [
-            {**row, "system": BROKER.name, "t_ns": now_ns, "poll_ns": now_ns - started_ns, "peer": peer} for row in rows
-        ]
+        return [{**row, "peer": peer} for row in rows]
 
     def close(self) -> None:
         self._client.close()
@@ -138,14 +133,15 @@ class RedisStreams:
                         f"more than {limit} {what}, or longer names, are not watched: choose with ?streams= in the server's URL",
                     )
                 )
-        server_ms, t_ns = self._details()
-        state_of = dict(states)
-        for group in seen.values():
-            _progress(group, state_of[group.stream], t_ns)
-        return _rows(list(seen.values()), trouble, server_ms, self._told)
+        server_ms, state_of = self._details(), dict(states)
+        return [
+            *({**self._told, **_row(g, state_of[g.stream], server_ms)} for g in seen.values()),
+            *({"destination": shown(stream), "reason": why} for stream, why in trouble),
+            *(() if seen else ({**self._told, "status": "ok"},)),
+        ]
 
-    def _details(self) -> tuple[int, int]:
-        """Second round trip: oldest entries, consumers, the server itself, and TIME last. Returns the server's time in ms and ours of the reply."""
+    def _details(self) -> int:
+        """Second round trip: oldest entries, consumers, the server itself, and TIME last. Returns the server's time in ms."""
         commands: list[tuple[bytes | str | int, ...]] = []
         takers: list[tuple[_Group, str]] = []
         for g in self._groups.values():
@@ -173,14 +169,14 @@ class RedisStreams:
                 g.oldest_pending, g.idle_ms = entry_id(reply[0][0]), max(r[2] for r in reply)
                 g.redelivered, g.holder = sum(r[3] > 1 for r in reply), reply[0][1]
         clock = replies[-1]
-        return (0 if isinstance(clock, hiredis.ReplyError) else int(clock[0]) * 1000 + int(clock[1]) // 1000), now_ns
+        return 0 if isinstance(clock, hiredis.ReplyError) else int(clock[0]) * 1000 + int(clock[1]) // 1000
 
     def _down(self, reason: str, failure: str = "other") -> list[Row]:
         """A row for each group known so far, so that its history goes on; else one for the server."""
         known = list(self._groups.values())
         self._server.forget()
         for g in known:
-            g.progress, g.consumers = Progress(), Consumers()
+            g.consumers = Consumers()
         row = {"status": "down", "reason": f"{self.name}: {reason}", "failure": failure}
         return [{**row, "destination": shown(g.stream), "consumer_group": shown(g.name)} for g in known] or [row]
 
@@ -217,25 +213,9 @@ def _count(g: _Group, state: dict[str, Any]) -> None:
             g.reason = "the server's counter is off after a deletion (redis#13957)"
 
 
-def _progress(g: _Group, state: dict[str, Any], t_ns: int) -> None:
-    added, lag = state.get("entries-added"), g.lag
-    read = None if added is None or lag is None or g.upper_bound else added - lag
-    pending, position = g.info["pending"], g.info["last-delivered-id"]
-    g.progress.add(
-        Sample(t_ns, lag, pending, g.info["consumers"], position, None if read is None else read - pending, added)
-    )
-
-
-def _rows(groups: list[_Group], trouble: list[tuple[bytes, str]], server_ms: int, server: Values) -> list[Row]:
-    return [
-        *({**server, **_row(g, server_ms)} for g in groups),
-        *({"destination": shown(stream), "reason": why} for stream, why in trouble),
-        *(() if groups else ({**server, "status": "ok"},)),
-    ]
-
-
-def _row(g: _Group, server_ms: int) -> Row:
-    status, why = g.progress.status()
+def _row(g: _Group, state: dict[str, Any], server_ms: int) -> Row:
+    added, pending = state.get("entries-added"), g.info["pending"]
+    read = None if added is None or g.lag is None or g.upper_bound else added - g.lag
     undelivered = 0.0 if g.lag == 0 else age_s(g.next_id, server_ms)
     pending_s = age_s(g.oldest_pending, server_ms)
     return {
@@ -247,16 +227,15 @@ def _row(g: _Group, server_ms: int) -> Row:
         "inexact_reason": g.reason,
         "oldest_undelivered_s": nan if g.lag == 0 else undelivered,
         "oldest_pending_s": g.idle_ms / 1000 if g.idle_ms is not None and isnan(pending_s) else pending_s,
-        "pending": g.info["pending"],
+        "pending": pending,
         "redelivered": g.redelivered,
         "holder": shown(g.holder),
         "idle_consumer": None if g.idlest is None else shown(g.idlest[0]),
         "idle_s": None if g.idlest is None else g.idlest[1],
         "consumers": g.info["consumers"],
-        "in_per_s": g.progress.per_second("added"),
-        "out_per_s": g.progress.per_second("acked"),
-        "status": status,
-        "reason": why,
+        "added": added,
+        "acked": None if read is None else read - pending,
+        "position": g.info["last-delivered-id"],
     }
 
 
