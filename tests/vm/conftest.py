@@ -15,6 +15,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "/tests/vm/" in item.path.as_posix():
             item.add_marker(pytest.mark.timeout(0))
+    items.sort(
+        key=lambda item: item.path.name == "test_kernels.py"
+    )  # its machines take longest; the others' tests run meanwhile
 
 
 @pytest.fixture(scope="session", autouse=True)
