@@ -21,13 +21,13 @@ from agent.errors import USAGE, AgentError
 from agent.limiters.model_settings import parse as parse_models
 from agent.log import FORMATS
 from agent.queues.catalogue import broker, brokers, names
+from agent.settings_file import Lines, parse, read_text
 
 if TYPE_CHECKING:
     from agent.clock.hook_settings import HookConfig
 
 DEFAULT_FILE = Path("/etc/tickscope/tickscope.yaml")
 SYSCALL_MODES = ("blocked", "sampled", "full", "off")
-MAX_FILE_BYTES = 1 << 18
 _TOP = Section()
 _NOT_IN_FILES = ("brokers", "duration_s", "live", "source")
 #: What sun_path holds (unix(7)), less the longest name that is put below run_dir.
@@ -44,7 +44,7 @@ class Config:
     second, with ``sampled``. slow_syscall_ms: from when a blocked call is an event. brokers: servers whose queues are watched, by kind; each kind is a key
     of the file (agent/queues/catalogue.py). poll_s: between two looks at queues. intake_keys: ``hashed`` or ``clear``.
     otlp: see exporters/otlp_settings.py. metrics: see exporters/page_settings.py. ntp: see agent/clock/daemons/ntp_settings.py.
-    limiter_models: how limiters decide of which no library says it, see agent/limiters/model_settings.py. prometheus: listen address of the metrics page, empty for none. max_bytes, max_age_days:
+    limiter_models: how limiters decide of which no library says it, see agent/limiters/model_settings.py. limiter_functions: functions of the user's own, as agent/limiters/functions/settings.py keeps them. prometheus: listen address of the metrics page, empty for none. max_bytes, max_age_days:
     of the store. without: probe families to leave out. log_format: of the lines on stderr. duration_s: stop by itself (``run --duration``).
     live: show the summary. source: the file and the flags that all this comes from, by which SIGHUP reads it again.
     """
@@ -63,6 +63,7 @@ class Config:
     notices: Mapping[str, object] = field(default_factory=dict)
     jump_threshold: str = "all"
     limiter_models: Mapping[str, object] = field(default_factory=dict)
+    limiter_functions: tuple[Mapping[str, object], ...] = ()
     prometheus: str = "127.0.0.1:9469"
     max_bytes: int = 1 << 30
     max_age_days: float = 7.0
@@ -190,78 +191,35 @@ def _texts(key: str, value: Any) -> tuple[str, ...]:
     raise AgentError(f"{key} must be a list of texts", exit_code=USAGE)  # a URL in it may hold a password
 
 
-def _read_text(path: Path, required: bool) -> str:
-    """The text of a settings file; none where it is missing and not required. Raises AgentError (exit code 2)."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-    except FileNotFoundError as error:
-        if required:
-            raise AgentError(f"there is no configuration file {path}", exit_code=USAGE) from error
-        return ""
-    except OSError as error:
-        raise AgentError(f"cannot read {path}", why=str(error.strerror), exit_code=USAGE) from error
-    if len(data) > MAX_FILE_BYTES:
-        raise AgentError(
-            f"{path} is no configuration file", why=f"it is larger than {MAX_FILE_BYTES >> 10} KiB", exit_code=USAGE
+def _own(path: Path, value: object, lines: Lines) -> tuple[dict[str, object], ...]:
+    from agent.limiters.functions.settings import entries
+
+    return tuple(
+        entries(
+            [] if value is None else value,
+            str(path),
+            {at[1:]: line for at, line in lines.items() if at[0] == "limiter_functions"},
         )
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise AgentError(
-            f"{path}:{line}: not UTF-8 text (byte {error.start})", remedy="is this the right file?", exit_code=USAGE
-        ) from error
-
-
-def _parse(path: Path, text: str) -> tuple[dict[Any, Any], dict[str, int]]:
-    """The values of a settings file, and the line of each key. Raises AgentError (exit code 2)."""
-    import yaml
-
-    try:
-        # A few lines of aliases can stand for gigabytes, and no setting needs one.
-        alias = next(
-            (event for event in yaml.parse(text, Loader=yaml.SafeLoader) if isinstance(event, yaml.AliasEvent)), None
-        )
-        if alias is not None:
-            raise AgentError(
-                f"{path}:{alias.start_mark.line + 1}: aliases are not supported",
-                remedy="write the value out",
-                exit_code=USAGE,
-            )
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise AgentError(f"{path} is not YAML", why=str(error), exit_code=USAGE) from error
-    except (RecursionError, ValueError) as error:
-        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise AgentError(f"{path} cannot be read", why=why, exit_code=USAGE) from error
-    if values is None:
-        return {}, {}
-    if not isinstance(values, dict):
-        raise AgentError(f"{path} must hold `key: value` lines", exit_code=USAGE)
-    lines: dict[str, int] = {}
-    for key, _ in node.value:
-        line = key.start_mark.line + 1
-        if key.value in lines:
-            raise AgentError(
-                f"{path}:{line}: {key.value} is set twice", why=f"first on line {lines[key.value]}", exit_code=USAGE
-            )
-        lines[key.value] = line
-    return values, lines
+    )
 
 
 def read_file(path: Path, required: bool) -> dict[str, Any]:
     """The settings of a YAML file; none where it is missing and not required. Raises AgentError (exit code 2) with the line."""
-    values, lines = _parse(path, _read_text(path, required))
+    values, lines = parse(path, read_text(path, required))
+    if values is not None and not isinstance(values, dict):
+        raise AgentError(f"{path} must hold `key: value` lines", exit_code=USAGE)
     kinds = names()
     known = [*(f.name for f in dataclasses.fields(Config) if f.name not in _NOT_IN_FILES), *kinds]
     out: dict[str, Any] = {}
-    for key, value in values.items():
-        where = f"{path}:{lines.get(str(key), 1)}"
+    for key, value in (values or {}).items():
+        where = f"{path}:{lines.get((str(key),), 1)}"
         try:
             _TOP.known([key], known)
-            one: dict[str, Any] = {"brokers": {key: _texts(key, value)}} if key in kinds else {key: _coerce(key, value)}
+            one: dict[str, Any] = (
+                {"brokers": {key: _texts(key, value)}}
+                if key in kinds
+                else {key: _own(path, value, lines) if key == "limiter_functions" else _coerce(key, value)}
+            )
             _check_parts(Config(**one), {})
         except AgentError as error:
             raise AgentError(f"{where}: {error.what}", why=error.why, remedy=error.remedy, exit_code=USAGE) from error

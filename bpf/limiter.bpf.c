@@ -15,7 +15,10 @@ static __always_inline void limiter_entered(struct pt_regs *ctx, struct limiter_
 	s->burst = limiter_word(ctx, s->limiter, at.burst);
 	s->period = limiter_word(ctx, s->limiter, at.period);
 	s->key_size = limiter_word(ctx, s->limiter, at.key_size);
-	if (at.key != LIMITER_NOWHERE) {
+	if (at.key != LIMITER_NOWHERE && at.key_size == LIMITER_NOWHERE) {	/* C's: ends with a zero */
+		long bytes = bpf_probe_read_user_str(s->key_text, LIMITER_KEY, (void *)limiter_word(ctx, s->limiter, at.key));
+		s->key_size = bytes > 0 ? bytes - 1 : UNKNOWN64;
+	} else if (at.key != LIMITER_NOWHERE) {
 		u64 text = limiter_word(ctx, s->limiter, at.key), size = s->key_size;
 		if (size > LIMITER_KEY - 1)
 			size = LIMITER_KEY - 1;
@@ -30,13 +33,15 @@ static __always_inline int limiter_begins(struct pt_regs *ctx, u32 library, stru
 {
 	struct limiter_key key;
 	struct limiter_start s = {};
+	u64 goroutine;
 	u32 tid;
-	limiter_key_of(ctx, &key, library);
+	limiter_key_of(ctx, &key, library, at.frame);
 	limiter_entered(ctx, &s, at);
-	limiter_begin(&s, limiter_deciding.lookup(&key));
+	limiter_begin(&s, limiter_deciding.lookup(&key), at.frame);
 	limiter_deciding.update(&key, &s);
 	tid = s.tid;
-	limiter_open.update(&tid, &key.goroutine);
+	goroutine = at.frame == LIMITER_GOROUTINE ? key.goroutine : UNKNOWN64;
+	limiter_open.update(&tid, &goroutine);
 	return 0;
 }
 
@@ -45,9 +50,9 @@ static __always_inline int limiter_waits(struct pt_regs *ctx, u32 library, struc
 	struct limiter_key key;
 	struct limiter_start s = {};
 	u32 tid;
-	limiter_key_of(ctx, &key, library);
+	limiter_key_of(ctx, &key, library, at.frame);
 	limiter_entered(ctx, &s, at);
-	limiter_begin(&s, limiter_waiting.lookup(&key));
+	limiter_begin(&s, limiter_waiting.lookup(&key), at.frame);
 	limiter_waiting.update(&key, &s);
 	tid = s.tid;
 	limiter_open.update(&tid, &key.goroutine);
@@ -61,7 +66,7 @@ static __always_inline int limiter_sleeps(struct pt_regs *ctx, u32 library, stru
 	struct limiter_start *started;
 	u64 wait = limiter_word(ctx, 0, at.wait);
 	u32 tid;
-	limiter_key_of(ctx, &key, library);
+	limiter_key_of(ctx, &key, library, at.frame);
 	started = limiter_deciding.lookup(&key);
 	if (!started || (s64)wait <= 0)
 		return 0;
@@ -81,7 +86,7 @@ static __always_inline int limiter_ends(struct pt_regs *ctx, u32 library, struct
 	bool asleep = false;
 	u8 ok;
 	u32 tid;
-	limiter_key_of(ctx, &key, library);
+	limiter_key_of(ctx, &key, library, at.frame);
 	started = limiter_deciding.lookup(&key);
 	if (!started) {
 		if (at.ok != LIMITER_NOWHERE || at.granted != LIMITER_NOWHERE)	/* one that cannot refuse may sleep since before the probes came */
@@ -110,6 +115,8 @@ static __always_inline int limiter_ends(struct pt_regs *ctx, u32 library, struct
 	e = limiter_end(&key, &s, false);
 	if (!e)
 		return 0;
+	if (at.frame != LIMITER_GOROUTINE)
+		e->goroutine = UNKNOWN64;
 	e->ok = ok;
 	e->reserved = 1;
 	e->asleep = asleep;
@@ -138,7 +145,7 @@ static __always_inline int limiter_woke(struct pt_regs *ctx, u32 library, struct
 	struct limiter_start s, *started;
 	struct limiter_decision *e;
 	u32 tid;
-	limiter_key_of(ctx, &key, library);
+	limiter_key_of(ctx, &key, library, at.frame);
 	started = limiter_waiting.lookup(&key);
 	if (!started)
 		return 0;

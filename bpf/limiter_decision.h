@@ -91,9 +91,22 @@ struct limiter_start {
 /* Thread that began a decision -> its goroutine, while the decision is open, for what else that thread does then. */
 BPF_F_TABLE("lru_hash", u32, u64, limiter_open, 16384, 0);
 
-static __always_inline void limiter_key_of(struct pt_regs *ctx, struct limiter_key *key, u32 library)
+/* What tells a function's calls apart: Go's goroutine; elsewhere the thread and its stack pointer, which at a return is as it was at the first instruction,
+ * or 8 more where the program runs behind the return; or the thread alone, where the first program is further inside. */
+#define LIMITER_GOROUTINE 0
+#define LIMITER_STACK 1
+#define LIMITER_STACK_POPPED 2
+#define LIMITER_THREAD 3
+
+static __always_inline void limiter_key_of(struct pt_regs *ctx, struct limiter_key *key, u32 library, u32 frame)
 {
-	key->goroutine = ctx->r14;
+	u64 thread = bpf_get_current_pid_tgid() << 32;
+	if (frame == LIMITER_GOROUTINE)
+		key->goroutine = ctx->r14;
+	else if (frame == LIMITER_THREAD)
+		key->goroutine = thread;
+	else
+		key->goroutine = thread | (u32)(ctx->sp - (frame == LIMITER_STACK_POPPED ? 8 : 0));
 	key->tgid = bpf_get_current_pid_tgid() >> 32;
 	key->library = library;
 }
@@ -124,6 +137,10 @@ static __always_inline struct limiter_binary *limiter_binary_of(void *task, u32 
 	if (found)
 		return found;
 	file.device = 0;
+	found = limiter_binaries.lookup(&file);
+	if (found)
+		return found;
+	file.inode = 0;	/* of a function in shared libraries */
 	return limiter_binaries.lookup(&file);
 }
 
@@ -137,10 +154,12 @@ static __always_inline void limiter_unmatched(u32 library)
 }
 
 /* Where the words of a decision are, as agent/limiters/library.py writes it: a register's number, or with LIMITER_MEMORY the word at what
- * that holds (10: at the limiter), plus an offset above bit 8. */
+ * that holds (10: at the limiter), plus an offset above bit 8; with LIMITER_AGAIN the word at what that word holds, plus an offset above bit 20. */
 #define LIMITER_NOWHERE 15
 #define LIMITER_MEMORY 16
+#define LIMITER_AGAIN 32
 struct limiter_places {
+	u32 frame;
 	u32 limiter, n, now_wall, now_ext, limit, burst, period, key, key_size;
 	u32 ok, error, wait, act_wall, act_ext, granted, tokens, last_wall, last_ext;
 };
@@ -161,22 +180,28 @@ static __always_inline u64 limiter_word(struct pt_regs *ctx, u64 limiter, u32 pl
 	case 8: base = ctx->r11; break;
 	case 9: base = ctx->sp; break;
 	case 10: base = limiter; break;
+	case 11: base = ctx->dx; break;
 	default: return UNKNOWN64;
 	}
 	if (!(place & LIMITER_MEMORY))
 		return base;
-	return bpf_probe_read_user(&word, sizeof(word), (void *)(base + (place >> 8))) ? UNKNOWN64 : word;
+	if (bpf_probe_read_user(&word, sizeof(word), (void *)(base + (place >> 8 & 4095))))
+		return UNKNOWN64;
+	if (!(place & LIMITER_AGAIN))
+		return word;
+	base = word;
+	return bpf_probe_read_user(&word, sizeof(word), (void *)(base + (place >> 20))) ? UNKNOWN64 : word;
 }
 
 /* Says when a decision began whose arguments are filled in. An old start of this goroutine is one whose end was never seen, or this same
  * call again: a prologue that has to grow the stack begins anew. */
-static __always_inline void limiter_begin(struct limiter_start *s, struct limiter_start *old)
+static __always_inline void limiter_begin(struct limiter_start *s, struct limiter_start *old, u32 frame)
 {
 	s->t_ns = bpf_ktime_get_boot_ns();
 	s->tid = bpf_get_current_pid_tgid();
 	if (!old || old->asleep)	/* asleep: its probes were away when it woke up */
 		return;
-	if (old->limiter == s->limiter && old->n == s->n && old->now_wall == s->now_wall && old->now_ext == s->now_ext)
+	if (frame == LIMITER_GOROUTINE && old->limiter == s->limiter && old->n == s->n && old->now_wall == s->now_wall && old->now_ext == s->now_ext)
 		s->t_ns = old->t_ns;
 	else
 		limiter_orphan();

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from agent.binaries import gofacts, openssl
+from agent.binaries import gofacts, openssl, ownfunction
 from agent.binaries.elf import Elf
 
 
@@ -20,4 +20,5 @@ KINDS: dict[str, Callable[..., Any]] = {
     "functions": functions,
     "openssl": openssl.facts,
     "go": gofacts.facts,
+    "own": ownfunction.facts,
 }

@@ -76,6 +76,11 @@ class Elf:
             zip(self._loads["filesz"].tolist(), self._loads["offset"].tolist(), strict=True)
         )
 
+    def segments(self, kind: int) -> np.ndarray:
+        """Program headers of a kind, shape (n,)."""
+        found: np.ndarray = self._segments[self._segments["type"] == kind]
+        return found
+
     def _bytes(self, offset: int, n: int) -> bytes:
         """Exactly n bytes of the file."""
         if n < 0 or offset < 0 or offset + n > self.file_size:

@@ -31,7 +31,7 @@ LOOKUP, LOOKUP_MINOR = b"net.(*Resolver).goLookupIPCNAMEOrder", 18
 @dataclass
 class Probed:
     """What can be attached in a Go binary of a library that it contains. library: empty where it is not known which. state, reason and remedy as in probe_status; sites:
-    (program, file offsets); unversioned: why library_version is not known.
+    (program, file offsets); unversioned: why library_version is not known; mapped: the file is a shared library.
     """
 
     library: str = ""
@@ -41,6 +41,7 @@ class Probed:
     go_version: str = ""
     library_version: str = ""
     unversioned: str = ""
+    mapped: bool = False
     sites: list[tuple[str, list[int]]] = field(default_factory=list)
 
 

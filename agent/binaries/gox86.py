@@ -92,9 +92,10 @@ def _decode(code: bytes, at: int) -> tuple[int, int, int | None]:
 
     Raises KeyError for an encoding that is not in the tables, IndexError where the code ends within it.
     """
-    wide = small = False
+    wide = small = short = False
     while code[at] in _PREFIXES:
         small |= code[at] == 0x66
+        short |= code[at] == 0x67
         at += 1
     if code[at] in (0xC4, 0xC5, 0x62):
         return _vex(code, at), 0x400, None
@@ -109,6 +110,8 @@ def _decode(code: bytes, at: int) -> tuple[int, int, int | None]:
         if opcode in (0x38, 0x3A):
             return at + 1 + _modrm_size(code, at + 1) + (opcode == 0x3A), 0x200, None
     form = table[opcode]
+    if short and form == "a":
+        raise KeyError(opcode)  # no compiler makes one
     if small and not wide and form in ("r", "R"):
         raise KeyError(opcode)  # Intel and AMD read these differently
     for kind in form:
@@ -145,6 +148,16 @@ def instructions(code: bytes) -> dict[int, tuple[int, int | None]]:
         found[at] = (opcode, target)
         at = end
     return found
+
+
+def jumps(code: bytes, at: int) -> bool:
+    """Whether the instruction FF at ``at`` is a jump to where a register or memory says; not one of a switch that says so (prefix 3E, notrack)."""
+    while code[at] in _PREFIXES:
+        if code[at] == 0x3E:
+            return False
+        at += 1
+    at += code[at] & 0xF0 == 0x40
+    return code[at] == 0xFF and code[at + 1] >> 3 & 7 in (4, 5)
 
 
 def return_offsets(code: bytes, boundaries: Iterable[int] = (), stack: Mapping[range, int] | None = None) -> list[int]:

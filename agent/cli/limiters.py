@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from agent.cli import limiters_replay, options
+from agent.cli import limiters_replay, limiters_try, options
 from agent.errors import NO_ROWS
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ def command(ctx: click.Context, since: str, known: bool, fmt: str, store: str) -
 
 
 command.add_command(limiters_replay.command)
+command.add_command(limiters_try.command)
 
 
 def _listed(since: str, known: bool, fmt: str, store: str) -> None:

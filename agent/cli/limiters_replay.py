@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from agent.cli import options
+from agent.cli.limiters_said import said_of
 from agent.common.duration import parse_ns
 from agent.errors import NO_ROWS, USAGE, AgentError
 
@@ -77,7 +77,11 @@ class Signed(click.ParamType):  # type: ignore[type-arg]
 @click.option("--limit", "count", type=click.FloatRange(min=1), metavar="N", help="Units a window.")
 @click.option("--slots", type=click.IntRange(1, 10_000), metavar="N", help="Slots of a window.")
 @click.option(
-    "--config", "config", metavar="F", envvar="TICKSCOPE_CONFIG", help="Settings, of which limiter_models is read."
+    "--config",
+    "config",
+    metavar="F",
+    envvar="TICKSCOPE_CONFIG",
+    help="Settings, of which limiter_models and limiter_functions are read.",
 )
 @options.reading
 def command(
@@ -105,7 +109,7 @@ def command(
         raise AgentError("--window and --skew belong together", remedy="--window 100ms --skew 63ms", exit_code=USAGE)
     if at is not None and what_if is None:
         raise AgentError("--at belongs to --what-if", exit_code=USAGE)
-    said = _said(config, model, count, slots, window)
+    said = said_of(config, model, count, slots, window)
 
     from agent.cli.gaps import tell
     from agent.cli.output import emit_rows, note
@@ -131,33 +135,6 @@ def command(
     if not rows:
         note("no limiter decisions there: widen --since" + (", or say --limit" if skew is not None else ""))
         click.get_current_context().exit(NO_ROWS)
-
-
-def _said(
-    config: str | None, model: str | None, count: float | None, slots: int | None, window: int | None
-) -> tuple[Declared, ...]:
-    """What the command line says, then what the settings do."""
-    import difflib
-    from pathlib import Path
-
-    from agent.config import DEFAULT_FILE, read_file
-    from agent.limiters.model_settings import parse
-    from agent.limiters.models.catalogue import MODELS
-    from agent.limiters.replay.ruled import Declared
-
-    if model is not None and model not in MODELS:
-        near = difflib.get_close_matches(model, MODELS, 1, 0.4)
-        raise AgentError(
-            f"no model {model!r}",
-            why=f"there are: {'; '.join(MODELS)}",
-            remedy=f"--model {near[0]!r}" if near else "",
-            exit_code=USAGE,
-        )
-    values = {}
-    if config or os.access(DEFAULT_FILE, os.R_OK):  # which is not for everybody who may read the store
-        values = read_file(Path(config) if config else DEFAULT_FILE, required=bool(config))
-    given = parse(values.get("limiter_models", {}))
-    return (Declared("*", model or "", count=count or 0.0, slots=slots or 0, window_ns=window or 0), *given)
 
 
 def _decisions(

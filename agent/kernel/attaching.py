@@ -31,28 +31,34 @@ def executable_ranges(fd: int) -> list[tuple[int, int]]:
     return [(offset, offset + length) for kind, flags, offset, _, _, length in headers if kind == 1 and flags & 1]
 
 
-def attach_uprobe(program: int, file: int, offsets: list[int], ret: bool) -> list[int]:
+def attach_uprobe(program: int, file: int, offsets: list[int], ret: bool, pid: int = 0) -> list[int]:
     """Attaches for all processes; closing what is returned detaches. Raises OSError, EINVAL for an offset outside code.
 
-    One uprobe_multi link where the program was loaded for it (kernel 6.6), else a perf event an offset.
+    One uprobe_multi link where the program was loaded for it (kernel 6.6), else a perf event an offset. pid: only that process pays for it, where there are links that
+    tell processes apart (kernel 6.10; before, they took one for its first thread): others' calls come all the same elsewhere, and are the caller's to leave out.
     """
     ranges = executable_ranges(file)
     if not all(any(low <= o < high for low, high in ranges) for o in offsets):
         raise OSError(errno.EINVAL, "an offset lies outside the executable segments")
     path = ct.create_string_buffer(f"/proc/self/fd/{file}".encode())
     try:
-        return [_multi_link(program, path, offsets, ret)]
+        return [_multi_link(program, path, offsets, ret, pid if _knows_processes() else 0)]
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
     return _perf_events(program, path, offsets, ret)
 
 
-def _multi_link(program: int, path: ct.Array[ct.c_char], offsets: list[int], ret: bool) -> int:
+def _knows_processes() -> bool:
+    """46ba0e49b642 (kernel 6.10): a link's pid is that of a process."""
+    return tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2]) >= (6, 10)
+
+
+def _multi_link(program: int, path: ct.Array[ct.c_char], offsets: list[int], ret: bool, pid: int) -> int:
     places = struct.pack(f"<{len(offsets)}Q", *offsets)
     buffer = ct.create_string_buffer(places, len(places))
     head = struct.pack("<IIIIQQQQ", program, 0, _TRACE_UPROBE_MULTI, 0, ct.addressof(path), ct.addressof(buffer), 0, 0)
-    return syscall.require(_BPF_LINK_CREATE, head + struct.pack("<II", len(offsets), int(ret)))
+    return syscall.require(_BPF_LINK_CREATE, head + struct.pack("<III", len(offsets), int(ret), pid))
 
 
 def _perf_events(program: int, path: ct.Array[ct.c_char], offsets: list[int], ret: bool) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from pkgutil import iter_modules
 
@@ -18,11 +19,18 @@ def _found() -> tuple[LimiterLibrary, ...]:
 
 
 CATALOGUE = _found()
+_declared: dict[str, Seen] = {}
+
+
+def declare(functions: Mapping[str, Seen]) -> None:
+    """From now on, what ``seen`` has behind the libraries: functions that the settings declare (agent/limiters/functions/)."""
+    _declared.clear()
+    _declared.update(functions)
 
 
 def seen() -> dict[str, Seen]:
-    """By name, how decisions of a library are seen, of those that are."""
-    return {one.library: one.seen for one in CATALOGUE if one.seen is not None}
+    """By name, how decisions of a library are seen, of those that are; the place of one is its number in the kernel's records."""
+    return {one.library: one.seen for one in CATALOGUE if one.seen is not None} | _declared
 
 
 def look_up(library: str, version: str = "") -> Step | None:

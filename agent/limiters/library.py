@@ -11,26 +11,35 @@ import numpy as np
 #: Registers that a program of bpf/ can read at a function's entry or return, in the order in which Go passes words of arguments and of results
 #: (ABIInternal on x86-64; floats go elsewhere). The number of one is its place here.
 REGISTERS = ("ax", "bx", "cx", "di", "si", "r8", "r9", "r10", "r11")
-#: Where a place may begin: also at the stack pointer (arguments that no registers were left for lie from ``sp+8`` on), or at the limiter's address.
-BASES = (*REGISTERS, "sp", "limiter")
+#: Where a place may begin: also at the stack pointer (arguments that no registers were left for lie from ``sp+8`` on), or at the limiter's address; and in a register
+#: that other languages pass words in (System V ABI: di, si, dx, cx, r8, r9; results in ax, dx).
+BASES = (*REGISTERS, "sp", "limiter", "dx")
+LANGUAGES = ("go", "c", "c++", "rust")
 #: What may be read at a function's entry, in the order of bpf/limiter_decision.h.
 ARGUMENTS = ("limiter", "n", "now_wall", "now_ext", "limit", "burst", "period", "key", "key_size")
 #: What may be read at its return: limit, burst and period again, where they are known only then.
 RESULTS = ("limit", "burst", "period", "ok", "error", "wait", "act_wall", "act_ext", "granted", "tokens", "last_wall", "last_ext")  # fmt: skip
 CLOCKS = ("caller", "wall", "remote wall", "monotonic")
 ROLES = ("decision", "wait", "sleep")
-_PLACE = re.compile(rf"({'|'.join(BASES)})(?:\+(\d+))?")
-_NOWHERE, _MEMORY, _MOST_OFFSET = 15, 16, 4096
+_PLACE = re.compile(rf"(?P<pair>\()?(?P<base>{'|'.join(BASES)})(?:\+(?P<first>\d+))?(?(pair)\)\+(?P<second>\d+))")
+_NOWHERE, _MEMORY, _AGAIN, MOST_OFFSET = 15, 16, 32, 4095
 
 
 def place(text: str) -> int:
-    """``ax`` (a register) or ``limiter+8`` (the word in memory there) as bpf/limiter_decision.h has it. Raises ValueError."""
+    """``ax`` (a register), ``limiter+8`` (the word in memory there) or ``(limiter+8)+16`` (the word at 16 from what that one points to) as bpf/limiter_decision.h has it.
+    Raises ValueError."""
     match = _PLACE.fullmatch(text)
-    if not match or (match[2] is None and match[1] not in REGISTERS) or int(match[2] or 0) > _MOST_OFFSET:
+    offsets = [int(one) for one in match.group("first", "second") if one is not None] if match else []
+    if (
+        not match
+        or max(offsets, default=0) > MOST_OFFSET
+        or len(offsets) < (2 if match["pair"] else match["base"] in ("sp", "limiter"))
+    ):
         raise ValueError(
-            f"{text!r}: one of {', '.join(REGISTERS)}, or one of {', '.join(BASES)} with an offset (ax+24)"
+            f"{text!r}: one of {', '.join((*REGISTERS, 'dx'))}, or one of {', '.join(BASES)} with an offset up to {MOST_OFFSET} (ax+24)"
         )
-    return BASES.index(match[1]) if match[2] is None else BASES.index(match[1]) | _MEMORY | int(match[2]) << 8
+    shifted = [at << shift | flag for at, shift, flag in zip(offsets, (8, 20), (_MEMORY, _AGAIN), strict=False)]
+    return sum(shifted, BASES.index(match["base"]))
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,8 @@ class Function:
     returns; functions with the same places may share one. arguments, results: what of ``ARGUMENTS``, ``RESULTS`` is where (``place``). loses: what is not seen without it.
     lock: offset in the receiver of the mutex that it takes first, by which layouts are told apart.
     argument_bytes: of all arguments; must be so in a copy. Raises ValueError for a role, a name or a place that there is not.
+    language: of ``LANGUAGES``; of others than Go, whose functions may be left by a return probe, ``returned`` is the program for that. inside: the entry's program may lie further
+    inside than the first instruction.
     """
 
     symbol: str
@@ -65,6 +76,9 @@ class Function:
     package: str = ""
     lock: int | None = None
     argument_bytes: int = 0
+    language: str = "go"
+    returned: str = ""
+    inside: bool = False
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -83,15 +97,19 @@ class Function:
         """Name -> what C makes of it, of its programs."""
         begins = {"decision": "limiter_begins", "wait": "limiter_waits", "sleep": "limiter_sleeps"}[self.role]
         ends = {"decision": "limiter_ends", "wait": "limiter_woke"}.get(self.role)
-        made = {self.entry: _program(self.entry, begins, self.arguments)}
-        return made | ({self.end: _program(self.end, ends, self.results)} if ends else {})
+        frame = "GOROUTINE" if self.language == "go" else "THREAD" if self.inside else "STACK"
+        made = {self.entry: _program(self.entry, begins, self.arguments, frame)}
+        if self.returned and ends:
+            popped = "THREAD" if self.inside else "STACK_POPPED"
+            made[self.returned] = _program(self.returned, ends, self.results, popped)
+        return made | ({self.end: _program(self.end, ends, self.results, frame)} if ends else {})
 
 
-def _program(name: str, does: str, places: Mapping[str, str]) -> str:
+def _program(name: str, does: str, places: Mapping[str, str], frame: str) -> str:
     """LIBRARY: its number."""
-    given = (
+    given = [f".frame = LIMITER_{frame}"] + [
         f".{one} = {place(places[one]) if one in places else _NOWHERE}" for one in dict.fromkeys((*ARGUMENTS, *RESULTS))
-    )
+    ]
     at = f"(struct limiter_places){{{', '.join(given)}}}"
     return f"int {name}(struct pt_regs *ctx) {{ on_own_stack(ctx); return {does}(ctx, LIBRARY, {at}); }}\n"
 

@@ -54,7 +54,7 @@ def effective_capabilities() -> int:
         return next(int(line.split()[1], 16) for line in status if line.startswith("CapEff"))
 
 
-def require_root() -> None:
+def require_root(command: str = "sudo tickscope run") -> None:
     """Raises AgentError (exit code 5) unless this process can load programs and change its user."""
     from agent.errors import PRIVILEGE, AgentError
 
@@ -62,7 +62,7 @@ def require_root() -> None:
         raise AgentError(
             "tickscope needs root to load BPF programs",
             why=f"running as uid {os.geteuid()}; privileges are given up right after the programs are attached",
-            remedy="sudo tickscope run",
+            remedy=command,
             exit_code=PRIVILEGE,
         )
     missing = [

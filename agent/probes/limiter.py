@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from agent.batch import Batch
 from agent.kernel.probe import Probe, Program, Ring
 from agent.limiters.catalogue import seen
+from agent.limiters.library import Seen
 from agent.probes.beside.go_decisions import decided
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def setup(
     family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: Mapping[str, object]
 ) -> Iterable[Source]:
     """Attaches to every Go binary with a library that ``targets`` finds. config: ``limiter_max_hits_per_s``."""
+    from agent.probes.beside.declared_functions import ask
     from agent.probes.beside.go_waits import Waits
     from agent.probes.beside.golimiter import GoLimiters
     from agent.targets.asked import Ask
@@ -40,29 +42,38 @@ def setup(
     budget = int(str(config.get("limiter_max_hits_per_s", MAX_HITS_PER_S)))
     source = GoLimiters(family, kernel.loaded.wire, helper, budget, targets.unseen)
     targets.exe(Ask("go", source.found, "limiter"))
+    ask(cast("Iterable[Mapping[str, object]]", config.get("limiter_functions", ())), source, targets)
     waits = Waits()
     kernel.listen("limiter_decisions", waits.feed)
     return [source, waits]
 
 
-def _programs() -> Iterable[Program]:
+def _programs(chosen: Mapping[str, Seen]) -> Iterable[Program]:
     """Raises ValueError for a name that two libraries give."""
     libraries = dict[str, str]()
-    for library, one in seen().items():
-        loses = {name: function.loses for function in one.functions for name in function.programs()}
-        for name, what in loses.items():
+    for library, one in chosen.items():
+        loses = {
+            name: (function.loses, function.returned) for function in one.functions for name in function.programs()
+        }
+        for name, (what, returned) in loses.items():
             if name in libraries:
                 raise ValueError(f"{library}: {name} is also a program of {libraries[name]}: give it another name")
             libraries[name] = library
-            yield Program(name, "uprobe", loses=what)
+            yield Program(name, "uretprobe" if name == returned else "uprobe", loses=what)
 
 
-PROBE = Probe(
-    name="limiter",
-    programs=tuple(_programs()),
-    rings=(Ring("limiter_decisions", "limiter_decision", decode_decisions),),
-    parts=("limiter_decision.h",),
-    text="".join(one.text(number) for number, one in enumerate(seen().values())),
-    maps=("limiter_binaries", "limiter_counts"),
-    setup=setup,
-)
+def probe(only: Callable[[str], bool] = lambda library: True) -> Probe:
+    """The family as ``catalogue.seen`` has its libraries now; of those that ``only`` names."""
+    chosen = {name: one for name, one in seen().items() if only(name)}
+    return Probe(
+        name="limiter",
+        programs=tuple(_programs(chosen)),
+        rings=(Ring("limiter_decisions", "limiter_decision", decode_decisions),),
+        parts=("limiter_decision.h",),
+        text="".join(one.text(number) for number, (name, one) in enumerate(seen().items()) if name in chosen),
+        maps=("limiter_binaries", "limiter_counts", "limiter_deciding"),
+        setup=setup,
+    )
+
+
+PROBE = probe()

@@ -60,6 +60,7 @@ Found = Callable[[Target, Any], Steps[Release | None]]
 class Ask:
     """What is asked of files. analysis: of agent.binaries.analyses.KINDS; probe: the family, for what is told.
 
+    wanted: whether a file of this path is to be examined at all.
     companion: (stem, name): a library that belongs to it lies beside it, with ``name`` where its name has ``stem``; its descriptor is examined too.
     """
 
@@ -70,6 +71,7 @@ class Ask:
     companion: tuple[bytes, bytes] | None = None
     #: File names to ask for in a root that does not list its libraries.
     names: tuple[bytes, ...] = ()
+    wanted: Callable[[str], bool] = lambda path: True
 
     @property
     def question(self) -> tuple[str, str]:

@@ -108,7 +108,7 @@ class Files:
             del file.refused[again]
             file.asked.discard(again)
         for ask in asks:
-            if id(ask) not in file.asked:
+            if id(ask) not in file.asked and ask.wanted(path):
                 file.asked.add(id(ask))
                 mine = [others.pop(0)] if ask.companion and others else []
                 yield from self._ask(ask, file, Target(owner, path, fd, key, self._taker(id(ask), file, owner)), mine)

@@ -50,6 +50,11 @@ def key_of(fd: int, shared: bool, library: int = 0) -> bytes:
     return struct.pack("<QII", st.st_ino, major << 20 | minor if known else 0, library)
 
 
+def any_file(library: int) -> bytes:
+    """``struct limiter_file`` of a library's decisions in whatever program."""
+    return struct.pack("<QII", 0, 0, library)
+
+
 def path_of(fd: int) -> str:
     try:
         return os.readlink(f"/proc/self/fd/{fd}")

@@ -12,18 +12,16 @@ from agent.tables import TABLES
 
 __all__ = ["CANCELLED", "decided"]
 
-#: By its number.
-_LIBRARIES = tuple(seen().items())
 _SOURCE = TABLES["limiter_decision"].code("source", "uprobe")
 
 
 def limiter_ids(libraries: np.ndarray, addresses: np.ndarray) -> np.ndarray:
     """``rate.Limiter@0xc000012345`` for each library's number and address, S48 (n,); one process's limiters differ, pid tells processes apart."""
-    names = np.empty(len(addresses), "S48")
+    names, known = np.empty(len(addresses), "S48"), tuple(seen().values())
     for library in np.unique(libraries).tolist():
         mine = libraries == library
         unique, which = np.unique(addresses[mine], return_inverse=True)
-        names[mine] = np.array([f"{_LIBRARIES[library][1].limiter}@{a:#x}" for a in unique.tolist()], "S48")[which]
+        names[mine] = np.array([f"{known[library].limiter}@{a:#x}" for a in unique.tolist()], "S48")[which]
     return names
 
 
@@ -51,9 +49,10 @@ def decided(records: np.ndarray) -> np.ndarray:
     rows["source"] = _SOURCE
     rows["cost"] = np.where(r["n"] == UNKNOWN, 1.0, number(r["n"]))
     rows["key"] = keys(r["key_text"], r["key_size"])
+    libraries = tuple(seen().items())
     rows["sample_rate"] = 1 / np.maximum(r["every"], 1).astype(np.float64)
     for library in np.unique(r["library"]).tolist():
-        name, one = _LIBRARIES[library]
+        name, one = libraries[library]
         mine = r["library"] == library
         rows["library"][mine] = name.encode()[:48]
         for column, values in one.read(r[mine]).items():

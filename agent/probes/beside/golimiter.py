@@ -25,7 +25,7 @@ from agent.kernel.ring import SharedArray
 from agent.kernel.steps import Steps, run
 from agent.kernel.wire import Wire
 from agent.limiters.catalogue import seen
-from agent.probes.beside.go_binary import Binary, key_of, name_of, path_of, status_of
+from agent.probes.beside.go_binary import Binary, any_file, key_of, name_of, path_of, status_of
 from agent.tables import TABLES
 from agent.targets.asked import FileId, Release, Target
 from agent.targets.attacher import Attacher
@@ -49,6 +49,7 @@ class GoLimiters:
     def __init__(self, family: Family, wire: Wire, helper: Attacher, budget: int, unseen: UnseenPrograms) -> None:
         self.binaries: dict[tuple[FileId, str], Binary] = {}
         self._family, self._helper, self._budget, self._unseen = family, helper, budget, unseen
+        self._returning = {program.function for program in family.probe.programs if program.kind == "uretprobe"}
         self._value = wire.dtype("limiter_binary")
         self._counts = SharedArray(family.maps["limiter_counts"], wire.dtype("limiter_counts")).values
         self._news: list[Binary] = []
@@ -80,9 +81,10 @@ class GoLimiters:
     def _found(self, target: Target, known: dict[str, Any]) -> Steps[Release]:
         """One library of it."""
         number = list(seen()).index(known["library"]) if known["library"] else 0
+        mapped = known.get("mapped")  # what runs is another file then
         one = Binary(
             path=printable(path_of(target.fd) or target.path),
-            key=key_of(target.fd, shared=not target.file.device, library=number),
+            key=any_file(number) if mapped else key_of(target.fd, shared=not target.file.device, library=number),
             **known,
         )
         place = target.file, one.library
@@ -136,7 +138,9 @@ class GoLimiters:
         self._publish(one, 0)  # what is decided while some of them are there is left out
         try:
             for program, offsets in one.sites:
-                links = yield from self._helper.attaching(self._family.programs[program], file, offsets)
+                links = yield from self._helper.attaching(
+                    self._family.programs[program], file, offsets, program in self._returning
+                )
                 if one.file < 0:  # let go of meanwhile
                     close_aside(links)
                     return

@@ -1,0 +1,120 @@
+"""Functions that a file's symbol tables tell of, by name and by address."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from agent.binaries.elf import Elf, ElfError
+from agent.binaries.symbolnames import plain
+
+_SYMBOL = np.dtype(
+    [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("shndx", "<u2"), ("value", "<u8"), ("size", "<u8")]
+)
+_SHT_SYMTAB, _SHT_DYNSYM, _FUNC, _IFUNC = 2, 11, 2, 10
+_PIECE, _LONGEST_NAME = 1 << 20, 2048
+_MOST_NAMES, _MOST_NEAR = 200_000, 5
+BUDGET = 256 << 20
+
+
+class NamedFunction(NamedTuple):
+    """A symbol of a function. value: its address, 0 where it is in another file; size: in bytes, 0 where that is not said."""
+
+    name: str
+    value: int
+    size: int
+    indirect: bool = False
+
+
+class SymbolFile(Elf):
+    """An ELF file behind an open descriptor, which stays the caller's. Every method raises ElfError and OSError."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd, BUDGET)
+
+    @property
+    def stripped(self) -> bool:
+        """Only what is exported has a name."""
+        return not (self.sections["type"] == _SHT_SYMTAB).any()
+
+    def _tables(self) -> Iterator[tuple[np.void, np.void]]:
+        """(symbols, strings), as section headers; that of all functions first."""
+        for kind in (_SHT_SYMTAB, _SHT_DYNSYM):
+            for header in self.sections[self.sections["type"] == kind]:
+                if int(header["link"]) >= len(self.sections):
+                    raise ElfError("a symbol table without a string table")
+                yield header, self.sections[int(header["link"])]
+
+    def named(self, wanted: re.Pattern[bytes], most: int = 64) -> list[NamedFunction]:
+        """Symbols whose names match, with the zero behind them, as a whole."""
+        found = dict[tuple[str, int], NamedFunction]()
+        for header, strings in self._tables():
+            at = dict(self._places(strings, wanted, most))
+            if not at:
+                continue
+            places = np.fromiter(at, np.uint32, len(at))
+            for entries in self._pieces(header, _SYMBOL):
+                kinds = entries["info"] & 15
+                hits = np.isin(entries["name"], places) & np.isin(kinds, (0, _FUNC, _IFUNC))
+                for place, info, _, section, value, size in entries[hits][:most].tolist():
+                    there = value if section else 0
+                    found.setdefault((at[place], there), NamedFunction(at[place], there, size, info & 15 == _IFUNC))
+        return list(found.values())
+
+    def _places(self, strings: np.void, wanted: re.Pattern[bytes], most: int) -> Iterator[tuple[int, str]]:
+        """Places in a string table; also of names that are the tail of another."""
+        offset, size, left = int(strings["offset"]), int(strings["size"]), most * 64
+        for start in range(0, size, _PIECE):
+            piece = self._bytes(offset + start, min(_PIECE + _LONGEST_NAME, size - start))
+            at = 0
+            while (match := wanted.search(piece, at)) and match.start() < _PIECE:
+                at, left = match.start() + 1, left - 1
+                if left < 0:
+                    raise ElfError("more names match than are looked at")
+                yield start + match.start(), match[0][:-1].decode("utf-8", "replace")
+
+    def around(self, vaddr: int) -> NamedFunction | None:
+        """The function that an address lies in, by the symbols that say where they end."""
+        for header, strings in self._tables():
+            for entries in self._pieces(header, _SYMBOL):
+                inside = (
+                    (entries["info"] & 15 == _FUNC)
+                    & (entries["shndx"] != 0)
+                    & (entries["value"] <= vaddr)
+                    & (vaddr - entries["value"] < entries["size"])
+                )
+                for place, _, _, _, value, size in entries[inside][:1].tolist():
+                    raw = self._bytes(
+                        int(strings["offset"]) + place, max(0, min(_LONGEST_NAME, int(strings["size"]) - place))
+                    )
+                    return NamedFunction(raw.split(b"\0", 1)[0].decode("utf-8", "replace"), value, size)
+        return None
+
+    def near(self, written: str) -> list[str]:
+        """Names of functions that are like it: those with the same last part first."""
+        names = dict[str, str]()
+        for header, strings in self._tables():
+            text = self._bytes(int(strings["offset"]), min(int(strings["size"]), 16 * _PIECE))
+            for entries in self._pieces(header, _SYMBOL):
+                functions = entries[
+                    (entries["info"] & 15 == _FUNC) & (entries["value"] != 0) & (entries["name"] < len(text))
+                ]
+                for place in functions["name"].tolist():
+                    if len(names) < _MOST_NAMES:
+                        name = text[place : text.find(b"\0", place)].decode("utf-8", "replace")
+                        names.setdefault(plain(name), name)
+        return nearest(written, names)
+
+
+def nearest(written: str, names: dict[str, str]) -> list[str]:
+    """names: for people -> as the file has it. What is returned has both, where they differ."""
+    last = re.split(r"::|\.", written.partition("(")[0] or written)[-1].lower()
+    same = [name for name in names if re.split(r"::|\.", name)[-1].lower() == last]
+    like = difflib.get_close_matches(written, names, _MOST_NEAR, 0.5) if len(names) <= 20_000 else []
+    inside = [name for name in names if len(last) > 2 and last in name.lower()]
+    found = list(dict.fromkeys([*same, *like, *inside]))[:_MOST_NEAR]
+    return [name if names[name] == name else f"{name} ({names[name]})" for name in found]

@@ -1,0 +1,216 @@
+"""A declared function tried on one process: its file examined, its probes attached to that process alone, its decisions read. Root only; no agent takes part."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agent.errors import PRIVILEGE, USAGE, AgentError, printable
+from agent.limiters.functions.declared import OwnFunction
+from agent.limiters.functions.settings import Lines, entries, is_shared, line, matches
+
+_EXAMINED_S, _POLL_S = 30.0, 0.02
+
+
+class Declarations:
+    """Those of a file: tickscope.yaml's, a list of some, or one alone. Raises AgentError for the first that is wrong."""
+
+    def __init__(self, path: Path) -> None:
+        from agent.settings_file import parse, read_text
+
+        self.path = path
+        given, lines = parse(path, read_text(path, required=True))
+        if isinstance(given, dict) and "limiter_functions" in given:
+            given, lines = (
+                given["limiter_functions"],
+                {at[1:]: n for at, n in lines.items() if at[0] == "limiter_functions"},
+            )
+        elif isinstance(given, dict) and "name" in given:
+            given, lines = [given], {(0, *at): n for at, n in lines.items()} | {(0,): 1}
+        if not isinstance(given, list) or not given:
+            raise AgentError(
+                f"{path} declares no function",
+                remedy="limiter_functions: and a list of declarations, see docs/limiters.md",
+                exit_code=USAGE,
+            )
+        self._lines: Lines = lines
+        kept = entries(given, str(path), lines)
+        for one in kept:
+            if "wrong" in one:
+                raise AgentError(f"{one['where']}: {one['wrong']}", remedy=str(one["remedy"]), exit_code=USAGE)
+        from agent.limiters.functions.settings import functions
+
+        self.functions = functions(kept)
+
+    def where(self, one: OwnFunction, *at: str) -> str:
+        """``FILE:LINE`` of a key."""
+        return f"{self.path}:{line(self._lines, self.functions.index(one), at)}"
+
+
+class Process:
+    """Files of a running process. Raises AgentError where there is none."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        try:
+            self.exe = os.readlink(f"/proc/{pid}/exe")
+        except OSError as error:
+            raise AgentError(
+                f"no program runs as process {pid}",
+                why=str(error.strerror),
+                remedy="pgrep -f NAME prints the pids of a program",
+            ) from error
+
+    def file(self, one: OwnFunction) -> str | None:
+        """What to open for a declared program; None where this process does not run it."""
+        if not is_shared(one):
+            return f"/proc/{self.pid}/exe" if matches(one, self.exe) else None
+        with open(f"/proc/{self.pid}/maps", errors="surrogateescape") as maps:
+            for mapping in maps:
+                span, _, _, _, inode, *path = mapping.rstrip("\n").split(None, 5)
+                if inode != "0" and path and matches(one, path[0]):
+                    first, last = (int(end, 16) for end in span.split("-"))
+                    return f"/proc/{self.pid}/map_files/{first:x}-{last:x}"
+        return None
+
+    @property
+    def gone(self) -> bool:
+        try:
+            with open(f"/proc/{self.pid}/stat", "rb") as stat:
+                return stat.read().rpartition(b") ")[2][:1] in (b"Z", b"X")
+        except OSError:
+            return True
+
+
+class Trial:
+    """functions: those of the declarations that this process has. notes: what of them is not seen."""
+
+    def __init__(self, declarations: Declarations, process: Process) -> None:
+        self.process, self.notes = process, list[str]()
+        self._all, self._stack = declarations, ExitStack()
+        self.functions: list[OwnFunction] = []
+        self._known: list[tuple[int, dict[str, Any]]] = []
+        files = [(one, process.file(one)) for one in declarations.functions]
+        for one, file in files:
+            if file is not None:
+                self.functions.append(one)
+            elif len(files) > 1:
+                self.notes.append(
+                    f"{declarations.where(one, 'program')}: {one.name} is left out: process {process.pid} does not run {one.program}"
+                )
+        if not self.functions:
+            one = declarations.functions[0]
+            what = (
+                f"does not map {one.program}" if is_shared(one) else f"runs {process.exe}, which is not {one.program}"
+            )
+            raise AgentError(f"{declarations.where(one, 'program')}: program: process {process.pid} {what}",
+                             remedy="the shared library's path in /proc/PID/maps" if is_shared(one) else f"program: {process.exe}")  # fmt: skip
+        self._examine([(one, file) for one, file in files if file is not None])
+
+    def _examine(self, files: list[tuple[OwnFunction, str]]) -> None:
+        """As the agent does, in a process of its own."""
+        from agent.kernel.steps import pump_until
+        from agent.limiters.catalogue import declare, seen
+        from agent.limiters.functions.seen import all_seen, asked, own_name
+        from agent.targets.analyst import Analyst
+
+        declare(all_seen(self._all.functions))
+        analyst = Analyst(1)
+        self._stack.callback(analyst.close)
+        for one, file in files:
+            fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            self._stack.callback(os.close, fd)
+            answers: list[tuple[Any, Exception | None]] = []
+            ask = asked(one, seen()[own_name(one.name)].functions[0], is_shared(one))
+            analyst.examining("own", [fd], declared=[ask], near=True)(lambda *answer, to=answers: to.append(answer))  # type: ignore[misc]
+            pump_until(lambda of=answers: bool(of), [analyst], _EXAMINED_S)  # type: ignore[misc]
+            facts, error = answers[0] if answers else (None, TimeoutError("examining it took too long"))
+            self._judge(one, fd, facts, error)
+
+    def _judge(self, one: OwnFunction, fd: int, facts: dict[str, Any] | None, error: Exception | None) -> None:
+        if error is not None:
+            raise AgentError(f"{self._all.where(one, 'program')}: {one.name}: {error}", remedy="see docs/limiters.md")
+        if facts is None:
+            raise AgentError(
+                f"{self._all.where(one, 'build_id')}: build_id: that of {self.process.exe} is another",
+                remedy=f"readelf -n /proc/{self.process.pid}/exe prints it",
+            )
+        known = facts["probed"][0]
+        trouble = facts["troubles"].get(known["library"], {"key": "symbol", "near": ()})
+        if known["state"] == "unavailable":
+            near = [printable(name) for name in trouble["near"]]
+            raise AgentError(f"{self._all.where(one, trouble['key'])}: {trouble['key']}: {one.place}: {printable(known['reason'])}",
+                             why=f"there is: {'; '.join(near)}" if near else "", remedy=printable(known["remedy"]))  # fmt: skip
+        if known["reason"]:
+            self.notes.append(f"{self._all.where(one, trouble['key'])}: {printable(known['reason'])}")
+        self._known.append((fd, known))
+
+    def attach(self) -> None:
+        """Raises AgentError where the kernel does not take the programs."""
+        from agent.kernel.attaching import attach_uprobe
+        from agent.kernel.load import load, release
+        from agent.kernel.source import KernelSource
+        from agent.probes.limiter import probe
+
+        names = {known["library"] for _, known in self._known}
+        loaded = load([probe(only=lambda library: library in names)])
+        self._stack.callback(release, loaded)
+        family = loaded.families["limiter"]
+        if family.state != "attached":
+            raise AgentError(
+                "cannot load the probes",
+                why=family.reason,
+                remedy=family.remedy or "tickscope doctor",
+                exit_code=PRIVILEGE,
+            )
+        self._kernel, self._family = KernelSource(loaded), family
+        self._stack.callback(self._kernel.close)
+        self._records: list[np.ndarray] = []
+        self._kernel.listen("limiter_decisions", self._records.append)
+        returning = {program.function for program in family.probe.programs if program.kind == "uretprobe"}
+        for fd, known in self._known:
+            for program, offsets in sorted(
+                known["sites"], key=lambda site: not site[0].endswith("_entered"), reverse=True
+            ):
+                try:
+                    links = attach_uprobe(family.programs[program], fd, offsets, program in returning, self.process.pid)
+                except OSError as error:
+                    raise AgentError(
+                        f"cannot attach to {self.process.exe}",
+                        why=str(error.strerror),
+                        remedy="tickscope doctor",
+                        exit_code=PRIVILEGE,
+                    ) from error
+                for link in links:
+                    self._stack.callback(os.close, link)
+
+    def decisions(self, until: float) -> Iterator[np.ndarray]:
+        """Records of ``struct limiter_decision`` of that process, as they come; ends with it."""
+        while time.monotonic() < until:
+            for _ in self._kernel.drain(time.clock_gettime_ns(time.CLOCK_BOOTTIME)):
+                """Rows are made where they are shown."""
+            records, self._records[:] = list(self._records), []
+            for some in records:
+                if len(mine := some[some["proc"]["pid"] == self.process.pid]):
+                    yield mine
+            if not records:
+                if self.process.gone:
+                    return
+                time.sleep(_POLL_S)
+
+    def begun(self) -> int:
+        """Calls that were entered and have not returned where that would have been seen."""
+        from agent.kernel.bpf import HashMap, map_info
+
+        fd = self._family.maps["limiter_deciding"]
+        key, value = (np.dtype([("raw", f"V{size}")]) for size in map_info(fd)[1:3])
+        return len(HashMap(fd, key, value).read()[0])
+
+    def close(self) -> None:
+        self._stack.close()

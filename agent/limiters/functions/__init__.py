@@ -1,0 +1,1 @@
+"""Functions that the user declares: limiters of their own programs, in Go, C, C++ and Rust."""

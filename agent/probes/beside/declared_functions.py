@@ -1,0 +1,51 @@
+"""Asks for the files that hold the limiters which the settings declare, and tells of declarations that are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from agent.limiters.catalogue import seen
+from agent.log import WARNING, say
+from agent.targets.asked import Ask
+from agent.targets.unseen import Unseen
+
+if TYPE_CHECKING:
+    from agent.limiters.functions.declared import OwnFunction
+    from agent.probes.beside.golimiter import GoLimiters
+    from agent.targets.targets import Targets
+
+
+def ask(kept: Iterable[Mapping[str, Any]], source: GoLimiters, targets: Targets) -> None:
+    """kept: the setting ``limiter_functions``, as the configuration has it."""
+    if not (kept := list(kept)):
+        return
+    from agent.limiters.functions.settings import functions
+
+    for one in kept:
+        if "wrong" in one:
+            _tell(one, targets)
+    found = functions(kept)
+    for program in dict.fromkeys(one.program for one in found):
+        _ask(program, [one for one in found if one.program == program], source, targets)
+
+
+def _ask(program: str, found: list[OwnFunction], source: GoLimiters, targets: Targets) -> None:
+    from agent.limiters.functions.seen import asked, own_name
+    from agent.limiters.functions.settings import glob, is_shared, matches
+
+    shared, known = is_shared(found[0]), seen()
+    declared = [asked(one, known[own_name(one.name)].functions[0], shared) for one in found]
+    asks = Ask("own", source.found, "limiter", {"declared": declared}, wanted=partial(matches, found[0]))
+    if shared:
+        targets.library(glob(program.rpartition("/")[2]).encode(), asks)
+    else:
+        targets.exe(asks)
+
+
+def _tell(one: Mapping[str, Any], targets: Targets) -> None:
+    say(f"tickscope: {one['where']}: {one['wrong']}: {one['name']} is not watched" + (f"\n  try: {one['remedy']}" if one["remedy"] else ""), WARNING, event="misdeclared")  # fmt: skip
+    targets.unseen.tell(
+        Unseen(f"limiter:{one['name']}", str(one["where"]), "unavailable", str(one["wrong"]), str(one["remedy"]))
+    )

@@ -1,0 +1,3 @@
+module example.org/window
+
+go 1.21
