@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from agent.clock.daemons.ntp_settings import NtpConfig
 from agent.common.duration import parse_ns
 from agent.common.settings import Section
+from agent.common.settings_file import Lines, parse, read_text
 from agent.errors import USAGE, AgentError
 from agent.limiters.model_settings import parse as parse_models
 from agent.log import FORMATS
 from agent.queues.catalogue import broker, brokers, names
-from agent.settings_file import Lines, parse, read_text
 
 if TYPE_CHECKING:
     from agent.clock.hook_settings import HookConfig

@@ -48,14 +48,8 @@ def _families(config: Config) -> list[Any]:
     from agent.probes import discover
     from agent.tables import TABLES
 
-    if config.limiter_functions:
-        from agent.limiters.catalogue import declare
-        from agent.limiters.functions.seen import all_seen
-        from agent.limiters.functions.settings import functions
-
-        declare(all_seen(functions(config.limiter_functions)))
     off = set(config.without) | ({"syscalls"} if config.syscalls == "off" else set())
-    found = discover()
+    found = discover(config.limiter_functions)
     TABLES.freeze()
     return [probe for name, probe in found.items() if name not in off]
 
@@ -76,7 +70,7 @@ def _kernel_sources(
     window = SamplingWindow(helper, int(config.syscalls_window_ms * 1e6))
     kernel.hold = lambda: window.busy
     sources: list[Source] = [window, kernel, targets, targets.unseen]
-    settings = {"syscalls": config.syscalls, "window": window, "limiter_functions": config.limiter_functions, **extra}
+    settings = {"syscalls": config.syscalls, "window": window, **extra, "limiter_functions": config.limiter_functions}
     for family in loaded.families.values():
         if family.probe.setup is None or family.state == "unavailable":
             continue

@@ -69,14 +69,14 @@ def command(file: str, pid: int, count: int, duration: float, fmt: str) -> None:
     sudo tickscope limiters try shop.yaml --pid $(pgrep -n shop)
     """
     from agent.cli.output import note
-    from agent.cli.record import Interrupted
-    from agent.cli.trial import Declarations, Process, Trial
+    from agent.cli.record import Interruption
+    from agent.cli.trial import Declarations, Trial, TriedProcess
     from agent.posix.privilege import require_root
 
     declarations = Declarations(Path(file))
     require_root(f"sudo tickscope limiters try {file} --pid {pid}")
-    trial = Trial(declarations, Process(pid))
-    interrupted = Interrupted()
+    trial = Trial(declarations, TriedProcess(pid))
+    interrupted = Interruption()
     try:
         trial.attach()
         for text in trial.notes:

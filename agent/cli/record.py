@@ -37,7 +37,7 @@ def command(path: str, duration: float | None, store: str) -> None:
     dir_fd = segments.open_dir(store)
     follower = Follower(dir_fd)
     until = time.monotonic() + duration if duration else math.inf
-    interrupted = Interrupted()
+    interrupted = Interruption()
     try:
         if segments.writer(dir_fd) is None:
             note("note: no agent writes this store now; waiting for one")
@@ -91,7 +91,7 @@ def _created(path: str) -> BinaryIO:
         ) from error
 
 
-class Interrupted:
+class Interruption:
     """True once SIGINT or SIGTERM came: the recording is then ended cleanly, never between two frames."""
 
     def __init__(self) -> None:

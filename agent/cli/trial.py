@@ -22,7 +22,7 @@ class Declarations:
     """Those of a file: tickscope.yaml's, a list of some, or one alone. Raises AgentError for the first that is wrong."""
 
     def __init__(self, path: Path) -> None:
-        from agent.settings_file import parse, read_text
+        from agent.common.settings_file import parse, read_text
 
         self.path = path
         given, lines = parse(path, read_text(path, required=True))
@@ -53,7 +53,7 @@ class Declarations:
         return f"{self.path}:{line(self._lines, self.functions.index(one), at)}"
 
 
-class Process:
+class TriedProcess:
     """Files of a running process. Raises AgentError where there is none."""
 
     def __init__(self, pid: int) -> None:
@@ -91,7 +91,7 @@ class Process:
 class Trial:
     """functions: those of the declarations that this process has. notes: what of them is not seen."""
 
-    def __init__(self, declarations: Declarations, process: Process) -> None:
+    def __init__(self, declarations: Declarations, process: TriedProcess) -> None:
         self.process, self.notes = process, list[str]()
         self._all, self._stack = declarations, ExitStack()
         self.functions: list[OwnFunction] = []
@@ -128,7 +128,7 @@ class Trial:
             self._stack.callback(os.close, fd)
             answers: list[tuple[Any, Exception | None]] = []
             ask = asked(one, seen()[own_name(one.name)].functions[0], is_shared(one))
-            analyst.examining("own", [fd], declared=[ask], near=True)(lambda *answer, to=answers: to.append(answer))  # type: ignore[misc]
+            analyst.examining("own", [fd], declared=[ask], near=True)(lambda *answer, to=answers: to.append(answer))
             pump_until(lambda of=answers: bool(of), [analyst], _EXAMINED_S)  # type: ignore[misc]
             facts, error = answers[0] if answers else (None, TimeoutError("examining it took too long"))
             self._judge(one, fd, facts, error)

@@ -17,7 +17,7 @@ from agent.columns import NULL_I64
 from agent.kernel.load import BPF_DIR
 from agent.limiters import catalogue, libraries
 from agent.limiters.decision import Decoder, hashed
-from agent.limiters.library import ARGUMENTS, REGISTERS, RESULTS, Function, LimiterLibrary, Refused, Seen, Step, place
+from agent.limiters.library import ARGUMENTS, BASES, RESULTS, Function, LimiterLibrary, Refused, Seen, Step, place
 from agent.limiters.reading import UNKNOWN
 from agent.probes import limiter
 from agent.probes.beside import go_decisions
@@ -78,15 +78,15 @@ def test_places_are_those_of_the_kernels_side() -> None:
     text = (BPF_DIR / "limiter_decision.h").read_text()
     fields = re.search(r"struct limiter_places \{(.*?)\};", text, re.S)
     assert fields is not None
-    assert re.findall(r"\b(?!u32)\w+", fields[1]) == list(dict.fromkeys((*ARGUMENTS, *RESULTS)))
-    for number, register in enumerate(REGISTERS):
-        assert f"case {number}: base = ctx->{register};" in text
+    assert re.findall(r"\b(?!u32)\w+", fields[1]) == ["frame", *dict.fromkeys((*ARGUMENTS, *RESULTS))]
+    for number, base in enumerate(BASES):
+        assert f"case {number}: base = {'limiter' if base == 'limiter' else f'ctx->{base}'};" in text
 
 
 def test_two_libraries_whose_names_clash_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limiter, "seen", lambda: {"one": declared("one"), "other": declared("other")})
     with pytest.raises(ValueError, match="other: limiter_x_begin is also a program of one"):
-        list(limiter._programs())
+        list(limiter._programs(limiter.seen()))
 
 
 def take(places: dict[str, str], role: str = "decision") -> Function:

@@ -19,7 +19,7 @@ _LEAST, _MOST, MOST_VALUES = -(1 << 63), (1 << 63) - 1, 64
 
 
 @dataclass(frozen=True)
-class Answers:
+class Meanings:
     """ranges: (first, last, code), the first that holds a value says what it means; other: the code of the rest, or NONE."""
 
     ranges: tuple[tuple[int, int, int], ...]
@@ -45,10 +45,10 @@ def _name(code: int) -> str:
     return next(name for name, one in CODES.items() if one == code)
 
 
-BOOLEAN = Answers(((0, 0, REFUSED),), ALLOWED)
+BOOLEAN = Meanings(((0, 0, REFUSED),), ALLOWED)
 
 
-def parse(given: Mapping[str, object]) -> Answers:
+def parse(given: Mapping[str, object]) -> Meanings:
     """given: of ``CODES``, values, ranges, lists of both, or ``other``. Raises ValueError that names the value."""
     ranges, other = list[tuple[int, int, int]](), NONE
     for name, values in given.items():
@@ -66,7 +66,7 @@ def parse(given: Mapping[str, object]) -> Answers:
         for begin, end, another in ranges[:at]:
             if first <= end and begin <= last and code != another:
                 raise ValueError(f"{max(first, begin)} is both {_name(another)} and {_name(code)}")
-    return Answers(tuple(ranges), other)
+    return Meanings(tuple(ranges), other)
 
 
 def _range(value: object) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from agent.common.settings import Section
 from agent.errors import USAGE, AgentError
 from agent.limiters.functions import answers
-from agent.limiters.functions.answers import Answers
+from agent.limiters.functions.answers import Meanings
 from agent.limiters.functions.words import GO, SYSTEM_V, SYSTEM_V_RESULTS, Word, WordError
 from agent.limiters.functions.words import parse as parse_word
 from agent.limiters.library import LANGUAGES
@@ -84,7 +84,7 @@ class OwnFunction:
     offset: int | None
     arguments: Mapping[str, Word]
     results: Mapping[str, Word]
-    answers: Answers | None
+    answers: Meanings | None
     replay: Mapping[str, object]
 
     @property
@@ -207,7 +207,7 @@ def _words(
     return found
 
 
-def _answers(given: Mapping[str, object], results: Mapping[str, Word]) -> Answers | None:
+def _answers(given: Mapping[str, object], results: Mapping[str, Word]) -> Meanings | None:
     meanings = {key: given[key] for key in answers.CODES if key in given}
     word = results.get("result")
     if word is None:

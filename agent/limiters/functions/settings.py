@@ -57,6 +57,14 @@ def functions(kept: Iterable[Mapping[str, object]]) -> list[OwnFunction]:
     return [parse(one["given"]) for one in kept if "given" in one]
 
 
+def declare_all(kept: Iterable[Mapping[str, object]]) -> None:
+    """From now on, what is seen has those that hold."""
+    from agent.limiters.catalogue import declare
+    from agent.limiters.functions.seen import all_seen
+
+    declare(all_seen(functions(kept)))
+
+
 def replayed(found: Iterable[OwnFunction]) -> tuple[Declared, ...]:
     """What the declarations say for ``limiters replay``."""
     from agent.common.settings import Section
