@@ -22,13 +22,17 @@ RESULTS = TABLES["limiter_decision"].by_name["result"].names
 
 
 class Watch:
-    def __init__(self, attach: Callable[..., Attached], budget: int = 10_000_000) -> None:
+    def __init__(self, attach: Callable[..., Attached], budget: int = 10_000_000, functions: Any = ()) -> None:
         self.attached = attach("limiter", "exec")
         self.helper = LocalAttacher()
         family = self.attached.loaded.families["limiter"]
         self.targets = Targets(self.helper, self.attached.source)
         self.limiters, waits = setup(
-            family, self.attached.source, self.helper, self.targets, {"limiter_max_hits_per_s": budget}
+            family,
+            self.attached.source,
+            self.helper,
+            self.targets,
+            {"limiter_max_hits_per_s": budget, "limiter_functions": functions},
         )
         self.attached.extra.append(waits)
         self.targets.start()

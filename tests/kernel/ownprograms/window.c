@@ -1,4 +1,5 @@
-/* A sliding window of ten slots of 100 ms. Reads a number from each line of stdin and asks that often; says itself, a line each, what was decided. */
+/* A sliding window of ten slots of 100 ms. Reads a number from each line of stdin and asks that often; says itself, a line each, what was decided.
+ * -DLIBRARY: the limiter alone; -DPROGRAM: without it. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,6 +21,9 @@ struct window {
 	int64_t counts[SLOTS];
 };
 
+#ifdef PROGRAM
+int window_inc_now(struct window *w, const char *key, int cost, int *left);
+#else
 static int64_t now_ns(void)
 {
 	struct timespec t;
@@ -57,6 +61,9 @@ __attribute__((noinline, noclone)) int window_inc_now(struct window *w, const ch
 	return window_inc(w, key, cost, now_ns(), left);
 }
 
+#endif
+
+#ifndef LIBRARY
 int main(void)
 {
 	char line[64], key[64];
@@ -78,3 +85,4 @@ int main(void)
 	}
 	return 0;
 }
+#endif

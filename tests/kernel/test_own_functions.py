@@ -1,0 +1,224 @@
+"""Functions of the user's own, as the settings declare them, in programs of four languages that say themselves what was decided."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent.columns import NULL_I64
+from agent.common.settings_file import parse
+from agent.limiters import catalogue
+from agent.limiters.decision import hashed
+from agent.limiters.functions.settings import declare_all, entries
+from agent.probes import limiter
+from tests.kernel.limiter_rig import Watch, names
+from tests.kernel.own_rig import OwnProgram, address, built, copy, linked
+
+WINDOW = """
+  language: c
+  arguments: {limiter: di, key: si, cost: i32 edx, limit: i32 (di+8)+0}
+  results: {result: i32 eax}
+  allowed: 1
+  refused: 0
+  error: ..-1
+  window: 1s
+  clock: wall
+"""
+BUCKET = """
+  language: c++
+  arguments: {limiter: rdi, key: si+0, key_size: si+8, cost: u32 dx, per_s: f64 di+8, burst: i64 di+16}
+  results: {result: u8 ax, remaining: i64 limiter+0}
+  allowed: 1
+  refused: 0
+  delayed: 2
+"""
+SPACING = """
+  language: rust
+  arguments: {limiter: di, key: si, key_size: dx, cost: u32 cx}
+  results: {result: ax, wait: ax us}
+  allowed: 0..
+  refused: ..-1
+  clock: monotonic
+"""
+INC = """
+  language: go
+  symbol: main.(*SlidingWindow).Inc
+  arguments: {limiter: ax, key: bx, key_size: cx, cost: di, limit: (ax+8)+0}
+  results: {result: bool bx, remaining: ax}
+  window: 1s
+"""
+DECLARED = f"""
+- name: c
+  program: HERE/window-c
+  symbol: window_inc{WINDOW}
+- name: c.tail
+  program: HERE/window-c
+  symbol: window_inc_now{WINDOW}
+- name: c.stripped
+  program: HERE/window-fixed
+  address: WINDOW{WINDOW}
+- name: c.library
+  program: HERE/libwindow.so*
+  symbol: window_inc{WINDOW}
+- name: bucket
+  program: bucket-?
+  symbol: shop::Bucket::take(std::string const&, unsigned int){BUCKET}
+- name: gate
+  program: bucket-1
+  language: c++
+  symbol: bool shop::Gate<long>::pass(long, long*)
+  arguments: {{key: i64 rsi}}
+  results: {{result: bool ax}}
+- name: bucket.stripped
+  program: HERE/stripped
+  address: TAKE{BUCKET}
+- name: spacing
+  program: HERE/spacing
+  symbol: spacing::limits::Spacing::reserve{SPACING}
+- name: spacing.v0
+  program: HERE/spacing-v0
+  symbol: spacing::limits::Spacing::reserve{SPACING}
+- name: inc
+  program: HERE/inc{INC}
+- name: inc.stripped
+  program: HERE/inc-stripped{INC}
+"""
+TAKE = "_ZN4shop6Bucket4takeERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEEj"
+#: File in the test's folder -> build, whether it is stripped, arguments, calls.
+PROGRAMS = {
+    "window-c": ("c", False, (), 53),
+    "window-fixed": ("c, fixed", True, (), 59),
+    "bucket-1": ("c++", False, (), 61),
+    "stripped": ("c++", True, (), 67),
+    "spacing": ("rust", False, (), 71),
+    "spacing-v0": ("rust, v0", False, (), 73),
+    "inc": ("go", False, ("1",), 79),
+    "inc-stripped": ("go, stripped", False, ("50",), 211),
+}
+
+
+@pytest.fixture
+def declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[dict[str, object]]]]:
+    """What the text declares is known to the limiter family until the end of the test."""
+
+    def declare(text: str) -> list[dict[str, object]]:
+        values, lines = parse(Path("t.yaml"), text)
+        kept = entries(values, "t.yaml", lines)
+        declare_all(kept)
+        monkeypatch.setattr(limiter, "PROBE", limiter.probe())
+        return kept
+
+    yield declare
+    catalogue.declare({})
+
+
+def by_the_log(rows: np.ndarray, truth: list[list[str]]) -> None:
+    """Each call, in order, as the program was told: result, cost, key."""
+    seen = [(result, float(row["cost"]), bytes(row["key"])) for result, row in zip(names(rows), rows, strict=True)]
+    told = [(result, float(cost), hashed(" ".join(key).encode()) if "".join(key) else b"") for result, cost, *key in truth]  # fmt: skip
+    assert seen == told
+
+
+def test_each_decision_as_the_program_says(
+    attach: Callable[..., Any], declared: Callable[[str], list[dict[str, object]]], tmp_path: Path
+) -> None:
+    """Programs that were there before the agent: stripped, position-independent and not, in a shared library, by a jump, some that throw, fifty goroutines at once."""
+    files = {name: copy(kind, tmp_path / name, strip) for name, (kind, strip, _, _) in PROGRAMS.items()}
+    library = copy("library", tmp_path / "libwindow.so.1")
+    text = DECLARED.replace("HERE", str(tmp_path)).replace("TAKE", hex(address(built("c++"), TAKE)))
+    kept = declared(text.replace("WINDOW", hex(address(built("c, fixed"), "window_inc"))))
+    assert not any("wrong" in one for one in kept)
+    programs = {name: OwnProgram(files[name], *arguments) for name, (_, _, arguments, _) in PROGRAMS.items()}
+    programs["library"] = OwnProgram(linked(library, tmp_path / "with-library"))
+    programs["other"] = OwnProgram(copy("c", tmp_path / "not-named"))
+    w = Watch(attach, functions=kept)
+    try:
+        w.until(lambda: sum(one.since_ns > 0 for one in w.limiters.binaries.values() if one.library.startswith("own:")) == len(kept))  # fmt: skip
+        assert {(one.state, one.reason) for one in w.limiters.binaries.values() if one.library.startswith("own:")} == {("attached", "")}  # fmt: skip
+        truth = {name: program.go(PROGRAMS[name][3] if name in PROGRAMS else 83) for name, program in programs.items()}
+
+        def rows(program: str, limiter_name: str, count: int) -> np.ndarray:
+            found = w.rows(programs[program].pid, count)
+            assert set(found["library"]) == {b"declared"}
+            assert set(found["sample_rate"]) == {1.0}
+            return found[[one.split(b"@")[0] == limiter_name.encode() for one in found["limiter_id"].tolist()]]
+
+        def window(program: str, limiter_name: str, count: int) -> None:
+            found = rows(program, limiter_name, count)
+            by_the_log(found, truth[program])
+            assert set(zip(found["limit_per_s"], found["window_ns"], found["step_immune"], strict=True)) == {
+                (7.0, 10**9, 0)
+            }
+            assert set(found["tid"]) == {programs[program].pid}
+            assert set(found["goroutine"]) == {NULL_I64}
+
+        window("window-c", "c", 2 * 53)
+        window("window-c", "c.tail", 2 * 53)
+        window("window-fixed", "c.stripped", 59)
+        window("library", "c.library", 83)
+        for program, limiter_name, count in (("bucket-1", "bucket", 2 * 61), ("stripped", "bucket.stripped", 67)):
+            told = [words for words in truth[program] if words[0] not in ("gate", "thrown")]
+            found = rows(program, limiter_name, count - sum(words[0] == "thrown" for words in truth[program]))
+            by_the_log(found, told)
+            assert set(zip(found["limit_per_s"], found["burst"], strict=True)) == {(5.5, 3.0)}
+        told = [[words[1], "1", words[2]] for words in truth["bucket-1"] if words[0] == "gate"]
+        by_the_log(rows("bucket-1", "gate", len(told)), told)
+        for program, limiter_name in (("spacing", "spacing"), ("spacing-v0", "spacing.v0")):
+            told = [words for words in truth[program] if words[0] != "thrown"]
+            found = rows(program, limiter_name, len(told))
+            by_the_log(found, [words[:-1] for words in told])
+            waits = [int(wait) * 1000 if wait != "-" else NULL_I64 for *_, wait in told]
+            assert found["wait_ns"].tolist() == waits
+            assert set(found["step_immune"]) == {1}
+        found = rows("inc", "inc", 79)
+        by_the_log(found, [words[:-1] for words in truth["inc"]])
+        assert found["remaining"].tolist() == [float(words[-1]) for words in truth["inc"]]
+        found = rows("inc-stripped", "inc.stripped", 211)
+        seen = Counter(zip(names(found), found["cost"].tolist(), found["key"].tolist(), found["remaining"].tolist(), strict=True))  # fmt: skip
+        assert seen == Counter((r, float(c), hashed(" ".join(k).encode()), float(left)) for r, c, *k, left in truth["inc-stripped"])  # fmt: skip
+        assert (found["goroutine"] != NULL_I64).all()
+        assert len(w.rows(programs["other"].pid, 0)) == 0
+    finally:
+        w.close()
+        ends = {name: program.end() for name, program in programs.items()}
+    assert set(ends.values()) == {0}, ends
+
+
+def test_one_that_is_wrong_does_not_keep_the_others(
+    attach: Callable[..., Any],
+    declared: Callable[[str], list[dict[str, object]]],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """An unknown register, a function that is not there, an address within an instruction; the last declaration of the file is right."""
+    path = copy("c", tmp_path / "window")
+    inside = address(path, "window_inc") + 1
+    head = f"- name: NAME\n  program: {path}\n"
+    text = (
+        head.replace("NAME", "register") + "  language: c\n  symbol: window_inc\n  arguments:\n    key: xmm0\n  results: {result: bool ax}\n"
+        + head.replace("NAME", "absent") + f"  symbol: window_ink{WINDOW}"
+        + head.replace("NAME", "inside") + f"  address: {inside:#x}{WINDOW}"
+        + head.replace("NAME", "right") + f"  symbol: window_inc{WINDOW}"
+    )  # fmt: skip
+    kept = declared(text)
+    program = OwnProgram(path)
+    w = Watch(attach, functions=kept)
+    try:
+        w.until(lambda: w.attached_to(path, "own:right"))
+        truth = program.go(41)
+        by_the_log(w.rows(program.pid, 41), truth)
+        states = {one.library: (one.state, one.reason) for one in w.limiters.binaries.values() if one.path == str(path)}
+        assert states["own:absent"][0] == states["own:inside"][0] == "unavailable"
+        assert "there is no such function" in states["own:absent"][1]
+        assert "would corrupt the program" in states["own:inside"][1]
+        told = [one for one in w.targets.unseen.told() if one["probe"] == "limiter:register"]
+        assert [(one["program"], one["state"]) for one in told] == [("t.yaml:6", "unavailable")]
+        assert "t.yaml:6: arguments.key: there is no register 'xmm0'" in capfd.readouterr().err
+    finally:
+        w.close()
+        assert program.end() == 0
