@@ -47,7 +47,9 @@ def _encoding(elf: Elf, at: int) -> int:
     """How the entries of a CIE write addresses."""
     raw = elf.read(at, min(_MOST_CIE, elf.rest(at)))
     text, _, rest = raw[9:].partition(b"\0")
-    if raw[8:9] != b"\x01" or not text.startswith(b"z") or b"S" in text:  # S, of a signal's frame: it begins before the first instruction
+    if (
+        raw[8:9] != b"\x01" or not text.startswith(b"z") or b"S" in text
+    ):  # S, of a signal's frame: it begins before the first instruction
         raise ElfError("an entry of its unwind table is of a kind that is not known")
     at = 0
     for _ in range(4):  # code and data alignment, return register, length of what follows: LEB128

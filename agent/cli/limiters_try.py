@@ -35,7 +35,7 @@ _WIDTHS = {"limiter_id": 26, "result": 9, "key": 20}
 
 
 @click.command("try")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@click.argument("file", type=click.Path())
 @click.option(
     "--pid",
     type=click.IntRange(min=1),
@@ -73,8 +73,8 @@ def command(file: str, pid: int, count: int, duration: float, fmt: str) -> None:
     from agent.cli.trial import Declarations, Trial, TriedProcess
     from agent.posix.privilege import require_root
 
-    declarations = Declarations(Path(file))
     require_root(f"sudo tickscope limiters try {file} --pid {pid}")
+    declarations = Declarations(Path(file))
     trial = Trial(declarations, TriedProcess(pid))
     interrupted = Interruption()
     try:
@@ -107,7 +107,7 @@ def _show(
         begin_stream(fmt, _COLUMNS)
         if fmt == "table":
             print(_line({name: name.removesuffix("_ns") for name in _COLUMNS}))
-        for records in trial.decisions(until):
+        for records in trial.decisions(until, interrupted.__bool__):
             some = _rows(records[: count - shown])
             shown += len(some)
             if fmt == "table":
@@ -118,7 +118,7 @@ def _show(
                 emit_stream(some, fmt, _COLUMNS)
             for text in doubts.of(records[: len(some)]):
                 note(text)
-            if shown >= count or interrupted:
+            if shown >= count:
                 break
     if fmt == "json":
         emit_rows(rows, fmt, _COLUMNS, {"wrong": doubts.told})

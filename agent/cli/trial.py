@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -190,9 +190,9 @@ class Trial:
                 for link in links:
                     self._stack.callback(os.close, link)
 
-    def decisions(self, until: float) -> Iterator[np.ndarray]:
-        """Records of ``struct limiter_decision`` of that process, as they come; ends with it."""
-        while time.monotonic() < until:
+    def decisions(self, until: float, stop: Callable[[], bool]) -> Iterator[np.ndarray]:
+        """Records of ``struct limiter_decision`` of that process, as they come; ends with it, and soon after ``stop`` says so."""
+        while time.monotonic() < until and not stop():
             for _ in self._kernel.drain(time.clock_gettime_ns(time.CLOCK_BOOTTIME)):
                 """Rows are made where they are shown."""
             records, self._records[:] = list(self._records), []
