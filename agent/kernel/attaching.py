@@ -42,7 +42,7 @@ def attach_uprobe(program: int, file: int, offsets: list[int], ret: bool, pid: i
         raise OSError(errno.EINVAL, "an offset lies outside the executable segments")
     path = ct.create_string_buffer(f"/proc/self/fd/{file}".encode())
     try:
-        return [_multi_link(program, path, offsets, ret, pid if _knows_processes() else 0)]
+        return [_multi_link(program, path, offsets, ret, pid if pid and _knows_processes() else 0)]
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
