@@ -40,12 +40,16 @@ def facts(fds: list[int], declared: list[dict[str, Any]], near: bool = False) ->
         try:
             (_go if one["language"] == "go" else _native)(fds[0], one, found, near)
         except Unfit as error:
-            found.state, found.reason, found.remedy = "unavailable", str(error), error.remedy
+            found.state, found.reason, found.remedy = "unavailable", f"{_shown(one)}: {error}", error.remedy
             troubles[found.library] = {"key": error.key, "near": error.near}
         except ElfError as error:
-            found.state, found.reason = "unavailable", str(error)
+            found.state, found.reason = "unavailable", f"{_shown(one)}: {error}"
         probed.append(asdict(found))
     return {"probed": probed, "others": [], "troubles": troubles} if probed else None
+
+
+def _shown(one: dict[str, Any]) -> str:
+    return one["symbol"] or next(f"{key} {one[key]:#x}" for key in ("address", "offset") if one[key] is not None)
 
 
 def _go(fd: int, one: dict[str, Any], found: Probed, near: bool) -> None:
@@ -110,7 +114,7 @@ def _native(fd: int, one: dict[str, Any], found: Probed, near: bool) -> None:
             "declare the function that it goes on to",
         )
     if troubles:
-        found.state, found.reason = "degraded", "; ".join(troubles)
+        found.state, found.reason = "degraded", f"{_shown(one)}: {'; '.join(troubles)}"
 
 
 def _unwinds(binary: SymbolFile) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from agent.cli.trial import Declarations
 
 #: No limiter counts more, or waits longer (ns); an address below the first page is none; a key is no book.
-_MOST_UNITS, _LONGEST_NS, _FIRST_PAGE, _LONGEST_KEY = 1e12, 366 * 86_400e9, 4096, 1 << 16
+_MOST_UNITS, _LONGEST_NS, _FIRST_PAGE, _LONGEST_KEY, _DECADE_NS = 1e12, 366 * 86_400e9, 4096, 1 << 16, 3.2e17
 
 
 class Doubts:
@@ -48,7 +49,7 @@ def _doubts(one: OwnFunction, records: np.ndarray) -> Iterator[tuple[tuple[str, 
         return
     for section, words, names in (("arguments", one.arguments, ARGUMENTS), ("results", one.results, RESULTS)):
         for key, word in words.items():
-            if key in ("key", "key_size", "limiter"):
+            if key in ("key", "key_size", "limiter", "now"):
                 continue
             if section == "arguments" and key in one.results:
                 continue
@@ -64,7 +65,20 @@ def _doubts(one: OwnFunction, records: np.ndarray) -> Iterator[tuple[tuple[str, 
                 yield (section, key), why
     if "limiter" in one.arguments and (records["limiter"] < _FIRST_PAGE).any():
         yield ("arguments", "limiter"), f"{int(records['limiter'].min()):#x} is no address"
+    if "now" in one.arguments and (why := _timeless(one.arguments["now"], records)):
+        yield ("arguments", "now"), why
     yield from _keys(one, records)
+
+
+def _timeless(word: Word, records: np.ndarray) -> str:
+    """A program's wall clock may be set, but not to another decade."""
+    told = word.numbers(records[ARGUMENTS["now"]]) * (word.unit_ns or 1)
+    far = told[~(np.abs(told - time.time_ns()) < _DECADE_NS)]
+    return (
+        f"{far[0]:g} ns is not the time of day since 1970: is its place right, and its unit (ns, us, ms, s)?"
+        if len(far)
+        else ""
+    )
 
 
 def _unmeant(one: OwnFunction, word: Word, raw: np.ndarray) -> Iterator[tuple[tuple[str, ...], str]]:

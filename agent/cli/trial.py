@@ -145,7 +145,7 @@ class Trial:
         trouble = facts["troubles"].get(known["library"], {"key": "symbol", "near": ()})
         if known["state"] == "unavailable":
             near = [printable(name) for name in trouble["near"]]
-            raise AgentError(f"{self._all.where(one, trouble['key'])}: {trouble['key']}: {one.place}: {printable(known['reason'])}",
+            raise AgentError(f"{self._all.where(one, trouble['key'])}: {trouble['key']}: {printable(known['reason'])}",
                              why=f"there is: {'; '.join(near)}" if near else "", remedy=printable(known["remedy"]))  # fmt: skip
         if known["reason"]:
             self.notes.append(f"{self._all.where(one, trouble['key'])}: {printable(known['reason'])}")

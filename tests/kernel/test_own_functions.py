@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,9 @@ from agent.columns import NULL_I64
 from agent.common.settings_file import parse
 from agent.limiters import catalogue
 from agent.limiters.decision import hashed
-from agent.limiters.functions.settings import declare_all, entries
+from agent.limiters.functions.settings import declare_all, entries, functions, replayed
+from agent.limiters.reading import ALLOWED, ERROR
+from agent.limiters.replay.jump import Decisions, Jump
 from agent.probes import limiter
 from tests.kernel.limiter_rig import Watch, names
 from tests.kernel.own_rig import OwnProgram, address, built, copy, linked
@@ -28,6 +31,8 @@ WINDOW = """
   error: ..-1
   window: 1s
   clock: wall
+  algorithm: sliding window of slots
+  slots: 10
 """
 BUCKET = """
   language: c++
@@ -222,3 +227,47 @@ def test_one_that_is_wrong_does_not_keep_the_others(
     finally:
         w.close()
         assert program.end() == 0
+
+
+def test_its_decisions_are_replayed(
+    attach: Callable[..., Any], declared: Callable[[str], list[dict[str, object]]], tmp_path: Path
+) -> None:
+    """The declared algorithm decides each as the program did, by the time that it was given; a step that did not happen is counted to the request."""
+    path = copy("c", tmp_path / "window")
+    text = f"- name: w\n  program: {path}\n  symbol: window_inc{WINDOW}"
+    kept = declared(text.replace("key: si, cost: i32 edx", "cost: i32 edx, now: i64 cx ns"))
+    program, w = OwnProgram(path), Watch(attach, functions=kept)
+    try:
+        w.until(lambda: w.attached_to(path, "own:w"))
+        for _ in range(40):
+            program.go(3)
+            time.sleep(0.03)
+        rows = w.rows(program.pid, 120)
+    finally:
+        w.close()
+        assert program.end() == 0
+    wall = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    assert (np.abs(rows["program_wall_ns"] - wall - rows["t_ns"]) < 50_000_000).all()
+    asked = rows[rows["result"] != ERROR]
+    decisions = Decisions(asked, 0, [], replayed(functions(kept)))
+    at = int(asked["t_ns"][len(asked) * 2 // 3])
+    for size_ns in (-300_000_000, 400_000_000):
+        (one,) = decisions.around(Jump(at, size_ns, wall + at, int(asked["t_ns"][-1]), hypothetical=True))
+        assert (one.quality, one.reason, one.algorithm) == ("exact", "", "sliding window of slots")
+        later = asked["t_ns"] >= at
+        assert one.admitted_true == np.count_nonzero(asked["result"][later] == ALLOWED)
+        assert one.admitted_program == stepped(asked, at, size_ns)
+
+
+def stepped(rows: np.ndarray, at: int, size_ns: int) -> int:
+    """What a ring of ten slots admits from a step of its clock on, as the program has it."""
+    slot, counts, admitted = [0] * 10, [0] * 10, 0
+    for row in rows:
+        now = int(row["program_wall_ns"] + size_ns * (row["t_ns"] >= at)) // 100_000_000
+        total = sum(count for stamp, count in zip(slot, counts, strict=True) if stamp > now - 10)
+        if total + row["cost"] <= 7:
+            if slot[now % 10] != now:
+                slot[now % 10], counts[now % 10] = now, 0
+            counts[now % 10] += int(row["cost"])
+            admitted += int(row["t_ns"] >= at)
+    return admitted

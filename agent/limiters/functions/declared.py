@@ -21,6 +21,7 @@ ARGUMENTS = {
     "key": "key",
     "key_size": "key_size",
     "cost": "n",
+    "now": "now_ext",
     "limit": "limit",
     "per_s": "limit",
     "burst": "burst",
@@ -38,7 +39,7 @@ RESULTS = {
 }
 #: A key that is a number is no pointer: it goes the way of another word.
 NUMBER = "now_wall"
-TIMED = ("wait", "window")
+TIMED = ("wait", "window", "now")
 REPLAY = ("algorithm", "clock", "window", "limit", "per_s", "burst", "slots", "shared")
 KEYS = (
     "name",
@@ -86,11 +87,6 @@ class OwnFunction:
     results: Mapping[str, Word]
     answers: Meanings | None
     replay: Mapping[str, object]
-
-    @property
-    def place(self) -> str:
-        """For people."""
-        return self.symbol or (f"address {self.address:#x}" if self.address is not None else f"offset {self.offset:#x}")
 
 
 def parse(given: object) -> OwnFunction:

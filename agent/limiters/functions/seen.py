@@ -61,6 +61,7 @@ def read(one: OwnFunction, r: np.ndarray) -> dict[str, np.ndarray]:
     window = _ns(one.results.get("window") or one.arguments.get("window"), numbers.get("window"), len(r))
     if "window" not in numbers and "window" in one.replay:
         window = np.full(len(r), parse_ns(str(one.replay["window"]), bare="s"))
+    now = _ns(one.arguments.get("now"), numbers.get("now"), len(r), r["now_ext"])
     limit, rate = (_said(one, numbers, key, len(r)) for key in ("limit", "per_s"))
     through = (result == ALLOWED) | (result == DELAYED)
     columns = {
@@ -74,6 +75,7 @@ def read(one: OwnFunction, r: np.ndarray) -> dict[str, np.ndarray]:
         ),
         "burst": _said(one, numbers, "burst", len(r)),
         "window_ns": window,
+        "program_wall_ns": now,
         "remaining": numbers.get("remaining", np.full(len(r), np.nan)),
         "step_immune": np.full(
             len(r), {"monotonic": 1, "wall": 0, "remote wall": 0}.get(str(one.replay.get("clock")), -1), np.int8
@@ -91,12 +93,18 @@ def _said(one: OwnFunction, numbers: Mapping[str, np.ndarray], key: str, n: int)
     return numbers[key] if key in numbers else np.full(n, np.nan if declared is None else float(str(declared)))
 
 
-def _ns(word: Word | None, values: np.ndarray | None, n: int) -> np.ndarray:
+def _ns(word: Word | None, values: np.ndarray | None, n: int, raw: np.ndarray | None = None) -> np.ndarray:
+    """raw: words whose whole numbers a float does not hold, such as times since 1970 in ns."""
     if word is None or values is None:
         return np.full(n, NULL_I64)
     whole = values * (word.unit_ns or 1)
     fits = np.abs(whole) < 2.0**63  # no NaN does
-    return np.where(fits, np.where(fits, whole, 0).astype(np.int64), NULL_I64)
+    exact = (
+        np.where(fits, whole, 0).astype(np.int64)
+        if raw is None or word.type[:1] == "f"
+        else word.integers(raw) * (word.unit_ns or 1)
+    )
+    return np.where(fits, exact, NULL_I64)
 
 
 def _result(one: OwnFunction, r: np.ndarray, wait: np.ndarray, error: np.ndarray | None) -> np.ndarray:

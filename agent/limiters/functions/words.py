@@ -110,10 +110,10 @@ def _place(text: str, registers: tuple[str, ...], limiter: bool) -> str:
     if base is None or base[1] not in allowed:
         if base is not None and base[1] == "limiter":
             raise WordError(
-                "where the limiter is, is not said", "name it among the arguments, as in limiter: " + registers[0]
+                "where the limiter is, is not said", "name the register among the arguments, as in limiter: di (Go: ax)"
             )
         raise WordError(f"there is no register {base[1] if base else text!r}" if base and base[1] not in GO + SYSTEM_V else f"{base[1] if base else text!r} holds nothing there",
-                        f"one of {', '.join(allowed)}")  # fmt: skip
+                        f"one of {', '.join(allowed)}" + ("; what is in xmm registers cannot be read" if base and base[1].startswith("xmm") else ""))  # fmt: skip
     try:
         place_of(place)
     except ValueError:

@@ -35,7 +35,10 @@ class Binary(Probed):
 
 
 def name_of(one: Binary) -> str:
-    return f"limiter:{one.path.rpartition('/')[2]}"
+    """In probe_status: the file's, or that of a limiter which the settings declare."""
+    return (
+        f"limiter:{one.library.removeprefix('own:') if one.library.startswith('own:') else one.path.rpartition('/')[2]}"
+    )
 
 
 def key_of(fd: int, shared: bool, library: int = 0) -> bytes:
