@@ -104,21 +104,20 @@ def _v0(parts: list[str]) -> bytes:
     return rb"_R[A-Za-z0-9_]{1,60}?" + _V0_BETWEEN.join(sized) + rb"(?![0-9a-z_])\w{0,80}"
 
 
+#: What stands before a part of a path: in v0, of what kind it is, a crate's or a name's number, references to what came before.
+_BEFORE = {"_R": re.compile(r"(?:C?s[0-9A-Za-z]*_|B[0-9A-Za-z]*_|[A-Z][a-z]?){0,8}?(\d{1,3})_?"), "_Z": re.compile(r"L?(\d{1,3})")}  # fmt: skip
+
+
 def plain(symbol: str) -> str:
     """The path in a mangled name, for people; the symbol itself where there is none."""
-    text = re.sub(r"(?:C?s|B)[0-9A-Za-z]*_(?=\d|[A-Z])", "", symbol) if symbol.startswith("_R") else symbol
-    start = re.match(r"_ZN[rVKRO]*|_ZL?(?=\d)|_R", text)
+    start = re.match(r"_ZN[rVKRO]*|_ZL?(?=\d)|_R", symbol)
     if start is None:
         return symbol
-    parts, at, between = (
-        list[str](),
-        start.end(),
-        re.compile(r"[A-Za-z]{0,8}(\d{1,3})_?" if text.startswith("_R") else r"L?(\d{1,3})"),
-    )
-    while (number := between.match(text, at)) and len(parts) < 16:
+    parts, at, before = list[str](), start.end(), _BEFORE[symbol[:2]]
+    while (number := before.match(symbol, at)) and len(parts) < 16:
         at = number.end() + int(number[1])
-        parts.append(text[number.end() : at])
-        if not text.startswith(("_ZN", "_R")):
+        parts.append(symbol[number.end() : at])
+        if not symbol.startswith(("_ZN", "_R")):
             break
     if parts and re.fullmatch("h[0-9a-f]{16}", parts[-1]):
         parts.pop()

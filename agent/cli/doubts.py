@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from agent.limiters.catalogue import seen
-from agent.limiters.functions.answers import NONE
 from agent.limiters.functions.declared import ARGUMENTS, RESULTS, OwnFunction
+from agent.limiters.functions.meanings import NONE
 from agent.limiters.functions.seen import own_name
 from agent.limiters.functions.words import Word
 from agent.limiters.reading import UNKNOWN

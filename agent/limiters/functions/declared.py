@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from agent.common.settings import Section
 from agent.errors import USAGE, AgentError
-from agent.limiters.functions import answers
-from agent.limiters.functions.answers import Meanings
+from agent.limiters.functions import meanings
+from agent.limiters.functions.meanings import Meanings
 from agent.limiters.functions.words import GO, SYSTEM_V, SYSTEM_V_RESULTS, Word, WordError
 from agent.limiters.functions.words import parse as parse_word
 from agent.limiters.library import LANGUAGES
@@ -51,7 +51,7 @@ KEYS = (
     "offset",
     "arguments",
     "results",
-    *answers.CODES,
+    *meanings.CODES,
     *REPLAY,
 )
 #: A limiter's id holds 48 bytes, and its address follows.
@@ -204,12 +204,12 @@ def _words(
 
 
 def _answers(given: Mapping[str, object], results: Mapping[str, Word]) -> Meanings | None:
-    meanings = {key: given[key] for key in answers.CODES if key in given}
+    said = {key: given[key] for key in meanings.CODES if key in given}
     word = results.get("result")
     if word is None:
-        if meanings:
+        if said:
             raise MisdeclaredError(
-                (next(iter(meanings)),),
+                (next(iter(said)),),
                 "there is no result that could have that value",
                 "say where it is: results: {result: bool ax}",
             )
@@ -220,20 +220,18 @@ def _answers(given: Mapping[str, object], results: Mapping[str, Word]) -> Meanin
                 "results: {result: bool ax}; or wait, for a limiter that never refuses",
             )
         return None
-    if not meanings:
+    if not said:
         if word.type == "bool":
-            return answers.BOOLEAN
+            return meanings.BOOLEAN
         raise MisdeclaredError(
             ("results", "result"),
             "which of its values allow, and which refuse?",
             "allowed: 1 and refused: 0, or its type: bool ax",
         )
     try:
-        return answers.parse(meanings)
+        return meanings.parse(said)
     except ValueError as error:
-        raise MisdeclaredError(
-            (next(iter(meanings)),), str(error), "allowed: 1, refused: [0, 2], error: ..-1"
-        ) from None
+        raise MisdeclaredError((next(iter(said)),), str(error), "allowed: 1, refused: [0, 2], error: ..-1") from None
 
 
 def _replay(given: Mapping[str, object]) -> dict[str, object]:

@@ -10,8 +10,8 @@ import numpy as np
 from agent.columns import NULL_I64
 from agent.common.duration import parse_ns
 from agent.limiters.decision import hashed
-from agent.limiters.functions.answers import NONE
 from agent.limiters.functions.declared import ARGUMENTS, NUMBER, RESULTS, OwnFunction
+from agent.limiters.functions.meanings import NONE
 from agent.limiters.functions.words import Word
 from agent.limiters.library import Function, Seen
 from agent.limiters.reading import ALLOWED, DELAYED, ERROR, UNKNOWN
