@@ -25,14 +25,16 @@ class Body:
         self.starts, self.returns, self.leaves = set[int](), list[int](), list[int]()
         targets = list[tuple[int, int, int]]()
         for begin, code in parts:
+            before = 0
             for at, (opcode, target) in gox86.instructions(code).items():
                 self.starts.add(begin + at)
                 if opcode in _FAR_RETURNS:
                     raise ElfError(f"the return at +{at:#x} is none that a compiler makes")
                 if opcode in _NEAR_RETURNS:
                     self.returns.append(begin + at)
-                if opcode == _INDIRECT and gox86.jumps(code, at):
+                if opcode == _INDIRECT and gox86.jumps(code, at, before):
                     self.leaves.append(begin + at)
+                before = at
                 if opcode == _INDIRECT or target is not None:
                     self._turns.add(begin + at)
                 if target is not None:

@@ -150,14 +150,30 @@ def instructions(code: bytes) -> dict[int, tuple[int, int | None]]:
     return found
 
 
-def jumps(code: bytes, at: int) -> bool:
-    """Whether the instruction FF at ``at`` is a jump to where a register or memory says; not one of a switch that says so (prefix 3E, notrack)."""
+def jumps(code: bytes, at: int, before: int) -> bool:
+    """Whether the instruction FF at ``at``, behind the one at ``before``, jumps to where a register or memory says; not where compilers make a switch of it: it says so (prefix 3E, notrack),
+    or takes a word of a table, or has just added one to the table's address."""
+    begin = at
     while code[at] in _PREFIXES:
         if code[at] == 0x3E:
             return False
         at += 1
+    extended = code[at] & 0xF1 == 0x41
     at += code[at] & 0xF0 == 0x40
-    return code[at] == 0xFF and code[at + 1] >> 3 & 7 in (4, 5)
+    modrm = code[at + 1]
+    if code[at] != 0xFF or modrm >> 3 & 7 not in (4, 5):
+        return False
+    if modrm >> 6 == 3:
+        return _added(code[before:begin]) != (modrm & 7 | extended << 3)
+    return not (modrm == 0x24 and code[at + 2] & 0xC7 == 0xC5)  # FF 24: of words of 8 bytes, from an address alone
+
+
+def _added(instruction: bytes) -> int | None:
+    """The register that an ADD of 64-bit registers changes; None for anything else."""
+    if len(instruction) != 3 or instruction[0] & 0xF8 != 0x48 or instruction[2] >> 6 != 3:
+        return None
+    rex, opcode, modrm = instruction
+    return {0x01: modrm & 7 | (rex & 1) << 3, 0x03: modrm >> 3 & 7 | (rex & 4) << 1}.get(opcode)
 
 
 def return_offsets(code: bytes, boundaries: Iterable[int] = (), stack: Mapping[range, int] | None = None) -> list[int]:

@@ -192,6 +192,10 @@ def test_code() -> None:
     assert (body.starts, body.returns, body.leaves) == ({0x1000, 0x1001, 0x1003, 0x1004, 0x1005}, [0x1004], [0x1005])
     assert Body([(0x1000, bytes.fromhex("e90b000000")), (0x1010, bytes.fromhex("c3"))]).leaves == []
     assert Body([(0, bytes.fromhex("ffe0 3effe0 ff10 c3"))]).leaves == [0]  # by a register; of a switch; a call
+    for switch in ("4801d0 ffe0", "4c01d8 ffe0", "4c03f8 41ffe7", "ff24c500104000", "48635495 00 4801c2 ffe2"):
+        assert Body([(0, bytes.fromhex(switch + " c3"))]).leaves == [], switch
+    for leaving in ("4801c2 ffe0", "4801d0 90 ffe0", "ff6010", "41ff24c4", "01d0 ffe0", "ff2500100000"):
+        assert len(Body([(0, bytes.fromhex(leaving + " c3"))]).leaves) == 1, leaving
     assert not body.called_before(0x1000, 0x1001) and body.called_before(0x1000, 0x1004)
     for code in ("7401 e8 c3", "d5 01 c3", "48", "cb", "06 c3"):
         with pytest.raises(ElfError):
