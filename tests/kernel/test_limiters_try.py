@@ -41,6 +41,7 @@ GO = """- name: inc
   symbol: main.(*SlidingWindow).Inc
   arguments: {limiter: ax, key: bx, key_size: cx, cost: di, limit: (ax+8)+0}
   results: {result: bool bx, remaining: ax}
+  window: 1s
 """
 
 
@@ -134,6 +135,7 @@ def line_of(text: str, what: str) -> int:
     (("program: PROGRAM", "build_id: '00112233'"), "build_id:", ("build_id: that of", "readelf -n")),
     (("    window: 1s", "    windw: 1s"), "windw", ("windw: there is no such key", "did you mean window?")),
     (("      cost: i32 dx", "      cost: int dx"), "cost", ("how large 'int' is depends", "i32 in C and C++, i64 in Go")),
+    (("    window: 1s", "    burst: 7"), "limit:", ("arguments.limit: in which time?", "window: 1s")),
     (("    refused: 0", "    refused: 1"), "allowed", ("1 is both allowed and refused",)),
 ])  # fmt: skip
 def test_a_wrong_line_is_named(

@@ -111,7 +111,7 @@ def test_a_wrong_declaration_names_its_line_and_the_others_hold(tmp_path: Path) 
     ({"program": None}, ()), ({"build_id": "00ff00ff"}, ("program",)), ({"arguments": {"kay": "di"}}, ("arguments", "kay")), ({"arguments": []}, ("arguments",)),
     ({"results": {"result": "ax"}}, ("results", "result")), ({"results": {}}, ("results",)), ({"results": {"result": "bool ax", "remaining": "limiter+8"}}, ("results", "remaining")),
     ({"allowed": 1, "refused": 1}, ("allowed",)), ({"algorithm": "sundial"}, ("algorithm",)), ({"window": "soon"}, ("window",)), ({"clock": "moon"}, ("clock",)),
-    ({"arguments": {"limit": "di+8", "per_s": "di+16"}}, ("arguments", "per_s")), ({"arguments": {"key_size": "dx"}}, ("arguments", "key_size")),
+    ({"arguments": {"limit": "di+8"}}, ("arguments", "limit")), ({"limit": 5}, ("limit",)), ({"window": "1s", "arguments": {"limit": "di+8", "per_s": "di+16"}}, ("arguments", "per_s")), ({"arguments": {"key_size": "dx"}}, ("arguments", "key_size")),
     ({"language": "go", "arguments": {"key": "bx"}}, ("arguments", "key")), ({"results": {"result": "di"}}, ("results", "result")),
 ])  # fmt: skip
 def test_what_is_wrong_is_found(change: dict[str, Any], at: tuple[str, ...]) -> None:

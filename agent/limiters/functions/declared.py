@@ -119,7 +119,19 @@ def parse(given: object) -> OwnFunction:
         raise MisdeclaredError(("arguments", "key_size"), "there is no key", "say where the key's bytes are: key: si")
     if go and "key" in arguments and "key_size" not in arguments and not arguments["key"].type:
         raise MisdeclaredError(("arguments", "key"), "a Go string has a length", "say where that is: key_size, the register behind the key's; or give the number's type, as in u64 bx")  # fmt: skip
+    _limited(given, arguments, results)
     return OwnFunction(name, program, build_id, language, symbol, _number(given, "address"), _number(given, "offset"), arguments, results, _answers(given, results), _replay(given))  # fmt: skip
+
+
+def _limited(given: Mapping[str, object], *sections: Mapping[str, Word]) -> None:
+    """A limit is one of a window."""
+    places: list[tuple[str, ...]] = [
+        (name, "limit") for name, words in zip(("arguments", "results"), sections, strict=True) if "limit" in words
+    ]
+    if "limit" in given:
+        places.append(("limit",))
+    if places and "window" not in given and not any("window" in words for words in sections):
+        raise MisdeclaredError(places[0], "in which time?", "window: 1s, or where that lies; or call it per_s or burst")
 
 
 def _program(given: Mapping[str, object]) -> tuple[str, str]:
