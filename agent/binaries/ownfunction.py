@@ -110,7 +110,9 @@ def _native(fd: int, one: dict[str, Any], found: Probed, near: bool) -> None:
     else:
         raise Unfit(
             "symbol",
-            f"it ends by a jump to another function (at {body.leaves[0]:#x})" if body.leaves else "it never returns",
+            f"it ends by a jump to another function (at {body.leaves[0]:#x}), and exceptions may pass through it, which a return probe would make fatal"
+            if body.leaves
+            else "it never returns",
             "declare the function that it goes on to",
         )
     if troubles:
@@ -220,13 +222,14 @@ def _absent(
         )
     if found:
         return Unfit("symbol", "it is in a shared library", "name that as the program")
+    like = tuple(binary.near(one["symbol"])) if near else ()
     if binary.stripped:
         return Unfit(
             "symbol",
             "the file is stripped and does not export it",
             "name its address, which nm prints of the file before it was stripped (the same build id)",
+            like,
         )
-    like = tuple(binary.near(one["symbol"])) if near else ()
     return Unfit(
         "symbol",
         "there is no such function: it may be inlined wherever it is called",

@@ -11,7 +11,8 @@ from agent.binaries.elf import ElfError
 from agent.binaries.gosym import GoBinary, GoFunction
 from agent.binaries.symbols import nearest
 
-_MOST_NEAR = 4096
+#: Names that are compared, bytes of one, letters that are to be the same.
+_MOST_NEAR, _LONGEST, _ALIKE = 4096, 512, 3
 
 
 class OwnGo(GoBinary):
@@ -35,15 +36,19 @@ class OwnGo(GoBinary):
         )
 
     def _near(self, symbol: str) -> list[str]:
-        last = re.compile(rb"(?i)\b" + re.escape(symbol.rpartition(".")[2].encode()) + rb"\b")
-        found = dict[str, str]()
-        for _, piece in self._name_table():
-            for match in last.finditer(piece):
-                begin, end = piece.rfind(b"\0", 0, match.start()) + 1, piece.find(b"\0", match.end())
-                name = piece[begin:end].decode("utf-8", "replace")
-                found[name] = name
-                if len(found) >= _MOST_NEAR:
-                    return nearest(symbol, found)
+        """Of the same last part, else of those that begin like it."""
+        last, found = symbol.rpartition(".")[2].encode(), dict[str, str]()
+        for wanted in (re.escape(last) + rb"\b", re.escape(last[:_ALIKE])):
+            hint = re.compile(rb"(?i)[.)]" + wanted)
+            for _, piece in self._name_table():
+                for match in hint.finditer(piece):
+                    begin, end = piece.rfind(b"\0", 0, match.start()) + 1, piece.find(b"\0", match.end())
+                    name = piece[begin : min(end, begin + _LONGEST)].decode("utf-8", "replace")
+                    found[name] = name
+                    if len(found) >= _MOST_NEAR:
+                        break
+            if found:
+                break
         return nearest(symbol, found)
 
     def containing(self, vaddr: int) -> GoFunction:

@@ -17,7 +17,7 @@ _SYMBOL = np.dtype(
 )
 _SHT_SYMTAB, _SHT_DYNSYM, _FUNC, _IFUNC = 2, 11, 2, 10
 _PIECE, _LONGEST_NAME = 1 << 20, 2048
-_MOST_NAMES, _MOST_NEAR = 200_000, 5
+_MOST_NAMES, _MOST_COMPARED, _MOST_NEAR = 200_000, 10_000, 5
 BUDGET = 256 << 20
 
 
@@ -96,25 +96,30 @@ class SymbolFile(Elf):
 
     def near(self, written: str) -> list[str]:
         """Names of functions that are like it: those with the same last part first."""
-        names = dict[str, str]()
+        names, last = dict[str, str](), _last(written).encode()
         for header, strings in self._tables():
             text = self._bytes(int(strings["offset"]), min(int(strings["size"]), 16 * _PIECE))
             for entries in self._pieces(header, _SYMBOL):
                 functions = entries[
                     (entries["info"] & 15 == _FUNC) & (entries["value"] != 0) & (entries["name"] < len(text))
                 ]
-                for place in functions["name"].tolist():
-                    if len(names) < _MOST_NAMES:
-                        name = text[place : text.find(b"\0", place)].decode("utf-8", "replace")
+                for place in functions["name"][:_MOST_NAMES].tolist():
+                    raw = text[place : min(text.find(b"\0", place), place + _LONGEST_NAME)]
+                    if len(names) < _MOST_COMPARED or last in raw.lower():
+                        name = raw.decode("utf-8", "replace")
                         names.setdefault(plain(name), name)
         return nearest(written, names)
 
 
+def _last(name: str) -> str:
+    return re.split(r"::|\.", name.partition("(")[0] or name)[-1].lower()
+
+
 def nearest(written: str, names: dict[str, str]) -> list[str]:
     """names: for people -> as the file has it. What is returned has both, where they differ."""
-    last = re.split(r"::|\.", written.partition("(")[0] or written)[-1].lower()
-    same = [name for name in names if re.split(r"::|\.", name)[-1].lower() == last]
-    like = difflib.get_close_matches(written, names, _MOST_NEAR, 0.5) if len(names) <= 20_000 else []
+    last = _last(written)
+    same = [name for name in names if _last(name) == last]
+    like = difflib.get_close_matches(written, names, _MOST_NEAR, 0.5) if len(names) <= _MOST_COMPARED else []
     inside = [name for name in names if len(last) > 2 and last in name.lower()]
     found = list(dict.fromkeys([*same, *like, *inside]))[:_MOST_NEAR]
     return [name if names[name] == name else f"{name} ({names[name]})" for name in found]

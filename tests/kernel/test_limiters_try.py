@@ -15,6 +15,7 @@ import pytest
 
 from agent.cli.trial import Declarations, Trial, TriedProcess
 from agent.errors import AgentError
+from agent.kernel import attaching
 from tests.kernel.own_rig import OwnProgram, address, copy
 from tests.patience import PATIENCE
 
@@ -35,6 +36,7 @@ C = """limiter_functions:
     error: ..-1
     window: 1s
 """
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
 GO = """- name: inc
   program: in?
   language: go
@@ -68,7 +70,7 @@ def tried(
     tmp_path.chmod(0o755)
     command = [sys.executable, "-m", "agent", "limiters", "try", str(file), "--pid", str(pid), *more]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, user=uid or None, cwd="/" if uid else None,
-                             env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])})  # fmt: skip
+                             env=ENVIRONMENT)  # fmt: skip
     assert child.stderr is not None
     said = []
     for line in child.stderr:
@@ -166,22 +168,24 @@ def test_another_language_is_told(programs: Callable[..., OwnProgram], tmp_path:
     assert "there is: main.(*SlidingWindow).Inc" in said
 
 
-@pytest.mark.parametrize(("change", "line", "words"), [
-    (("result: i32 ax", "result: i64 limiter+8"), "result:", "is none of allowed: 1, refused: 0, error: ..-1"),
-    (("key: si", "key: dx"), "key:", "nothing can be read at dx: is it a pointer to the key's bytes?"),
-    (("limit: i32 (di+8)+0", "limit: f64 di+8"), "limit:", "makes no sense: is its place right, and its type (f64)?"),
-    (("limit: i32 (di+8)+0", "limit: i32 dx+8"), "limit:", "nothing can be read at dx+8: is dx a pointer there?"),
-    (("limiter: di", "limiter: edx"), "limiter:", "0x1 is no address"),
+@pytest.mark.parametrize(("changes", "wrong"), [
+    ([("result: i32 ax", "result: i64 limiter+8")], [("result:", "is none of allowed: 1, refused: 0, error: ..-1")]),
+    ([("key: si", "key: dx"), ("limit: i32 (di+8)+0", "limit: i32 dx+8"), ("limiter: di", "limiter: ecx")],
+     [("key:", "nothing can be read at dx: is it a pointer to the key's bytes?"), ("limit:", "nothing can be read at dx+8: is dx a pointer there?")]),
+    ([("limit: i32 (di+8)+0", "limit: f64 di+8"), ("limiter: di", "limiter: edx")],
+     [("limit:", "makes no sense: is its place right, and its type (f64)?"), ("limiter:", "0x1 is no address")]),
 ])  # fmt: skip
-def test_values_that_make_no_sense_name_their_line(
-    programs: Callable[..., OwnProgram], tmp_path: Path, change: tuple[str, str], line: str, words: str
+def test_values_that_make_no_sense_name_their_lines(
+    programs: Callable[..., OwnProgram], tmp_path: Path, changes: list[tuple[str, str]], wrong: list[tuple[str, str]]
 ) -> None:
-    program = programs("c", "window")
-    text = C.replace(*change).replace("PROGRAM", "window")
+    program, text = programs("c", "window"), C.replace("PROGRAM", "window")
+    for change in changes:
+        text = text.replace(*change)
     status, out, said = tried(text, program.pid, tmp_path, act=lambda: program.go(11))
     assert status == 1, said
     assert len(out.splitlines()) == 11  # a heading
-    assert f"t.yaml:{line_of(text, line)}: " in said and words in " ".join(said.split()), said
+    for line, words in wrong:
+        assert f"t.yaml:{line_of(text, line)}: " in said and words in " ".join(said.split()), said
 
 
 def test_silence_is_told(programs: Callable[..., OwnProgram], tmp_path: Path) -> None:
@@ -207,24 +211,37 @@ def test_only_root_may(programs: Callable[..., OwnProgram], tmp_path: Path) -> N
     assert "sudo tickscope limiters try" in said
 
 
-def test_it_leaves_nothing_behind(programs: Callable[..., OwnProgram], tmp_path: Path) -> None:
-    """Ended by Ctrl-C: status 130, the rows that came, and no probe in the program: it runs as fast as before."""
+def first_byte(program: OwnProgram) -> bytes:
+    """Of window_inc, as the process has it: a breakpoint while it is probed."""
+    exe = Path(f"/proc/{program.pid}/exe")
+    with open(f"/proc/{program.pid}/maps") as maps:
+        mapped = next(line.split() for line in maps if line.rstrip().endswith(os.readlink(exe)))
+    with open(f"/proc/{program.pid}/mem", "rb") as memory:
+        memory.seek(int(mapped[0].split("-")[0], 16) + address(exe, "window_inc"))
+        return memory.read(1)
+
+
+def test_no_other_process_and_nothing_left(programs: Callable[..., OwnProgram], tmp_path: Path) -> None:
+    """Ended by Ctrl-C: status 130, the rows that came, and no breakpoint in the program. Another process of the same file never had one."""
     program = programs("c", "window")
+    other = OwnProgram(Path(os.readlink(f"/proc/{program.pid}/exe")))
     file = tmp_path / "t.yaml"
     file.write_text(C.replace("PROGRAM", "window"))
-    child = subprocess.Popen([sys.executable, "-m", "agent", "limiters", "try", str(file), "--pid", str(program.pid)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                             env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])})  # fmt: skip
-    assert child.stderr is not None
-    assert any(line.startswith("watching") for line in iter(child.stderr.readline, ""))
-    program.go(3)
-    time.sleep(0.2 * PATIENCE)
-    child.send_signal(2)
-    out, said = child.communicate(timeout=30 * PATIENCE)
-    assert child.returncode == 130, said
-    assert len(out.splitlines()) == 4
-    with open(f"/proc/{program.pid}/mem", "rb") as memory, open(f"/proc/{program.pid}/maps") as maps:
-        base = int(
-            next(line for line in maps if " r-xp " in line and line.rstrip().endswith("/window")).split("-")[0], 16
-        )
-        memory.seek(base + (address(Path(f"/proc/{program.pid}/exe"), "window_inc") & 0xFFF))
-        assert memory.read(1) != b"\xcc"
+    command = [sys.executable, "-m", "agent", "limiters", "try", str(file), "--pid", str(program.pid)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    try:
+        assert child.stderr is not None
+        assert any(line.startswith("watching") for line in iter(child.stderr.readline, ""))
+        assert len(program.go(3)) == len(other.go(5)) - 2 == 3
+        assert first_byte(program) == b"\xcc"
+        if attaching._knows_processes():
+            assert first_byte(other) != b"\xcc"
+        time.sleep(0.2 * PATIENCE)
+        child.send_signal(2)
+        out, said = child.communicate(timeout=30 * PATIENCE)
+        assert child.returncode == 130, said
+        assert len(out.splitlines()) == 4
+        assert first_byte(program) != b"\xcc"
+    finally:
+        child.kill()
+        assert other.end() == 0

@@ -51,7 +51,7 @@ def own_name(name: str) -> str:
 
 
 def read(one: OwnFunction, r: np.ndarray) -> dict[str, np.ndarray]:
-    """Columns of limiter_decision. A result that the declaration gives no meaning is unknown."""
+    """Columns of limiter_decision. A result that the declaration gives no meaning is an error."""
     numbers = {key: word.numbers(r[RESULTS[key]]) for key, word in one.results.items() if key != "result"}
     for key, word in one.arguments.items():
         if key not in ("limiter", "key", "key_size") and key not in numbers:
@@ -115,6 +115,7 @@ def _result(one: OwnFunction, r: np.ndarray, wait: np.ndarray, error: np.ndarray
         codes = one.answers.codes(word.integers(words))
         if word.in_memory:
             codes[words == UNKNOWN] = NONE
+    codes[codes == NONE] = ERROR
     codes[(codes == ALLOWED) & (wait > 0)] = DELAYED
     if error is not None:
         codes[error != 0] = ERROR
