@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -26,6 +26,7 @@ _ACCEPT = TABLES["socket_queue"].code("kind", "accept")
 _TALKS = ("tcp_rtt", "tcp_connect")
 _SLOW_DECISION_NS = 10_000_000
 _LEAD_NS = 200_000_000
+_STORMS = 16
 _REACH_NS = 30 * SECOND  # sums of an interval come at its end
 T = TypeVar("T")
 
@@ -51,6 +52,7 @@ class View:
         self.rings = {t: LastRows(dtypes()[t], config.keep_rows, config.keep_ns) for t in read}
         self.decisions = LastRows(dtypes()["limiter_decision"], config.keep_rows, config.keep_ns)
         self.jumps: list[ClockJump] = []
+        self.storms: list[Episode] = []  # of retries, the last ones
         self.servers = Servers(config.servers, config.server_age_ns)
         self.home: int | None = None  # the agent's own network namespace
         self._sums_ns = -1
@@ -85,7 +87,13 @@ class View:
 
     def _beside(self) -> tuple[object, ...]:
         """What is no ring: jumps and whom they affected, servers."""
-        return self.home, self.servers.version, [(id(jump), len(jump.series.affected)) for jump in self.jumps]
+        storms = [(id(storm), storm.end_ns) for storm in self.storms]
+        return self.home, self.servers.version, [(id(jump), len(jump.series.affected)) for jump in self.jumps], storms
+
+    def note(self, active: Iterable[Episode]) -> None:
+        """Symptoms that may be the reason for others."""
+        fresh = [e for e in active if e.symptom == "retry_storm" and e not in self.storms]
+        self.storms = [*self.storms, *fresh][-_STORMS:]
 
     def add(self, rows: Mapping[str, np.ndarray]) -> None:
         floor = self.config.evidence_floor_ns

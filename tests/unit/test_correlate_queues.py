@@ -213,7 +213,7 @@ def test_what_piled_up_while_the_server_was_away_is_its_doing(failure: str, caus
 
 
 def test_what_happens_again_and_again_is_a_habit() -> None:
-    habits = Habits()
+    habits = Habits(Series((), 8))
     for start in range(0, 300, 100):
         assert not any(habits.has(1, "age_s", start + i, 5.0) for i in range(4))
     assert habits.has(1, "age_s", 300, 5.0)

@@ -63,7 +63,7 @@ def refused(episode: Episode, view: View) -> Iterator[Verdict]:
 
 def turned_away(episode: Episode, view: View) -> Iterator[Verdict]:
     """A peer, as its clients saw it."""
-    netns, raw = cast("tuple[int, bytes]", episode.key)
+    netns, raw = cast("tuple[int, bytes]", episode.key[:2])
     rows = in_netns(to_peer(view.during("tcp_connect", episode), raw), netns)
     refused_ = rows[(rows["result"] == _FAILED) & (rows["errno"] == errno.ECONNREFUSED)]
     if len(refused_) and len(refused_) >= 0.5 * episode.facts.get("failed", 0.0) >= 0.5 * episode.facts.get(
@@ -102,5 +102,5 @@ def failing(episode: Episode, view: View) -> Iterator[Verdict]:
 
 CAUSE = Cause(
     "broker_down", 20, "a broker, or another server, refused connections or was not there", {**POLLS, **READS, **PEERS},
-    "see whether it runs, and why it ended: its log, and its unit's state", {"broker_down": unreachable, "decision_latency": refused, "refusals": refused, "service_errors": failing, "connect_failures": turned_away, "queue_lag": behind},
+    "see whether it runs, and why it ended: its log, and its unit's state", {"broker_down": unreachable, "decision_latency": refused, "refusals": refused, "service_errors": failing, "connect_failures": turned_away, "retry_storm": turned_away, "queue_lag": behind},
     kin="broker")  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause
+from agent.correlate.chain import hops
 from agent.correlate.consumption import consumption
 from agent.correlate.episode import Episode, Verdict, item
 from agent.correlate.polled import polled
@@ -97,6 +98,13 @@ def asking(episode: Episode, view: View) -> Iterator[Verdict]:
         yield _hungry(process(*p.server), p.starved_ns, p.server[1], 0.88, starved(p.server[1], episode, view))
 
 
+def kept_waiting(episode: Episode, view: View) -> Iterator[Verdict]:
+    """The server at which a chain of requests that were given up ends."""
+    end = hops(episode, view)[-1]
+    if end.server and end.starved_ns > 0.5 * episode.value:
+        yield _hungry(process(*end.server), end.starved_ns, end.server[1], 0.88, starved(end.server[1], episode, view))
+
+
 def consumers(episode: Episode, view: View) -> Iterator[Verdict]:
     """Of a queue: those that talk to its server."""
     hungry = consumption(episode, view).starved
@@ -119,6 +127,7 @@ CAUSE = Cause(
         "broker_stall": asking,
         "queue_lag": consumers,
         "resource_low": withheld,
+        "deadline_exceeded": kept_waiting,
     },
     lasts=lambda view, from_ns, to_ns, now_ns: view.crowded(from_ns, to_ns, now_ns),
 )

@@ -9,10 +9,12 @@ from typing import cast
 import numpy as np
 
 from agent.correlate.catalogue import Cause
+from agent.correlate.chain import READS as CHAIN
+from agent.correlate.chain import hops
 from agent.correlate.episode import Culprit, Episode, Verdict, item
 from agent.correlate.local import in_netns
 from agent.correlate.onway import on_way
-from agent.correlate.pairs import pair
+from agent.correlate.pairs import pair, sent_again
 from agent.correlate.polled import READS, polled
 from agent.correlate.rows import groups
 from agent.correlate.thresholds import SECOND
@@ -23,6 +25,7 @@ from agent.tables import TABLES
 
 _RECEIVED, _SERVER = TABLES["tcp_reset"].code("direction", "received"), TABLES["tcp_reset"].code("role", "server")
 _FAILED = TABLES["tcp_connect"].code("result", "failed")
+_SYN = TABLES["tcp_retransmit"].code("kind", "syn")
 _RESETS = 2
 _UNANSWERED = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
@@ -69,6 +72,17 @@ def between(episode: Episode, view: View) -> Iterator[Verdict]:
         yield Verdict(CAUSE.name, 0.45 if p.way.slower else 0.85, p.name.rpartition(":")[0], words, (entry,))
 
 
+def jammed(episode: Episode, view: View) -> Iterator[Verdict]:
+    """Of a connection on which nothing moves."""
+    again, name = sent_again(episode, view), peer(cast("bytes", episode.key[1]))
+    entry = item("tcp_retransmit", "segments sent again", again, "", column="count", peer=name)
+    if again:
+        words = tell("{lost} of it had to be sent again", lost=value(again, "TCP segment"))
+        yield Verdict(CAUSE.name, 0.8, name.rpartition(":")[0], words, (entry,), "", Culprit(object=name))
+    else:
+        yield Verdict(CAUSE.name, 0.0, "", "no segment of it was sent again", (entry,))
+
+
 def of_peer(episode: Episode, view: View) -> Iterator[Verdict]:
     p = on_way(episode, view)
     if p.crowded:
@@ -103,6 +117,32 @@ def unreached(episode: Episode, view: View) -> Iterator[Verdict]:
         words = tell("{n} to it were not answered at all", n=value(silent, "connect"))
         entry = item("tcp_connect", "connects not answered", silent, "", column="errno", peer=name)
         yield Verdict(CAUSE.name, 0.8, host, words, (entry,), "", told)
+
+
+def on_the_chain(episode: Episode, view: View) -> Iterator[Verdict]:
+    """The way to the server at which a chain of requests that were given up ends."""
+    end = hops(episode, view)[-1]
+    entry = item("tcp_retransmit", "segments sent again", end.again, "", column="count", peer=end.name)
+    if end.again:
+        words = tell("{lost} to {who} had to be sent again", lost=value(end.again, "TCP segment"), who=end.who)
+        yield Verdict(CAUSE.name, 0.85, end.host, words, (entry,), "", Culprit(object=end.name))
+    else:
+        yield Verdict(CAUSE.name, 0.0, "", f"no segment to {end.name} was sent again", (entry,))
+
+
+def unheard(episode: Episode, view: View) -> Iterator[Verdict]:
+    """Connects to a peer that took long, since their SYN had to be sent again: to a server of this host it is no network that loses it."""
+    netns, raw = cast("tuple[int, bytes]", episode.key)
+    name = peer(raw)
+    rows = in_netns(to_peer(view.during("tcp_retransmit", episode), raw), netns)
+    again = int(np.maximum(rows["count"], 1)[rows["kind"] == _SYN].sum())
+    entry = item("tcp_retransmit", "SYNs sent again", again, "", column="count", peer=name)
+    if not again:
+        yield Verdict(CAUSE.name, 0.0, "", f"no SYN to {name} was sent again", (entry,))
+    elif view.server(raw, netns, episode) is None:
+        words = tell("the first segment of {n} had to be sent again", n=value(again, "connect"))
+        host = place(name.rpartition(":")[0], raw, netns)
+        yield Verdict(CAUSE.name, 0.75, host, words, (entry,), "", Culprit(object=name))
 
 
 def reset(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -147,7 +187,7 @@ CAUSE = Cause(
     "network_loss",
     30,
     "packets to or from a peer were lost, and had to be sent again",
-    {**READS, **PEERS},
+    {**READS, **PEERS, **CHAIN},
     "look for drops on the way: ip -s link, tc -s qdisc, the switch's counters; tickscope query tcp_retransmit --group-by peer",
     {
         "decision_latency": lost,
@@ -159,5 +199,8 @@ CAUSE = Cause(
         "sender_stalled": between,
         "network_loss": of_peer,
         "network_rtt": of_peer,
+        "deadline_exceeded": on_the_chain,
+        "connect_latency": unheard,
+        "window_shut": jammed,
     },
 )

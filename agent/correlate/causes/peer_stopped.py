@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Culprit, Episode, Verdict, item
-from agent.correlate.pairs import READS, pair
+from agent.correlate.pairs import READS, pair, reads, sent_again
 from agent.correlate.view import View
-from agent.correlate.words import process, span, tell
+from agent.correlate.words import peer, process, span, tell, value
 
 
 def not_reading(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -22,6 +22,24 @@ def not_writing(episode: Episode, view: View) -> Iterator[Verdict]:
         yield _stopped(
             episode, view, "{who} wrote nothing to it for {took}, and did not wait to, while no segment was sent again"
         )
+
+
+def not_taking(episode: Episode, view: View) -> Iterator[Verdict]:
+    """Nothing moves, and nothing is lost on the way: only the reader can open the window again."""
+    again = sent_again(episode, view)
+    reader = reads(episode, view)
+    name, unread = peer(episode.key[1]), episode.facts["unread"]  # type: ignore[arg-type]
+    starving = reader is not None and view.starved_ns(reader[0], episode) > 0.5 * episode.value
+    words = tell(
+        "{who} reads nothing from it{unread}, and {again}",
+        who=process(reader[1], reader[0]) if reader else name,
+        unread=tell(", though {n} lie there", n=value(unread, "byte")) if unread else "",
+        again=tell("{n} had to be sent again", n=value(again, "segment")) if again else "no segment was lost",
+    )
+    entry = item("socket_queue", "written and not taken", episode.facts["unsent"], "bytes", column="send_q_bytes", peer=name, pid=episode.pid)  # fmt: skip
+    sure = 0.4 if again or starving else 0.85 if reader else 0.75
+    culprit = Culprit(reader[0], reader[1], name) if reader else Culprit(object=name)
+    yield Verdict(CAUSE.name, sure, episode.scope, words, (entry,), "", culprit)
 
 
 def _stopped(episode: Episode, view: View, template: str) -> Verdict:
@@ -49,5 +67,5 @@ CAUSE = Cause(
     "the other end of a connection stopped reading or writing, though the network was well",
     READS,
     "see what that process does instead: its log, its stacks (gdb -p, py-spy dump), tickscope query slow_syscall",
-    {"receiver_stalled": not_reading, "sender_stalled": not_writing},
+    {"receiver_stalled": not_reading, "sender_stalled": not_writing, "window_shut": not_taking},
 )
