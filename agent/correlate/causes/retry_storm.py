@@ -88,7 +88,6 @@ CAUSE = Cause(
         "retry_storm": itself,
         "service_latency": of_port,
         "accept_overflow": of_port,
-        "connect_failures": of_peer,
         "connect_latency": of_peer,
         "decision_latency": asked,
         "service_errors": asked,
