@@ -213,6 +213,8 @@ _ALL = (
     _table("socket_queue", "one kernel queue at one poll: of up to 256 listeners, those with most waiting, and the 32 connections with most unread or unsent", *PROC, *SOCK, enum("kind", "accept connection qdisc", "which queue"),
            i64("queue", "length: connections, bytes or packets"), i64("limit", "its limit"), i64("overflows", "full accept queues met since the host started, by all listeners"),
            i64("recv_q_bytes", "receive queue", "bytes"), i64("send_q_bytes", "send queue", "bytes"), text("device", 16, "network device"),
+           i64("acked_bytes", "connection: what the other end has taken since it began", "bytes"),
+           i64("shut_ns", "connection: for how long in all what was written waited for the other end's window to open", "ns"),
            i64("drops", "connections (accept) or packets (qdisc) that this queue dropped"), measure="queue"),
     _table("resource", "what a watched process (one that reports decisions, or serves others) has of something at a poll: where that nears its end or is withheld, and now and then", *PROC,
            enum("kind", "cpu memory fd disk oom", "processor, memory, descriptors, a file system's room; oom: the kernel killed it for want of memory"),

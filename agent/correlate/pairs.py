@@ -8,7 +8,6 @@ from typing import cast
 import numpy as np
 
 from agent.correlate.episode import Episode
-from agent.correlate.local import in_netns
 from agent.correlate.streams import Process
 from agent.correlate.view import View, to_peer
 from agent.correlate.waits import CPUS, PEERS
@@ -35,13 +34,6 @@ def reads(episode: Episode, view: View) -> tuple[int, str] | None:
         return reader[0], reader[2]
     server = view.server(raw, netns, episode)
     return (server[1], server[0]) if server else None
-
-
-def sent_again(episode: Episode, view: View) -> int:
-    """Segments of its that were sent again meanwhile."""
-    netns, raw = cast("tuple[int, bytes]", episode.key[:2])
-    rows = in_netns(to_peer(view.during("tcp_retransmit", episode), raw), netns)
-    return int(np.maximum(rows["count"], 1).sum())
 
 
 def pair(episode: Episode, view: View) -> Pair:

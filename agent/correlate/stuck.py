@@ -1,7 +1,8 @@
-"""Connections on which nothing moves: what one end wrote stays unsent, poll after poll, to the byte, since the other end takes nothing.
+"""Connections on which nothing moves, since the other end's window stays shut: it takes nothing of what was written.
 
-The polls of the kernel's queues tell connections with much unread or unsent (agent/queues/sockets.py). One end's program writes faster than the other takes
-all the time, on a healthy host too, but then something moves between two polls. A window that stays shut moves nothing.
+The polls of the kernel's queues tell connections with much unread or unsent (agent/queues/sockets.py), and of each what the other end has acknowledged, and for how long
+the kernel had something to send and no window for it. One program writes faster than the other reads all the time, on a healthy host too, but then something is
+acknowledged between two polls; and what is lost on the way waits for an acknowledgement, not for a window.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
 from agent.correlate.late import Habits
-from agent.correlate.rows import pick
+from agent.correlate.rows import known, pick
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import NO_PEER, own_ends
 from agent.correlate.watch import Watch
@@ -36,15 +37,18 @@ READS = {
         "peer",
         "recv_q_bytes",
         "send_q_bytes",
+        "acked_bytes",
+        "shut_ns",
     )
 }
 _KEEP_S = 5
+_MOST = 0.8  # of the time between two polls, that the window must have been shut
 
 
 @dataclass(frozen=True)
 class Jam:
-    """A connection of which something is unsent. since_ns: when its last change was seen; new: whether it was there when this began to watch.
-    reader: who does not read, where it is on this host, with what lies unread there."""
+    """A connection of which something is unsent, as last polled. stuck_ns: for how long nothing has moved for want of a window; since_ns: when that began. new: whether it began since this
+    watches. reader: who does not read, where it is on this host, with what lies unread there."""
 
     writer: tuple[int, int, str]
     reader: tuple[int, int, str] | None
@@ -53,14 +57,12 @@ class Jam:
     peer: bytes
     unsent: int
     unread: int
+    acked: int
+    shut_ns: int
     since_ns: int
     last_ns: int
-    polls: int
+    stuck_ns: int
     new: bool
-
-    @property
-    def stuck_ns(self) -> int:
-        return self.last_ns - self.since_ns
 
 
 class StuckWatch(Watch):
@@ -86,7 +88,7 @@ class StuckWatch(Watch):
         self._known = {k: jam for k, jam in self._known.items() if jam.last_ns > (second - _KEEP_S) * SECOND}
         slots: dict[int, Jam] = {}
         for jam in self._known.values():
-            if jam.polls < 2 or jam.last_ns < second * SECOND:
+            if not jam.stuck_ns or jam.last_ns < second * SECOND:
                 continue
             slot = self.series.slot((jam.writer[:2], jam.netns, jam.server), second)
             if slot >= 0 and (slot not in slots or slots[slot].stuck_ns < jam.stuck_ns):
@@ -97,23 +99,26 @@ class StuckWatch(Watch):
         return chosen
 
     def _poll(self, rows: np.ndarray, second: int) -> None:
-        ends, assert_since = own_ends(rows), self._since_s or 0
+        ends, began = own_ends(rows), self._since_s or 0
         others = {(int(r["netns"]), end.tobytes(), r["peer"].tobytes()): r for r, end in zip(rows, ends, strict=True) if r["recv_q_bytes"] > 0}  # fmt: skip
         for row, end in zip(rows, ends, strict=True):
-            if row["send_q_bytes"] <= 0 or row["pid"] <= 0:
+            if row["send_q_bytes"] <= 0 or row["pid"] <= 0 or not known(row["shut_ns"]):
                 continue
-            key, t_ns, unsent = int(row["sock_id"]), int(row["t_ns"]), int(row["send_q_bytes"])
+            key, t_ns, shut_ns, acked = (int(row[name]) for name in ("sock_id", "t_ns", "shut_ns", "acked_bytes"))
             other = others.get((int(row["netns"]), row["peer"].tobytes(), end.tobytes()))
             before = self._known.get(key)
             reader = _who(other) if other is not None and other["pid"] > 0 else None
             unread = int(other["recv_q_bytes"]) if other is not None else 0
-            if before is not None and (before.unsent, before.unread) == (unsent, unread):
-                self._known[key] = replace(before, last_ns=t_ns, polls=before.polls + 1, reader=reader)
+            shut = shut_ns - before.shut_ns if before is not None else 0
+            if before is not None and before.acked == acked and shut >= _MOST * (t_ns - before.last_ns):
+                since_ns = before.since_ns if before.stuck_ns else max(before.last_ns, t_ns - shut)
+                self._known[key] = replace(before, reader=reader, unread=unread, unsent=int(row["send_q_bytes"]), shut_ns=shut_ns,
+                                           since_ns=since_ns, last_ns=t_ns, stuck_ns=t_ns - since_ns)  # fmt: skip
                 continue
             serves = bool(row["role"] == _SERVER)
             server, far = (end.tobytes(), row["peer"].tobytes()) if serves else (row["peer"].tobytes(),) * 2
-            new = before.new if before is not None else second > assert_since + self.config.warm_s
-            self._known[key] = Jam(_who(row), reader, int(row["netns"]), server, far, unsent, unread, t_ns, t_ns, 1, new)  # fmt: skip
+            new = before is not None or second > began + self.config.warm_s
+            self._known[key] = Jam(_who(row), reader, int(row["netns"]), server, far, int(row["send_q_bytes"]), unread, acked, shut_ns, t_ns, t_ns, 0, new)  # fmt: skip
 
     def describe(self, symptom: str, slot: int) -> Episode:
         jam = self.jams[slot]

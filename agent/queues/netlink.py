@@ -16,13 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 NETLINK_SOCK_DIAG = 4
-TCPDIAG_GETSOCK, RTM_GETQDISC = 18, 38
+TCPDIAG_GETSOCK, SOCK_DIAG_BY_FAMILY, RTM_GETQDISC = 18, 20, 38
 NLMSG_ERROR, NLMSG_DONE = 2, 3
 _REQUEST_DUMP = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
 ESTABLISHED, LISTEN = 1, 10
 #: States whose queues hold a program's data: ESTABLISHED FIN_WAIT1 CLOSE_WAIT LAST_ACK LISTEN CLOSING.
 STATES = 1 << ESTABLISHED | 1 << 4 | 1 << 8 | 1 << 9 | 1 << LISTEN | 1 << 11
-_SKMEMINFO, _CGROUP_ID = 7, 21  # INET_DIAG_SKMEMINFO; INET_DIAG_CGROUP_ID, since 5.9
+_INFO, _SKMEMINFO, _CGROUP_ID = 2, 7, 21  # INET_DIAG_INFO; INET_DIAG_SKMEMINFO; INET_DIAG_CGROUP_ID, since 5.9
+_TCP_INFO = 120, 176  #: Offsets of tcpi_bytes_acked and tcpi_rwnd_limited in struct tcp_info.
 _SK_MEMINFO_DROPS = 8 * 4  #: Offset of sk_drops in the former's u32 array.
 _TCA_KIND, _TCA_STATS2, _TCA_STATS_QUEUE = 1, 7, 3
 TC_H_ROOT = 0xFFFFFFFF
@@ -75,6 +76,29 @@ def tcp_sockets(timeout_s: float = 1.0) -> tuple[np.ndarray, npt.NDArray[np.int6
         cgroups.append(_values(chunk, data, starts, _CGROUP_ID, 0, "<i8"))
         drops.append(_values(chunk, data, starts, _SKMEMINFO, _SK_MEMINFO_DROPS, "<u4"))
     return np.concatenate(found), np.concatenate(cgroups), np.concatenate(drops)
+
+
+def progress(sockets: np.ndarray, timeout_s: float = 1.0) -> npt.NDArray[np.int64]:
+    """Of each of some sockets (dtype INET_DIAG_MSG): how many bytes the other end has acknowledged, and for how many us in all what was written waited for its window
+    (RFC 4898); -1 for one that has gone, and where the kernel does not say. Shape (n, 2). Raises OSError."""
+    found = np.full((len(sockets), len(_TCP_INFO)), -1, np.int64)
+    if not len(sockets):
+        return found
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_SOCK_DIAG) as netlink:
+        netlink.settimeout(timeout_s)
+        for i, raw in enumerate(sockets):
+            # struct inet_diag_req_v2, whose id is that of the message.
+            asked = struct.pack("=BBBBI", raw["family"], socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, STATES) + raw.tobytes()[4:52]  # fmt: skip
+            netlink.send(struct.pack("=IHHII", 16 + len(asked), SOCK_DIAG_BY_FAMILY, 1, i, 0) + asked)
+            chunk = netlink.recv(1 << 12)
+            length, kind = struct.unpack_from("=IH", chunk)
+            if kind != SOCK_DIAG_BY_FAMILY:
+                continue
+            first, last = dict(_attributes(chunk, 16 + INET_DIAG_MSG.itemsize, length)).get(_INFO, (0, 0))
+            for j, at in enumerate(_TCP_INFO):
+                if last - first >= at + 8:
+                    found[i, j] = struct.unpack_from("=q", chunk, first + at)[0]
+    return found
 
 
 def qdiscs(timeout_s: float = 1.0) -> list[Qdisc]:

@@ -55,7 +55,7 @@ def full(episode: Episode, view: View) -> Iterator[Verdict]:
         return
     words = tell("{who} did not take {n} at the first try", who=process(*server), n=value(again, "connect"))
     entry = item("tcp_retransmit", "SYNs sent again", again, "", column="count", peer=peer(raw))
-    yield Verdict(CAUSE.name, 0.7, "", words, (entry,), "", Culprit(server[1], server[0], peer(raw)))
+    yield Verdict(CAUSE.name, 0.5, "", words, (entry,), "", Culprit(server[1], server[0], peer(raw)))
 
 
 CAUSE = Cause(

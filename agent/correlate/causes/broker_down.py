@@ -73,7 +73,8 @@ def turned_away(episode: Episode, view: View) -> Iterator[Verdict]:
         who = f"{server[0]} (pid {server[1]})" if server else "it"
         words = tell("{who} refused {n}", who=who, n=value(len(refused_), "connection"))
         entry = item("tcp_connect", "failed connects", len(refused_), "", peer=name, errno=errno.ECONNREFUSED)
-        yield Verdict(CAUSE.name, 0.8, place(name, raw, netns), words, (entry,), "", Culprit(object=name))
+        sure = 0.94 if episode.symptom == "retry_storm" else 0.8  # it is why they are tried again
+        yield Verdict(CAUSE.name, sure, place(name, raw, netns), words, (entry,), "", Culprit(object=name))
 
 
 def behind(episode: Episode, view: View) -> Iterator[Verdict]:

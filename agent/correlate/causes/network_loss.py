@@ -14,7 +14,7 @@ from agent.correlate.chain import hops
 from agent.correlate.episode import Culprit, Episode, Verdict, item
 from agent.correlate.local import in_netns
 from agent.correlate.onway import on_way
-from agent.correlate.pairs import pair, sent_again
+from agent.correlate.pairs import pair
 from agent.correlate.polled import READS, polled
 from agent.correlate.rows import groups
 from agent.correlate.thresholds import SECOND
@@ -70,17 +70,6 @@ def between(episode: Episode, view: View) -> Iterator[Verdict]:
         entry = item("tcp_retransmit", "segments sent again", p.again, "", column="count", peer=p.name)
         words = tell("{lost} of it had to be sent again", lost=value(p.again, "TCP segment"))
         yield Verdict(CAUSE.name, 0.45 if p.way.slower else 0.85, p.name.rpartition(":")[0], words, (entry,))
-
-
-def jammed(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Of a connection on which nothing moves."""
-    again, name = sent_again(episode, view), peer(cast("bytes", episode.key[1]))
-    entry = item("tcp_retransmit", "segments sent again", again, "", column="count", peer=name)
-    if again:
-        words = tell("{lost} of it had to be sent again", lost=value(again, "TCP segment"))
-        yield Verdict(CAUSE.name, 0.8, name.rpartition(":")[0], words, (entry,), "", Culprit(object=name))
-    else:
-        yield Verdict(CAUSE.name, 0.0, "", "no segment of it was sent again", (entry,))
 
 
 def of_peer(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -201,6 +190,5 @@ CAUSE = Cause(
         "network_rtt": of_peer,
         "deadline_exceeded": on_the_chain,
         "connect_latency": unheard,
-        "window_shut": jammed,
     },
 )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Culprit, Episode, Verdict, item
-from agent.correlate.pairs import READS, pair, reads, sent_again
+from agent.correlate.pairs import READS, pair, reads
 from agent.correlate.view import View
 from agent.correlate.words import peer, process, span, tell, value
 
@@ -25,19 +25,17 @@ def not_writing(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def not_taking(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Nothing moves, and nothing is lost on the way: only the reader can open the window again."""
-    again = sent_again(episode, view)
+    """The kernel itself waited for the window, and only who reads can open it again."""
     reader = reads(episode, view)
     name, unread = peer(episode.key[1]), episode.facts["unread"]  # type: ignore[arg-type]
     starving = reader is not None and view.starved_ns(reader[0], episode) > 0.5 * episode.value
     words = tell(
-        "{who} reads nothing from it{unread}, and {again}",
+        "{who} read nothing from it and kept its window shut{unread}",
         who=process(reader[1], reader[0]) if reader else name,
-        unread=tell(", though {n} lie there", n=value(unread, "byte")) if unread else "",
-        again=tell("{n} had to be sent again", n=value(again, "segment")) if again else "no segment was lost",
+        unread=tell(", with {n} unread", n=value(unread, "byte")) if unread else "",
     )
     entry = item("socket_queue", "written and not taken", episode.facts["unsent"], "bytes", column="send_q_bytes", peer=name, pid=episode.pid)  # fmt: skip
-    sure = 0.4 if again or starving else 0.85 if reader else 0.75
+    sure = 0.4 if starving else 0.9 if reader else 0.8
     culprit = Culprit(reader[0], reader[1], name) if reader else Culprit(object=name)
     yield Verdict(CAUSE.name, sure, episode.scope, words, (entry,), "", culprit)
 

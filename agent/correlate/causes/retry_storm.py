@@ -16,7 +16,7 @@ _LEAD_NS = 5 * SECOND
 
 def itself(episode: Episode, _view: View) -> Iterator[Verdict]:
     """The storm's own finding, where it is not known why the tries fail."""
-    yield _verdict(episode, 0.75, tell("it did not wait after an attempt that had failed, but tried again at once"))
+    yield _verdict(episode, 0.92, tell("it did not wait after an attempt that had failed, but tried again at once"))
 
 
 def of_port(episode: Episode, view: View) -> Iterator[Verdict]:

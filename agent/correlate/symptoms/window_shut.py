@@ -1,6 +1,6 @@
 """What a program wrote to a connection is not taken: the other end does not read, and its window stays shut.
 
-That not a byte moved between three polls, for two seconds, of what is more than 64 KiB is a fact. Who serves the world always has clients that stop reading: of what a server
+That the kernel had more than 64 KiB to send, had no window for it and saw not a byte acknowledged for a second and a half is a fact. Who serves the world always has clients that stop reading: of what a server
 wrote, only readers on this host are looked at.
 """
 
@@ -13,14 +13,14 @@ from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
 from agent.correlate.words import Words, measured, tell, value, when
 
-_POLLS, _LEAST_NS = 3, 1.8 * SECOND
+_LEAST_NS = 1.5 * SECOND
 
 
 def judge(watch: StuckWatch, second: Second) -> list[Episode]:
     opened = []
     for slot in second.slots.tolist():
         jam = watch.jams[slot]
-        if jam.polls < _POLLS or jam.stuck_ns < _LEAST_NS or not jam.new:
+        if jam.stuck_ns < _LEAST_NS or not jam.new:
             continue
         if jam.server != jam.peer and jam.reader is None:
             continue
