@@ -13,6 +13,7 @@ from agent.correlate.episode import Culprit, Episode
 from agent.correlate.givenup import READS as GIVEN
 from agent.correlate.givenup import given_up
 from agent.correlate.local import in_netns
+from agent.correlate.resent import resent
 from agent.correlate.rows import groups, pick
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, View, place, to_peer
@@ -26,13 +27,22 @@ _MOST = 0.5  # of the time that was waited for a server, from which its own wait
 
 @dataclass(frozen=True)
 class Hop:
-    """Somebody who was asked. raw: ip:port as in rows. again: segments to it that were sent again meanwhile. starved_ns: how long it waited for a processor."""
+    """Somebody who was asked. raw: ip:port as in rows. given: requests to it that were given up; unheard: of these, those whose SYN nobody answered; again: segments to it that were sent
+    again meanwhile; lost: how much of what was given up that explains, from 0 to 1. starved_ns: how long it waited for a processor."""
 
     raw: bytes
     netns: int | None
     server: tuple[str, int] | None
+    given: int
+    unheard: int
     again: int
+    lost: float
     starved_ns: float
+
+    @property
+    def dark(self) -> bool:
+        """Whether not even its kernel answered."""
+        return self.unheard > 0.5 * self.given
 
     @property
     def name(self) -> str:
@@ -75,15 +85,26 @@ def _hops(episode: Episode, view: View) -> list[Hop]:
 
 def _hop(raw: bytes, netns: int | None, episode: Episode, view: View) -> Hop:
     server = view.server(raw, netns, episode)
-    again = in_netns(to_peer(view.during("tcp_retransmit", episode), raw), netns)
+    rows = in_netns(to_peer(view.during("tcp_retransmit", episode), raw), netns)
+    closes, connects = (
+        in_netns(to_peer(given_up(*part), raw), netns)
+        for part in ((_rows(view, "tcp_close", episode), None), (None, _rows(view, "tcp_connect", episode)))
+    )
+    given = len(closes) + len(connects)
+    back = resent(episode, view, raw, netns, rows, 0, None)
+    hit = len(groups([rows["saddr"], rows["sport"]])[0]) if len(rows) else 0  # connections; each is of one request
     starved = view.starved_ns(server[1], episode) if server else 0.0
-    return Hop(raw, netns, server, int(np.maximum(again["count"], 1).sum()), starved)
+    return Hop(raw, netns, server, given, len(connects), back.again, min(1.0, hit / max(given, 1)) * back.explains(episode.value), starved)  # fmt: skip
+
+
+def _rows(view: View, table: str, episode: Episode) -> np.ndarray:
+    return view.rings[table].between(episode.start_ns, episode.end_ns + 2 * SECOND)
 
 
 def _asks(pid: int, episode: Episode, view: View) -> tuple[int | None, bytes] | None:
     """Whom a process kept waiting for, (network namespace, peer), most of the time; None where it did not."""
     until_ns = episode.end_ns + 2 * SECOND
-    given = given_up(*(view.rings[table].between(episode.start_ns, until_ns) for table in ("tcp_close", "tcp_connect")))
+    given = given_up(_rows(view, "tcp_close", episode), _rows(view, "tcp_connect", episode))
     given = given[(given["pid"] == pid) & (given["age_ns"] >= _MOST * episode.value)]
     if len(given):
         first, group = groups([given["netns"], given["peer"]])

@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from agent.columns import NULL_I64
 from agent.correlate.catalogue import causes, dtypes
 from agent.correlate.episode import Episode
 from agent.correlate.keptoff import kept_off_ns
@@ -267,7 +268,17 @@ def merge_rtt(rows: np.ndarray) -> np.ndarray:
     worst = np.zeros(len(first), np.int64)
     np.maximum.at(worst, group, rows["rtt_max_us"])
     merged["rtt_max_us"] = worst
-    best = rows["rtt_min_us"][first].copy()
-    np.minimum.at(best, group, rows["rtt_min_us"])
-    merged["rtt_min_us"] = best
+    for name in ("rtt_min_us", "raw_min_us"):
+        merged[name] = _least(rows[name], group, len(first))
+    for name in ("segments", "doubled"):
+        told = known(rows[name])
+        sums = np.bincount(group[told], rows[name][told], len(first)).astype(np.int64)
+        merged[name] = np.where(np.bincount(group[told], minlength=len(first)) > 0, sums, NULL_I64)
     return pick(merged, np.argsort(merged["t_ns"], kind="stable"))
+
+
+def _least(values: np.ndarray, group: np.ndarray, n: int) -> np.ndarray:
+    """Of each group's known values, NULL_I64 where there is none."""
+    least = np.full(n, np.iinfo(np.int64).max)
+    np.minimum.at(least, group[known(values)], values[known(values)])
+    return np.where(least < np.iinfo(np.int64).max, least, NULL_I64)

@@ -8,7 +8,7 @@ import numpy as np
 
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Culprit, Episode, Verdict, item
-from agent.correlate.local import in_netns
+from agent.correlate.local import in_netns, is_loopback
 from agent.correlate.view import View, to_peer
 from agent.correlate.waits import PEERS
 from agent.correlate.words import peer, process, tell, value
@@ -44,14 +44,14 @@ def accepting(episode: Episode, _view: View) -> Iterator[Verdict]:
 
 
 def full(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Connects to a server of this host whose first segment it did not take: it drops those that its queue has no room for."""
+    """Connects by no network whose first segment the server did not take: it drops those that its queue has no room for."""
     netns, raw = episode.key
     assert isinstance(netns, int)
     assert isinstance(raw, bytes)
     rows = in_netns(to_peer(view.during("tcp_retransmit", episode), raw), netns)
     again = int(np.maximum(rows["count"], 1)[rows["kind"] == _SYN].sum())
     server = view.server(raw, netns, episode)
-    if server is None or not again:
+    if server is None or not again or not (is_loopback(raw) or view.has_address(raw, netns, episode)):
         return
     words = tell("{who} did not take {n} at the first try", who=process(*server), n=value(again, "connect"))
     entry = item("tcp_retransmit", "SYNs sent again", again, "", column="count", peer=peer(raw))

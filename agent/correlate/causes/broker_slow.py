@@ -12,7 +12,8 @@ from agent.correlate.polled import POLLS, away, polled
 from agent.correlate.starved import READS, cpu_share
 from agent.correlate.view import View
 from agent.correlate.waits import PEERS, SHARE, on_peers
-from agent.correlate.words import Words, span, tell
+from agent.correlate.way import crowded
+from agent.correlate.words import Words, span, tell, value
 
 
 def in_decisions(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -62,15 +63,19 @@ def kept_waiting(episode: Episode, view: View) -> Iterator[Verdict]:
     *way, end = hops(episode, view)
     if end.starved_ns > 0.5 * episode.value:
         return
+    if end.dark:
+        yield Verdict(CAUSE.name, 0.0, "", f"not even a connect to {end.name} was answered")
+        return
     words = tell(
         "{who} did not answer within {age}{through}{again}",
         who=end.who,
         age=span(episode.value),
         through=f"; {' and '.join(hop.who for hop in way)} waited for it" if way else "",
-        again="" if end.again else ", and no segment to it was sent again",
+        again=tell(", and {n} to it had to be sent again", n=value(end.again, "segment")) if end.again else ", and no segment to it was sent again",
     )
     entry = item("tcp_close", "waited in vain", episode.value, "ns", column="waited_ns", peer=end.name, pid=episode.pid)
-    yield Verdict(CAUSE.name, 0.5 if end.again else 0.88, end.where, words, (entry,), "", end.culprit)
+    sure = 0.9 * (1 - 0.5 * end.lost) * (0.7 if crowded(view, episode) else 1.0)
+    yield Verdict(CAUSE.name, sure, end.where, words, (entry,), "", end.culprit)
 
 
 def behind(episode: Episode, view: View) -> Iterator[Verdict]:

@@ -99,10 +99,14 @@ def asking(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def kept_waiting(episode: Episode, view: View) -> Iterator[Verdict]:
-    """The server at which a chain of requests that were given up ends."""
-    end = hops(episode, view)[-1]
-    if end.server and end.starved_ns > 0.5 * episode.value:
-        yield _hungry(process(*end.server), end.starved_ns, end.server[1], 0.88, starved(end.server[1], episode, view))
+    """A server along a chain of requests that were given up, or who asked it."""
+    chain = [(hop.server, hop.starved_ns) for hop in reversed(hops(episode, view)) if hop.server]
+    if episode.pid is not None:
+        chain.append(((episode.comm, episode.pid), view.starved_ns(episode.pid, episode)))
+    for server, starved_ns in chain:
+        if starved_ns > 0.5 * episode.value:
+            yield _hungry(process(*server), starved_ns, server[1], 0.88, starved(server[1], episode, view))
+            return
 
 
 def consumers(episode: Episode, view: View) -> Iterator[Verdict]:

@@ -62,7 +62,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "connect_latency",
     57,
-    "connects to a peer take far longer than they ever do",
+    "connects to a peer take far longer than they ever do; told where it is known why",
     "a peer",
     "ns",
     "tcp_connect",
@@ -71,5 +71,6 @@ SYMPTOM = Symptom(
     f"see how long each took: tickscope query tcp_connect --where 'duration_ns > {SLOW_NS}'; whether its accept queue is full: ss -ltn",
     ConnectWatch,
     judge,
+    bare=False,
     measured={"longest_ns": "duration_ns"},
 )

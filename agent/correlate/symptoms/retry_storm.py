@@ -67,7 +67,7 @@ def clause(e: Episode) -> Words:
 
 SYMPTOM = Symptom(
     "retry_storm",
-    86,
+    87,
     "a program tries again at once, again and again, what has failed",
     "a program and a peer",
     "",
