@@ -42,6 +42,7 @@ READS = {
     )
 }
 _KEEP_S = 5
+_LITTLE = 16  # polls, in which what was taken since the last one would not be all that waits
 _MOST = 0.8  # of the time between two polls, that the window must have been shut
 
 
@@ -110,9 +111,9 @@ class StuckWatch(Watch):
             reader = _who(other) if other is not None and other["pid"] > 0 else None
             unread = int(other["recv_q_bytes"]) if other is not None else 0
             shut = shut_ns - before.shut_ns if before is not None else 0
-            if before is not None and before.acked == acked and shut >= _MOST * (t_ns - before.last_ns):
+            if before is not None and _LITTLE * (acked - before.acked) <= row["send_q_bytes"] and shut >= _MOST * (t_ns - before.last_ns):
                 since_ns = before.since_ns if before.stuck_ns else max(before.last_ns, t_ns - shut)
-                self._known[key] = replace(before, reader=reader, unread=unread, unsent=int(row["send_q_bytes"]), shut_ns=shut_ns,
+                self._known[key] = replace(before, reader=reader, unread=unread, unsent=int(row["send_q_bytes"]), acked=acked, shut_ns=shut_ns,
                                            since_ns=since_ns, last_ns=t_ns, stuck_ns=t_ns - since_ns)  # fmt: skip
                 continue
             serves = bool(row["role"] == _SERVER)

@@ -75,7 +75,7 @@ def test_the_server_at_the_end_was_stopped() -> None:
 def test_segments_to_it_were_lost() -> None:
     host = chain()
     host.add("tcp_retransmit", 30, t_ns=T0 + 30 * S + np.arange(30) * 200 * MS + 50 * MS, sport=41000 + np.arange(30), pid=MIDDLE_PID, proc_start_ns=START, comm=b"middle", netns=NETNS,
-             peer=np.frombuffer(BACK, "V18"), kind=0, count=1)  # fmt: skip
+             peer=np.frombuffer(BACK, "V18"), kind=0, count=2)  # fmt: skip
     (found,) = latest(run(host, UNTIL))
     assert (found["cause"], found["culprit_object"]) == ("network_loss", "10.0.0.3:8083")
 

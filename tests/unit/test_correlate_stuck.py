@@ -77,7 +77,7 @@ def test_a_full_buffer_that_moves_is_none(seed: int) -> None:
     """A download to a slow client, whose window is shut all the time, but for a moment each second."""
     host, rng = Host(seed), np.random.default_rng(seed)
     at = np.arange(5, UNTIL) + 0.3
-    queues(host, at, 2_500_000, acked=np.cumsum(rng.integers(1, 30, len(at)) * 1448))
+    queues(host, at, 2_500_000, acked=np.cumsum(rng.integers(150, 400, len(at)) * 1448))
     host.accept(0, UNTIL)
     assert latest(run(host, UNTIL)) == []
 

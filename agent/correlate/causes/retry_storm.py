@@ -81,7 +81,7 @@ def _verdict(storm: Episode, score: float, words: Words) -> Verdict:
 CAUSE = Cause(
     "retry_storm",
     48,
-    "a program tried again at once, again and again, what had failed, and kept the server busy with it",
+    "a program tried again at once, again and again, what had failed",
     PEERS,
     "have it wait longer after each failure (back-off with jitter), and give up at some point; see who it is: tickscope query tcp_connect --group-by comm",
     {

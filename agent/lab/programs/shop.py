@@ -9,7 +9,7 @@ import time
 from agent.common.clocks import boot_ns
 from agent.lab.program import OTHER, LabProgram, Run
 
-PORT, WORK_S, THREADS = 8084, 0.006, 8
+PORT, WORK_S, THREADS = 8084, 0.01, 10
 ANSWER = b"HTTP/1.0 200 OK\r\n\r\nok\n"
 
 
@@ -58,7 +58,7 @@ def insist(run: Run) -> None:
 
 def wait(run: Run) -> None:
     run.listen()
-    tick = run.every(8)
+    tick = run.every(6)
     while True:
         tick()
         start_ns = boot_ns()
@@ -68,5 +68,5 @@ def wait(run: Run) -> None:
 PROGRAMS = (
     LabProgram("shop", serve, settings={"barred": ""}, names=(f"{OTHER}:{PORT}",), server=True),
     LabProgram("eager", insist, settings={"pause_s": 0.5}, uses=("shop",)),
-    LabProgram("patient", wait, uses=("shop",)),
+    LabProgram("patient", wait, names=("lab-shop",), uses=("shop",)),
 )
