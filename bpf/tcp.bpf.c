@@ -115,14 +115,16 @@ static __always_inline void tcp_closed(void *sk, struct tcp_socket *s, u64 now, 
 	tcp_closes.ringbuf_submit(e, QUIET);
 }
 
-/* Its program, current, closes a connection. Where nothing has come since it last sent something, it does not wait for the answer any longer. */
+/* Its program, current, closes a connection. Where nothing has come since it last sent something, it does not wait for the answer any longer. Within one tick it
+ * is not known what came first: a connection of which nothing ever came is told all the same. */
 static __always_inline void tcp_leave(void *sk, struct tcp_socket *s)
 {
-	u32 now = bpf_jiffies64(), segments = 0, sent = 0, came = 0;
-	GET(segments, sk, tcp_sock, data_segs_out);
+	u32 now = bpf_jiffies64(), out = 0, in = 0, sent = 0, came = 0;
+	GET(out, sk, tcp_sock, data_segs_out);
+	GET(in, sk, tcp_sock, data_segs_in);
 	GET(sent, sk, tcp_sock, lsndtime);
 	GET(came, sk, inet_connection_sock, lrcvtime);
-	if (segments && (s32)(sent - came) >= 0)
+	if (out && (!in || (s32)(sent - came) > 0))
 		s->left = now - sent + 1;
 }
 
