@@ -14,7 +14,10 @@ from agent.tables import TABLES
 _OK, _FAILED = (TABLES["tcp_connect"].code("result", name) for name in ("ok", "failed"))
 _RECEIVED, _SERVER = TABLES["tcp_reset"].code("direction", "received"), TABLES["tcp_reset"].code("role", "server")
 #: What a symptom of connects reads.
-READS = {"tcp_connect": ("netns", "peer", "result", "errno", "duration_ns"), "tcp_reset": ("netns", "peer", "role", "direction")}
+READS = {
+    "tcp_connect": ("netns", "peer", "result", "errno", "duration_ns"),
+    "tcp_reset": ("netns", "peer", "role", "direction"),
+}
 SLOW_NS = 200_000_000
 _END = np.dtype([("netns", np.int64), ("peer", "V18")])
 

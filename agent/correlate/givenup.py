@@ -87,4 +87,5 @@ def whose(given: np.ndarray) -> np.void:
     """A row of the process with most of them; of equals the first in time."""
     keys = packed([given["pid"], given["tick"]]).tolist()
     counts = {key: keys.count(key) for key in dict.fromkeys(keys)}
-    return given[keys.index(max(counts, key=lambda key: counts[key]))]
+    most: np.void = given[keys.index(max(counts, key=lambda key: counts[key]))]
+    return most

@@ -111,7 +111,11 @@ class StuckWatch(Watch):
             reader = _who(other) if other is not None and other["pid"] > 0 else None
             unread = int(other["recv_q_bytes"]) if other is not None else 0
             shut = shut_ns - before.shut_ns if before is not None else 0
-            if before is not None and _LITTLE * (acked - before.acked) <= row["send_q_bytes"] and shut >= _MOST * (t_ns - before.last_ns):
+            if (
+                before is not None
+                and _LITTLE * (acked - before.acked) <= row["send_q_bytes"]
+                and shut >= _MOST * (t_ns - before.last_ns)
+            ):
                 since_ns = before.since_ns if before.stuck_ns else max(before.last_ns, t_ns - shut)
                 self._known[key] = replace(before, reader=reader, unread=unread, unsent=int(row["send_q_bytes"]), acked=acked, shut_ns=shut_ns,
                                            since_ns=since_ns, last_ns=t_ns, stuck_ns=t_ns - since_ns)  # fmt: skip

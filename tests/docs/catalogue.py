@@ -43,5 +43,4 @@ _SYMPTOMS = {
     "entries_lost": "entries went before anybody read them",
     "duplicates": "the same entry was produced twice",
 }
-_CAUSES = {
-}
+_CAUSES = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.unit.correlate_scenarios import MS, START, T0, Host, S, code, latest, peer, run
+from tests.unit.correlate_scenarios import START, T0, Host, S, code, latest, peer, run
 from tests.unit.test_correlate_processes import event
 
 NETNS, UNTIL = 1, 60
@@ -13,7 +13,15 @@ WRITER_PID, READER_PID = 2100, 2101
 WRITER, READER = peer("10.0.0.1", 41000), peer("10.0.0.2", 9100)
 
 
-def queues(host: Host, at: np.ndarray, unsent: object, unread: object = None, serves: bool = False, acked: object = 7, shut_ns: object = None) -> None:
+def queues(
+    host: Host,
+    at: np.ndarray,
+    unsent: object,
+    unread: object = None,
+    serves: bool = False,
+    acked: object = 7,
+    shut_ns: object = None,
+) -> None:
     """Polls: the writer's end, and the reader's where that is on this host. serves: the writer is who was connected to."""
     ends = [(WRITER_PID, b"writer", WRITER, READER, "server" if serves else "client", unsent, 0)]
     if unread is not None:

@@ -71,7 +71,9 @@ def kept_waiting(episode: Episode, view: View) -> Iterator[Verdict]:
         who=end.who,
         age=span(episode.value),
         through=f"; {' and '.join(hop.who for hop in way)} waited for it" if way else "",
-        again=tell(", and {n} to it had to be sent again", n=value(end.again, "segment")) if end.again else ", and no segment to it was sent again",
+        again=tell(", and {n} to it had to be sent again", n=value(end.again, "segment"))
+        if end.again
+        else ", and no segment to it was sent again",
     )
     entry = item("tcp_close", "waited in vain", episode.value, "ns", column="waited_ns", peer=end.name, pid=episode.pid)
     sure = 0.9 * (1 - 0.5 * end.lost) * (0.7 if crowded(view, episode) else 1.0)

@@ -79,7 +79,7 @@ SYMPTOM = Symptom(
     "tcp_close",
     READS,
     clause,
-    "see what was waited for: tickscope query tcp_close --where \"waited_ns > 0\" --group-by peer; what that server does instead: tickscope query slow_syscall",
+    'see what was waited for: tickscope query tcp_close --where "waited_ns > 0" --group-by peer; what that server does instead: tickscope query slow_syscall',
     GivenUpWatch,
     judge,
     measured={"age_ns": "waited_ns"},
