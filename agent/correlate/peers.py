@@ -57,7 +57,7 @@ class PeerWatch(EndWatch):
         chosen = chosen[[not is_loopback(mine["peer"][first[i]].tobytes()) for i in chosen]]
         ends = mine["peer"][first[chosen]]
         slots = self.slots(mine["netns"][first[chosen]], ends, second)
-        at = Places(mine, chosen, first, group)
+        at = AskedEnds(mine, chosen, first, group)
         values = {
             "floor_us": floor[chosen],
             "connect_us": _connects(rows, at),
@@ -70,7 +70,7 @@ class PeerWatch(EndWatch):
         return slots[fits]
 
 
-class Places:
+class AskedEnds:
     """Which subjects rows are about. Where they do not say from which network namespace, it is that of their process; where that is not known, either, all that have that end."""
 
     def __init__(self, mine: np.ndarray, chosen: np.ndarray, first: np.ndarray, group: np.ndarray) -> None:
@@ -98,7 +98,7 @@ class Places:
         return self._of_end.get(end, [])
 
 
-def _connects(rows: Mapping[str, np.ndarray], at: Places) -> np.ndarray:
+def _connects(rows: Mapping[str, np.ndarray], at: AskedEnds) -> np.ndarray:
     done, again = rows.get("tcp_connect"), rows.get("tcp_retransmit")
     out = np.full(at.n, np.nan)
     if done is None:
@@ -116,7 +116,7 @@ def _connects(rows: Mapping[str, np.ndarray], at: Places) -> np.ndarray:
     return out
 
 
-def _again(again: np.ndarray | None, at: Places) -> np.ndarray:
+def _again(again: np.ndarray | None, at: AskedEnds) -> np.ndarray:
     out = np.zeros(at.n)
     if again is None:
         return out
@@ -128,7 +128,7 @@ def _again(again: np.ndarray | None, at: Places) -> np.ndarray:
     return out
 
 
-def _waits(waits: np.ndarray | None, at: Places) -> np.ndarray:
+def _waits(waits: np.ndarray | None, at: AskedEnds) -> np.ndarray:
     if waits is None:
         return np.full(at.n, np.nan)
     some = pick(waits, (waits["basis"] == _BLOCKED) & (waits["kind"] == _WAITING) & (waits["peer"] != NO_PEER))
