@@ -64,16 +64,20 @@ def _declared(room: str, later: str) -> str:
 
 #: What a finding may say (agent/correlate/catalogue.py; here are names only, since the declarations need the tables). The counters of findings
 #: start at 0 for each of them.
-SYMPTOMS = _declared("symptoms", """handshake_latency handshake_failures connect_latency redelivery rebalancing entries_lost
+SYMPTOMS = _declared("symptoms", """handshake_latency handshake_failures redelivery rebalancing entries_lost
     duplicates""")  # fmt: skip
-CAUSES = _declared("causes", """retry_storm""")  # fmt: skip
+CAUSES = _declared("causes", "")  # fmt: skip
 
 # fmt: off
 _ALL = (
     _table("tcp_rtt", "smoothed round-trip time of a connection in an interval", *PROC, *SOCK, _INTERVAL,
            i64("samples", "RTT samples counted (gated per socket)"),
            i64("rtt_min_us", "smallest smoothed RTT", "us"), i64("rtt_max_us", "largest smoothed RTT", "us"),
-           i64("rtt_sum_us", "sum over samples", "us"), i64("srtt_us", "last smoothed RTT", "us"), hist("us"), measure="srtt_us"),
+           i64("rtt_sum_us", "sum over samples", "us"), i64("srtt_us", "last smoothed RTT", "us"),
+           i64("raw_min_us", "shortest round trip of a single segment that was seen, not smoothed; the peer may have held back what acknowledged it", "us"),
+           i64("raw_max_us", "and the longest", "us"),
+           i64("segments", "segments with data that were sent"), i64("again", "segments sent again"),
+           i64("doubled", "of these, as many as the peer said it had already (DSACK): they had not been lost"), hist("us"), measure="srtt_us"),
     _table("tcp_connect", "a connect that ended", *PROC, *SOCK,
            i64("duration_ns", "from SYN_SENT to the end of the connect", "ns"),
            enum("result", "ok failed aborted", "aborted: closed by the program before it was decided"),
@@ -84,7 +88,8 @@ _ALL = (
     _table("tcp_reset", "a TCP reset", *PROC, *SOCK, enum("direction", "sent received", "who sent it", "network.io.direction")),
     _table("tcp_close", "the end of a connection", *PROC, *SOCK, i64("duration_ns", "from ESTABLISHED to CLOSE", "ns"),
            i64("bytes_in", "bytes received", "bytes"), i64("bytes_out", "bytes acknowledged by the peer", "bytes"),
-           i64("retransmits", "segments sent again"), i64("srtt_us", "last smoothed RTT", "us"), measure="duration_ns"),
+           i64("retransmits", "segments sent again"), i64("srtt_us", "last smoothed RTT", "us"),
+           i64("waited_ns", "where the program of the end that had connected closed it before anything came in answer to what it last sent: for how long it had waited, in the kernel's ticks; null where an answer had come, or the peer closed first", "ns"), measure="duration_ns"),
     _table("service_latency", "how long a process took to answer on connections that it had accepted on a port, in an interval: from the arrival of what it read to what it wrote next. In the kernel's ticks (4 ms where it has 250 a second); an answer is seen when the next request is read, or within a second", *PROC, *SOCK, _INTERVAL,
            i64("requests", "requests that were answered, at least; those of the first bucket were quicker than can be told"),
            i64("unanswered", "requests whose connection ended without an answer"),
@@ -208,6 +213,8 @@ _ALL = (
     _table("socket_queue", "one kernel queue at one poll: of up to 256 listeners, those with most waiting, and the 32 connections with most unread or unsent", *PROC, *SOCK, enum("kind", "accept connection qdisc", "which queue"),
            i64("queue", "length: connections, bytes or packets"), i64("limit", "its limit"), i64("overflows", "full accept queues met since the host started, by all listeners"),
            i64("recv_q_bytes", "receive queue", "bytes"), i64("send_q_bytes", "send queue", "bytes"), text("device", 16, "network device"),
+           i64("acked_bytes", "connection: what the other end has taken since it began", "bytes"),
+           i64("shut_ns", "connection: for how long in all what was written waited for the other end's window to open", "ns"),
            i64("drops", "connections (accept) or packets (qdisc) that this queue dropped"), measure="queue"),
     _table("resource", "what a watched process (one that reports decisions, or serves others) has of something at a poll: where that nears its end or is withheld, and now and then", *PROC,
            enum("kind", "cpu memory fd disk oom", "processor, memory, descriptors, a file system's room; oom: the kernel killed it for want of memory"),

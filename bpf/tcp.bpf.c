@@ -42,6 +42,7 @@ struct tcp_close_event {
 	u64 duration_ns;
 	u64 bytes_in;
 	u64 bytes_out;
+	u64 waited_ns;
 	u32 retransmits;
 	u32 srtt_us;
 };
@@ -110,7 +111,21 @@ static __always_inline void tcp_closed(void *sk, struct tcp_socket *s, u64 now, 
 	GET(e->retransmits, sk, tcp_sock, total_retrans);
 	GET(e->srtt_us, sk, tcp_sock, srtt_us);
 	e->srtt_us >>= 3;
+	e->waited_ns = s && s->left ? (u64)(s->left - 1) * TCP_TICK_NS : UNKNOWN64;
 	tcp_closes.ringbuf_submit(e, QUIET);
+}
+
+/* Its program, current, closes a connection. Where nothing has come since it last sent something, it does not wait for the answer any longer. Within one tick it
+ * is not known what came first: a connection of which nothing ever came is told all the same. */
+static __always_inline void tcp_leave(void *sk, struct tcp_socket *s)
+{
+	u32 now = bpf_jiffies64(), out = 0, in = 0, sent = 0, came = 0;
+	GET(out, sk, tcp_sock, data_segs_out);
+	GET(in, sk, tcp_sock, data_segs_in);
+	GET(sent, sk, tcp_sock, lsndtime);
+	GET(came, sk, inet_connection_sock, lrcvtime);
+	if (out && (!in || (s32)(sent - came) > 0))
+		s->left = now - sent + 1;
 }
 
 static __always_inline void tcp_established(void *sk, struct tcp_socket *s, u64 now, u8 old)
@@ -161,6 +176,8 @@ static __always_inline void tcp_change(void *sk, u8 old, u8 new)
 	} else if (old != TCP_CLOSE && old != TCP_LISTEN) {
 		if (s && !s->user && tcp_owned(sk))
 			tcp_used(s, bpf_get_current_pid_tgid());
+		if (s && old == TCP_ESTABLISHED && s->sock.role == TCP_ROLE_CLIENT && tcp_owned(sk))
+			tcp_leave(sk, s);
 		if (s)
 			tcp_serve(sk, s, false, new == TCP_CLOSE || new == TCP_FIN_WAIT1 || new == TCP_LAST_ACK);
 		if (new != TCP_CLOSE)

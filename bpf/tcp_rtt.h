@@ -20,6 +20,26 @@ static __always_inline u32 tcp_gate(u64 sk)
 	return tcp_mixed(sk, bpf_jiffies64() >> TCP_RTT_GATE_SHIFT);
 }
 
+/* What was sent since the last sample, how much of it again, and how much of that the peer said it had already (DSACK); and the last round trip of a
+ * single segment, which is not smoothed (RACK's): only where it was measured since, or it may be that of long ago. */
+static __always_inline void tcp_progress(struct tcp_rtt_value *v, struct tcp_socket *s, void *sk)
+{
+	u32 raw = 0, sent = s->sent, again = s->again, doubled = s->doubled;
+	tcp_sent_so_far(s, sk);
+	v->segments += s->sent - sent;
+	v->again += s->again - again;
+	v->doubled += s->doubled - doubled;
+#if HAS_tcp_sock__rack && HAS_tcp_rack__rtt_us
+	GET(raw, ADDR(sk, tcp_sock, rack), tcp_rack, rtt_us);
+#endif
+	if (!raw || s->sent == sent)
+		return;
+	if (raw < v->raw_min_us)
+		v->raw_min_us = raw;
+	if (raw > v->raw_max_us)
+		v->raw_max_us = raw;
+}
+
 /* One sample of a socket's RTT; false where the kernel has none yet. */
 static __always_inline bool tcp_sample(void *sk, struct tcp_socket *s)
 {
@@ -41,7 +61,9 @@ static __always_inline bool tcp_sample(void *sk, struct tcp_socket *s)
 	if (!v->samples) {
 		v->sock = s->sock;
 		v->rtt_min_us = rtt;
+		v->raw_min_us = UNKNOWN32;
 	}
+	tcp_progress(v, s, sk);
 	v->samples++;
 	v->rtt_sum_us += rtt;
 	v->srtt_us = rtt;

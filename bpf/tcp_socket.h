@@ -19,6 +19,8 @@ struct tcp_rtt_key {
 struct tcp_rtt_value {
 	u64 rtt_sum_us;
 	u32 samples, rtt_min_us, rtt_max_us, srtt_us;
+	u32 raw_min_us, raw_max_us;	/* UNKNOWN32, 0: none was seen */
+	u32 segments, again, doubled, pad;
 	struct proc proc;
 	struct sock_ref sock;
 	u32 buckets[32];	/* TCP_RTT_BUCKETS: a u32 of eighths of a microsecond needs 29 */
@@ -37,6 +39,10 @@ struct tcp_socket {
 	u32 out;
 	u32 wrote;
 	u32 busy;
+	u32 left;		/* ticks that its program had waited for an answer when it closed the connection, and one; 0: it did not */
+	u32 sent;		/* what the last RTT sample saw (tcp_rtt.h): segments with data, segments sent again, and those of them that the */
+	u32 again;		/* peer had already */
+	u32 doubled;
 	u8 asks;		/* no answer was seen yet */
 	u8 seen;
 	u8 pad[2];
@@ -285,6 +291,16 @@ static __always_inline void tcp_born(struct tcp_socket *s, void *sk, u64 now, u8
 		no_proc(&s->proc);
 }
 
+/* What this end has sent so far. */
+static __always_inline void tcp_sent_so_far(struct tcp_socket *to, void *sk)
+{
+	GET(to->sent, sk, tcp_sock, data_segs_out);
+	GET(to->again, sk, tcp_sock, total_retrans);
+#if HAS_tcp_sock__dsack_dups
+	GET(to->doubled, sk, tcp_sock, dsack_dups);
+#endif
+}
+
 /* A connection that is older than the probe. */
 static __always_inline struct tcp_socket *tcp_adopt(void *sk, u64 now)
 {
@@ -299,6 +315,7 @@ static __always_inline struct tcp_socket *tcp_adopt(void *sk, u64 now)
 	tcp_account(&a, sk, state);
 	tcp_born(&s, sk, now, a.role);
 	s.established_ns = UNKNOWN64;
+	tcp_sent_so_far(&s, sk);
 	return tcp_keep(sk, &s);
 }
 

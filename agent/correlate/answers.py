@@ -31,7 +31,7 @@ class AnswerWatch(Watch):
 
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
-        self.habits = Habits()
+        self.habits = Habits(self.series)
         self.worst: dict[int, np.void] = {}
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from agent.correlate import fates
+from agent.correlate.chain import hops
 from agent.correlate.episode import Episode, Verdict
 from agent.correlate.fates import Fate
+from agent.correlate.pairs import reads
 from agent.correlate.polled import polled
 from agent.correlate.rows import groups, known
 from agent.correlate.thresholds import SECOND
@@ -74,6 +76,30 @@ def peers(episode: Episode, view: View) -> list[Blow]:
 
 def either(episode: Episode, view: View) -> list[Blow]:
     return [*own(episode, view), *peers(episode, view)]
+
+
+def chained(episode: Episode, view: View) -> list[Blow]:
+    """Of those whom it asked, and whom these asked: the last of them first."""
+    found: list[Blow] = []
+    for n, hop in enumerate(reversed(hops(episode, view))):
+        served = [pid for _, pid in _servers(hop.raw, episode, view)]
+        found += [
+            replace(blow, score=blow.score * 0.9**n) for blow in _during(episode, view, served, episode.value, _SURE)
+        ]
+    return found
+
+
+def reader(episode: Episode, view: View) -> list[Blow]:
+    """Of who does not take what was written."""
+    who = reads(episode, view)
+    return _during(episode, view, {who[0]}, episode.value, _SURE) if who else []
+
+
+def tried(episode: Episode, view: View) -> list[Blow]:
+    """Of whom it connects to again and again."""
+    raw = episode.key[1]
+    assert isinstance(raw, bytes)
+    return _during(episode, view, [pid for _, pid in _servers(raw, episode, view)], SECOND, _SURE)
 
 
 def broker(episode: Episode, view: View) -> list[Blow]:
@@ -159,6 +185,10 @@ FELT: dict[str, Rule] = {
     "process_stopped": itself,
     "process_gone": itself,
     "silence": silent,
+    "deadline_exceeded": chained,
+    "retry_storm": tried,
+    "connect_latency": tried,
+    "window_shut": reader,
 }
 
 

@@ -31,7 +31,7 @@ class BlockedWatch(Watch):
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
         self.series = Series(self.metrics, 2 * config.subjects)
-        self.habits = Habits()
+        self.habits = Habits(self.series)
         self._names: dict[int, tuple[int, int, str]] = {}
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -14,17 +14,22 @@ from agent.tables import TABLES
 _OK, _FAILED = (TABLES["tcp_connect"].code("result", name) for name in ("ok", "failed"))
 _RECEIVED, _SERVER = TABLES["tcp_reset"].code("direction", "received"), TABLES["tcp_reset"].code("role", "server")
 #: What a symptom of connects reads.
-READS = {"tcp_connect": ("netns", "peer", "result", "errno"), "tcp_reset": ("netns", "peer", "role", "direction")}
+READS = {
+    "tcp_connect": ("netns", "peer", "result", "errno", "duration_ns"),
+    "tcp_reset": ("netns", "peer", "role", "direction"),
+}
+SLOW_NS = 200_000_000
 _END = np.dtype([("netns", np.int64), ("peer", "V18")])
 
 
 class ConnectWatch(EndWatch):
     """One subject is one ip:port that clients connect to from one network namespace.
 
-    ok, failed: connects; broken: connections that were reset after they had been through: who refuses a connect does so by a reset as well.
+    ok, failed: connects; broken: connections that were reset after they had been through: who refuses a connect does so by a reset as well. slow: of those that were
+    through, how many took ``SLOW_NS``; longest_ns: what the slowest took.
     """
 
-    metrics = ("ok", "failed", "broken")
+    metrics = ("ok", "failed", "broken", "slow", "longest_ns")
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         parts = [_ends(rows.get("tcp_connect")), _ends(_resets(rows.get("tcp_reset")))]
@@ -35,6 +40,9 @@ class ConnectWatch(EndWatch):
         done, result = parts[0], rows["tcp_connect"]["result"] if len(parts[0]) else np.empty(0)
         of = group[: len(done)]
         ok, failed = (np.bincount(of, result == code, len(first)) for code in (_OK, _FAILED))
+        took = np.where(result == _OK, rows["tcp_connect"]["duration_ns"], 0) if len(parts[0]) else np.empty(0)
+        slow, longest = np.bincount(of, took >= SLOW_NS, len(first)), np.zeros(len(first))
+        np.maximum.at(longest, of, took)
         resets = np.bincount(group[len(done) :], minlength=len(first))
         chosen = np.sort(np.argsort(-(ok + failed + resets), kind="stable")[:MOST])
         chosen = chosen[ends["peer"][first[chosen]] != NO_PEER]
@@ -45,6 +53,8 @@ class ConnectWatch(EndWatch):
             slots[fits],
             ok=ok[at][fits],
             failed=failed[at][fits],
+            slow=slow[at][fits],
+            longest_ns=np.where(ok > 0, longest, np.nan)[at][fits],
             broken=np.maximum(resets - failed, 0)[at][fits].astype(np.float64),
         )
         return slots[fits]

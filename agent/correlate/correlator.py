@@ -155,6 +155,7 @@ class Correlator:
         rows = {table: together(parts) for table, parts in self._gathered.items()}
         self._gathered = {}
         self._held += [e for watch in self._watches for e in watch.step(second, rows)]
+        self._view.note(e for watch in self._watches for e in watch.active.values())
         for found in self._findings:
             self._follow(found, second)
         due = [e for e in self._held if self._view.informed(e) or second - e.start_ns // SECOND > self._config.hold_s]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
+from agent.correlate.series import SECONDS
 from agent.correlate.thresholds import CorrelatorConfig
 from agent.correlate.watch import Watch
 from agent.correlate.words import peer
@@ -22,6 +23,20 @@ class EndWatch(Watch):
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
         self.names: dict[int, tuple[int, bytes]] = {}
+        self._since: int | None = None
+
+    def usually(self, metric: str, slot: int, second: int, skip: int, since_s: int) -> float | None:
+        """What nine in ten of the seconds before the last ``skip`` stayed below, where one without a value counts as 0. None while the subject is hardly known: since_s, when it
+        began, or this watch did."""
+        known_s = min(SECONDS - 1 - skip, second - skip - max(self._since or 0, since_s))
+        if known_s < self.config.warm_s:
+            return None
+        values = np.nan_to_num(self.series.history(metric, np.array([slot]), second, skip)[0][-known_s:])
+        return float(np.sort(values)[int(0.9 * (len(values) - 1))])
+
+    def step(self, second: int, rows: Mapping[str, np.ndarray]) -> list[Episode]:
+        self._since = second if self._since is None else self._since
+        return super().step(second, rows)
 
     def slots(self, netns: np.ndarray, ends: np.ndarray, second: int) -> np.ndarray:
         """The slot of each, -1 where there is no room."""

@@ -35,17 +35,20 @@ def bars(series: Series, age: str, count: str, slots: np.ndarray, second: int, w
 
 
 class Habits:
-    """What a subject does again and again is usual, however seldom it is."""
+    """What a subject of a series does again and again is usual, however seldom it is. Whoever gets its slot after it begins anew."""
 
-    def __init__(self) -> None:
-        self._runs: dict[tuple[int, str], list[tuple[int, int, float]]] = {}
+    def __init__(self, series: Series) -> None:
+        self._series = series
+        self._runs: dict[tuple[int, str], tuple[int, list[tuple[int, int, float]]]] = {}
 
     def has(self, slot: int, metric: str, second: int, value: float) -> bool:
         """Notes a bad second; whether as bad a time was there ``_TIMES`` times before, each apart from the next."""
-        runs = [run for run in self._runs.get((slot, metric), ()) if run[1] > second - _REMEMBER_S][-2 * _TIMES :]
+        holder = self._series.holder(slot)
+        whose, before_ = self._runs.get((slot, metric), (holder, []))
+        runs = [run for run in before_ if whose == holder and run[1] > second - _REMEMBER_S][-2 * _TIMES :]
         begun, peak = second, value
         if runs and second - runs[-1][1] <= _APART_S:
             begun, _, before = runs.pop()
             peak = max(peak, before)
-        self._runs[slot, metric] = [*runs, (begun, second, peak)]
+        self._runs[slot, metric] = holder, [*runs, (begun, second, peak)]
         return sum(old >= _LIKE * value for _, _, old in runs) >= _TIMES

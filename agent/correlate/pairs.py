@@ -27,6 +27,15 @@ class Pair:
     again: int
 
 
+def reads(episode: Episode, view: View) -> tuple[int, str] | None:
+    """(pid, comm) of who should read what is not taken (agent/correlate/stuck.py); None where it is not known to be on this host."""
+    netns, raw, reader = cast("tuple[int, bytes, Process | tuple[()]]", episode.key)
+    if reader:
+        return reader[0], reader[2]
+    server = view.server(raw, netns, episode)
+    return (server[1], server[0]) if server else None
+
+
 def pair(episode: Episode, view: View) -> Pair:
     return view.once(_pair, episode)
 

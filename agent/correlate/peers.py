@@ -21,8 +21,8 @@ _SYN = TABLES["tcp_retransmit"].code("kind", "syn")
 #: What symptoms of peers read.
 READS = {
     "tcp_rtt": ("netns", "role", "saddr", "sport", "peer", "samples", "rtt_min_us"),
-    "tcp_connect": ("peer", "result", "duration_ns"),
-    "tcp_retransmit": ("saddr", "sport", "peer", "kind", "count"),
+    "tcp_connect": ("netns", "peer", "result", "duration_ns"),
+    "tcp_retransmit": ("netns", "saddr", "sport", "peer", "kind", "count"),
     "syscall_latency": ("basis", "kind", "peer", "max_ns"),
 }
 
@@ -57,12 +57,12 @@ class PeerWatch(EndWatch):
         chosen = chosen[[not is_loopback(mine["peer"][first[i]].tobytes()) for i in chosen]]
         ends = mine["peer"][first[chosen]]
         slots = self.slots(mine["netns"][first[chosen]], ends, second)
-        at = {end: i for i, end in reversed([*enumerate(ends.tolist())])}  # of several namespaces the first
+        at = AskedEnds(mine, chosen, first, group)
         values = {
             "floor_us": floor[chosen],
-            "connect_us": _connects(rows, at, len(ends)),
-            "again": _again(rows.get("tcp_retransmit"), at, len(ends)),
-            "wait_ns": _waits(rows.get("syscall_latency"), at, len(ends)),
+            "connect_us": _connects(rows, at),
+            "again": _again(rows.get("tcp_retransmit"), at),
+            "wait_ns": _waits(rows.get("syscall_latency"), at),
             "here": among(ends, there.tolist()).astype(np.float64),
         }
         fits = slots >= 0
@@ -70,42 +70,74 @@ class PeerWatch(EndWatch):
         return slots[fits]
 
 
-def _connects(rows: Mapping[str, np.ndarray], at: Mapping[bytes, int], n: int) -> np.ndarray:
+class AskedEnds:
+    """Which subjects rows are about. Where they do not say from which network namespace, it is that of their process; where that is not known, either, all that have that end."""
+
+    def __init__(self, mine: np.ndarray, chosen: np.ndarray, first: np.ndarray, group: np.ndarray) -> None:
+        """mine: what clients' connections told in the second; chosen: the groups of it that are subjects."""
+        number = dict(zip(chosen.tolist(), range(len(chosen)), strict=True))
+        self.n = len(chosen)
+        one = pick(mine, first[chosen])
+        self._exact = dict(zip(packed([one["netns"], one["peer"]]).tolist(), range(self.n), strict=True))
+        self._of_end: dict[bytes, list[int]] = {}
+        for i, end in enumerate(one["peer"].tolist()):
+            self._of_end.setdefault(end, []).append(i)
+        of = np.array([number.get(g, -1) for g in group.tolist()], np.int64)
+        self._of_process = {
+            key: i for key, i in zip(packed([mine["pid"], mine["peer"]]).tolist(), of.tolist(), strict=True) if i >= 0
+        }
+
+    def of(self, rows: np.ndarray) -> np.ndarray:
+        """By namespace and peer, -1 for none."""
+        return _index(self._exact, packed([rows["netns"], rows["peer"]]))
+
+    def of_processes(self, rows: np.ndarray) -> np.ndarray:
+        return _index(self._of_process, packed([rows["pid"], rows["peer"]]))
+
+    def that_have(self, end: bytes) -> list[int]:
+        return self._of_end.get(end, [])
+
+
+def _connects(rows: Mapping[str, np.ndarray], at: AskedEnds) -> np.ndarray:
     done, again = rows.get("tcp_connect"), rows.get("tcp_retransmit")
-    out = np.full(n, np.nan)
+    out = np.full(at.n, np.nan)
     if done is None:
         return out
     done = pick(done, done["result"] == _OK)
-    of = _index(at, done["peer"])
+    of = at.of(done)
     order = np.lexsort((done["duration_ns"], of))
     order = order[of[order] >= 0]
     first = np.flatnonzero(np.diff(of[order], prepend=-1))
     middle = (first + np.append(first[1:], len(order)) - 1) // 2
     out[of[order][first]] = done["duration_ns"][order][middle] / 1e3
     if again is not None:
-        dirty = _index(at, again["peer"][again["kind"] == _SYN])
+        dirty = at.of(pick(again, again["kind"] == _SYN))
         out[dirty[dirty >= 0]] = np.nan
     return out
 
 
-def _again(again: np.ndarray | None, at: Mapping[bytes, int], n: int) -> np.ndarray:
-    out = np.zeros(n)
+def _again(again: np.ndarray | None, at: AskedEnds) -> np.ndarray:
+    out = np.zeros(at.n)
     if again is None:
         return out
     count = np.maximum(again["count"], 1)
-    for ends in (again["peer"], own_ends(again)):
-        of = _index(at, ends)
-        np.add.at(out, of[of >= 0], count[of >= 0])
+    of = at.of(again)
+    np.add.at(out, of[of >= 0], count[of >= 0])
+    for end, n in zip(own_ends(again).tolist(), count.tolist(), strict=True):
+        out[at.that_have(end)] += n
     return out
 
 
-def _waits(waits: np.ndarray | None, at: Mapping[bytes, int], n: int) -> np.ndarray:
+def _waits(waits: np.ndarray | None, at: AskedEnds) -> np.ndarray:
     if waits is None:
-        return np.full(n, np.nan)
-    some = (waits["basis"] == _BLOCKED) & (waits["kind"] == _WAITING)
-    out = np.zeros(n)
-    of, longest = _index(at, waits["peer"][some]), waits["max_ns"][some]
-    np.maximum.at(out, of[of >= 0], longest[of >= 0])
+        return np.full(at.n, np.nan)
+    some = pick(waits, (waits["basis"] == _BLOCKED) & (waits["kind"] == _WAITING) & (waits["peer"] != NO_PEER))
+    out = np.zeros(at.n)
+    of = at.of_processes(some)
+    np.maximum.at(out, of[of >= 0], some["max_ns"][of >= 0])
+    for end, longest in zip(some["peer"][of < 0].tolist(), some["max_ns"][of < 0].tolist(), strict=True):
+        for i in at.that_have(end):
+            out[i] = max(out[i], longest)
     return out
 
 

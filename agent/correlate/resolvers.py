@@ -64,6 +64,12 @@ class NamesAsked:
     def culprit(self) -> Culprit:
         return Culprit(self.pid, self.comm, self.server)
 
+    @property
+    def host(self) -> str:
+        """What is shared by all that is about the way to it."""
+        address, _, behind = self.where.rpartition(":")
+        return address + behind.lstrip("0123456789")
+
 
 def asked(episode: Episode, view: View) -> NamesAsked | None:
     """None where nobody was asked, as far as was seen."""

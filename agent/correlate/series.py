@@ -49,6 +49,7 @@ class Series:
         self._limit = limit
         self._slot: dict[tuple[object, ...], int] = {}
         self._seen = np.empty(0, np.int64)
+        self._holder: dict[int, int] = {}
         self._of = {metric: i for i, metric in enumerate(metrics)}
         self._values = np.empty((len(metrics), 0, SECONDS), np.float32)
         self._usual = np.empty((0, SECONDS), np.bool_)
@@ -73,10 +74,15 @@ class Series:
                 self.dropped += 1
                 return -1
             self._slot[key] = slot
+            self._holder[slot] = self._holder.get(slot, 0) + 1
             self._values[:, slot] = np.nan
             self._usual[slot] = True
         self._seen[slot] = second
         return slot
+
+    def holder(self, slot: int) -> int:
+        """How many subjects have had this slot: another number is another subject."""
+        return self._holder.get(slot, 0)
 
     def _place(self, second: int) -> int:
         if len(self._slot) < len(self._seen):

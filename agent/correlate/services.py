@@ -35,7 +35,7 @@ class ServiceWatch(Watch):
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
         self.series = Series(self.metrics, 2 * config.subjects)  # limiters, and brokers
-        self.habits = Habits()
+        self.habits = Habits(self.series)
         self.first_ns: dict[int, int] = {}
         self._names: dict[int, tuple[tuple[object, ...], str]] = {}
         self._refused: dict[tuple[str, bytes], int] = {}

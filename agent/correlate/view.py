@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from agent.columns import NULL_I64
 from agent.correlate.catalogue import causes, dtypes
 from agent.correlate.episode import Episode
 from agent.correlate.keptoff import kept_off_ns
@@ -26,6 +27,7 @@ _ACCEPT = TABLES["socket_queue"].code("kind", "accept")
 _TALKS = ("tcp_rtt", "tcp_connect")
 _SLOW_DECISION_NS = 10_000_000
 _LEAD_NS = 200_000_000
+_STORMS = 16
 _REACH_NS = 30 * SECOND  # sums of an interval come at its end
 T = TypeVar("T")
 
@@ -51,6 +53,7 @@ class View:
         self.rings = {t: LastRows(dtypes()[t], config.keep_rows, config.keep_ns) for t in read}
         self.decisions = LastRows(dtypes()["limiter_decision"], config.keep_rows, config.keep_ns)
         self.jumps: list[ClockJump] = []
+        self.storms: list[Episode] = []  # of retries, the last ones
         self.servers = Servers(config.servers, config.server_age_ns)
         self.home: int | None = None  # the agent's own network namespace
         self._sums_ns = -1
@@ -85,7 +88,13 @@ class View:
 
     def _beside(self) -> tuple[object, ...]:
         """What is no ring: jumps and whom they affected, servers."""
-        return self.home, self.servers.version, [(id(jump), len(jump.series.affected)) for jump in self.jumps]
+        storms = [(id(storm), storm.end_ns) for storm in self.storms]
+        return self.home, self.servers.version, [(id(jump), len(jump.series.affected)) for jump in self.jumps], storms
+
+    def note(self, active: Iterable[Episode]) -> None:
+        """Symptoms that may be the reason for others."""
+        fresh = [e for e in active if e.symptom == "retry_storm" and e not in self.storms]
+        self.storms = [*self.storms, *fresh][-_STORMS:]
 
     def add(self, rows: Mapping[str, np.ndarray]) -> None:
         floor = self.config.evidence_floor_ns
@@ -259,7 +268,17 @@ def merge_rtt(rows: np.ndarray) -> np.ndarray:
     worst = np.zeros(len(first), np.int64)
     np.maximum.at(worst, group, rows["rtt_max_us"])
     merged["rtt_max_us"] = worst
-    best = rows["rtt_min_us"][first].copy()
-    np.minimum.at(best, group, rows["rtt_min_us"])
-    merged["rtt_min_us"] = best
+    for name in ("rtt_min_us", "raw_min_us"):
+        merged[name] = _least(rows[name], group, len(first))
+    for name in ("segments", "doubled"):
+        told = known(rows[name])
+        sums = np.bincount(group[told], rows[name][told], len(first)).astype(np.int64)
+        merged[name] = np.where(np.bincount(group[told], minlength=len(first)) > 0, sums, NULL_I64)
     return pick(merged, np.argsort(merged["t_ns"], kind="stable"))
+
+
+def _least(values: np.ndarray, group: np.ndarray, n: int) -> np.ndarray:
+    """Of each group's known values, NULL_I64 where there is none."""
+    least = np.full(n, np.iinfo(np.int64).max)
+    np.minimum.at(least, group[known(values)], values[known(values)])
+    return np.where(least < np.iinfo(np.int64).max, least, NULL_I64)

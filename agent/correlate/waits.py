@@ -10,6 +10,7 @@ from agent.correlate.episode import Episode, item
 from agent.correlate.join import inside, within
 from agent.correlate.limiters import took
 from agent.correlate.local import in_netns, is_loopback
+from agent.correlate.resent import Resent, resent
 from agent.correlate.rows import as_bytes, groups, start_ticks
 from agent.correlate.served import READS as REQUESTS
 from agent.correlate.served import on_others, slow
@@ -40,7 +41,7 @@ LOOKUPS = {
     "dns_lookup": ("tid", "peer", "name", "duration_ns", "tries", "result"),
     "limiter_decision": DECISIONS,
 }
-NETWORK = {**SERVERS, "tcp_rtt": (*SERVERS["tcp_rtt"], "samples", "rtt_min_us", "rtt_max_us", "rtt_sum_us", "srtt_us"),
+NETWORK = {**SERVERS, "tcp_rtt": (*SERVERS["tcp_rtt"], "interval_ns", "samples", "rtt_min_us", "rtt_max_us", "rtt_sum_us", "srtt_us", "raw_min_us", "segments", "doubled"),
            "tcp_connect": ("netns", "peer", "result", "errno", "duration_ns")}  # fmt: skip
 CPUS = {"syscall_latency": ("basis", "kind", "peer", "interval_ns", "max_ns", "run_queue_ns")}
 PEERS = {
@@ -129,6 +130,7 @@ class PeerWait:
     failed: np.ndarray
     starved_ns: float
     wait: dict[str, object]
+    resent: Resent
 
     @property
     def who(self) -> str:
@@ -230,7 +232,7 @@ def _peer(
         in_netns(_towards(view.during(table, episode), raw), netns)
         for table in ("tcp_retransmit", "tcp_reset", "tcp_connect")
     )
-    again = int(np.maximum(sent_again["count"], 1).sum()) + _answered_again(episode, view, raw, netns)
+    answered = _answered_again(episode, view, raw, netns)
     failed = _failed(connects)
     wait = item(
         "slow_syscall",
@@ -244,6 +246,7 @@ def _peer(
     )
     its = way(episode, view, raw, netns, longest, _spans(episode, view), server is not None)
     starved = min(view.starved_ns(server[1], episode), longest) if server else 0.0
+    back = resent(episode, view, raw, netns, sent_again, answered, its.usual)
     return PeerWait(
         raw,
         name,
@@ -255,11 +258,12 @@ def _peer(
         longest,
         sure,
         its,
-        again,
+        back.again,
         len(resets),
         failed,
         starved,
         wait,
+        back,
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from agent.correlate.episode import Episode, item
 from agent.correlate.local import in_netns, is_loopback
-from agent.correlate.rows import groups
+from agent.correlate.rows import groups, known
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View, addresses, per_time, to_peer
 from agent.correlate.words import peer
@@ -149,10 +149,11 @@ def rtt_us(
         return None, None, None
     mean = rows["rtt_sum_us"] / np.maximum(rows["samples"], 1)
     before = rows["t_ns"] <= episode.start_ns
+    shortest = np.where(known(rows["raw_min_us"]), rows["raw_min_us"], rows["rtt_min_us"])
     usual = float(np.median(mean[before])) if before.any() else None
     if before.all():
         return usual, None, float(mean[-1]) if len(mean) else None
-    return usual, float(rows["rtt_min_us"][~before].max()), float(rows["rtt_max_us"][~before].max())
+    return usual, float(shortest[~before].max()), float(rows["rtt_max_us"][~before].max())
 
 
 def quickest_us(
@@ -175,12 +176,20 @@ def quickest_us(
     )
     rows = in_netns(view.rings["tcp_rtt"].between(episode.start_ns + 2 * SECOND, episode.end_ns - SECOND), netns)
     rows = rows[(rows["role"] != _SERVER) & (addresses(rows) == address).all(axis=1)]
+    single = within_(rows[known(rows["raw_min_us"])], episode)["raw_min_us"]
+    took += [float(single.max())] if len(single) else []
     if len(rows):
         first, group = groups([rows["pid"], rows["proc_start_ns"], rows["peer"]])
         floor = np.zeros(len(first), np.int64)
         np.maximum.at(floor, group, rows["rtt_min_us"])
         took += floor[np.bincount(group, rows["samples"]) >= _SETTLED].astype(float).tolist()
     return min(took, default=None)
+
+
+def within_(rows: np.ndarray, episode: Episode) -> np.ndarray:
+    """Those whose whole interval lies in it."""
+    lasted = np.where(known(rows["interval_ns"]), rows["interval_ns"], SECOND)
+    return np.asarray(rows[(rows["t_ns"] - lasted >= episode.start_ns) & (rows["t_ns"] <= episode.end_ns)])
 
 
 def crowded(view: View, episode: Episode) -> bool:

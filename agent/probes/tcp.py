@@ -64,6 +64,8 @@ def _rtt(_: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> Iter
     buckets = values["buckets"]
     batch.rows["hist"][:, : buckets.shape[1]] = buckets
     batch.rows["interval_ns"], batch.rows["t_ns"] = interval_ns, t_ns
+    unmeasured = values["raw_max_us"] == 0
+    batch.rows["raw_min_us"][unmeasured] = batch.rows["raw_max_us"][unmeasured] = NULL_I64
     yield batch
 
 

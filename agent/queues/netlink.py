@@ -22,7 +22,9 @@ _REQUEST_DUMP = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
 ESTABLISHED, LISTEN = 1, 10
 #: States whose queues hold a program's data: ESTABLISHED FIN_WAIT1 CLOSE_WAIT LAST_ACK LISTEN CLOSING.
 STATES = 1 << ESTABLISHED | 1 << 4 | 1 << 8 | 1 << 9 | 1 << LISTEN | 1 << 11
-_SKMEMINFO, _CGROUP_ID = 7, 21  # INET_DIAG_SKMEMINFO; INET_DIAG_CGROUP_ID, since 5.9
+_INFO, _SKMEMINFO, _CGROUP_ID = 2, 7, 21  # INET_DIAG_INFO; INET_DIAG_SKMEMINFO; INET_DIAG_CGROUP_ID, since 5.9
+_BYTECODE, _JMP, _S_EQ, _D_EQ = 1, 1, 11, 12  # INET_DIAG_REQ_BYTECODE; INET_DIAG_BC_*
+_TCP_INFO = 120, 176  #: Offsets of tcpi_bytes_acked and tcpi_rwnd_limited in struct tcp_info.
 _SK_MEMINFO_DROPS = 8 * 4  #: Offset of sk_drops in the former's u32 array.
 _TCA_KIND, _TCA_STATS2, _TCA_STATS_QUEUE = 1, 7, 3
 TC_H_ROOT = 0xFFFFFFFF
@@ -75,6 +77,34 @@ def tcp_sockets(timeout_s: float = 1.0) -> tuple[np.ndarray, npt.NDArray[np.int6
         cgroups.append(_values(chunk, data, starts, _CGROUP_ID, 0, "<i8"))
         drops.append(_values(chunk, data, starts, _SKMEMINFO, _SK_MEMINFO_DROPS, "<u4"))
     return np.concatenate(found), np.concatenate(cgroups), np.concatenate(drops)
+
+
+def progress(sockets: np.ndarray, timeout_s: float = 1.0) -> npt.NDArray[np.int64]:
+    """Of each of some sockets (dtype INET_DIAG_MSG): how many bytes the other end has acknowledged, and for how many us in all what was written waited for its window
+    (RFC 4898); -1 for one that has gone, and where the kernel does not say. Shape (n, 2). Raises OSError."""
+    found = np.full((len(sockets), len(_TCP_INFO)), -1, np.int64)
+    if not len(sockets):
+        return found
+    only = _ports(sockets)
+    request = struct.pack("=BBBB48xII", socket.AF_UNSPEC, 0, 0, 1 << (_INFO - 1), STATES, 0) + struct.pack("=HH", 4 + len(only), _BYTECODE) + only  # fmt: skip
+    for chunk in _dump(NETLINK_SOCK_DIAG, TCPDIAG_GETSOCK, request, timeout_s):
+        starts = _starts(chunk)
+        data = np.frombuffer(chunk, np.uint8)
+        cookies = data[starts[:, None] + np.arange(16, 16 + INET_DIAG_MSG.itemsize)].view(INET_DIAG_MSG)[:, 0]["cookie"]
+        values = np.stack([_values(chunk, data, starts, _INFO, at, "<i8") for at in _TCP_INFO], axis=1)
+        for cookie, its in zip(cookies, values, strict=True):
+            found[sockets["cookie"] == cookie] = its
+    return found
+
+
+def _ports(sockets: np.ndarray) -> bytes:
+    """The kernel's filter (struct inet_diag_bc_op) for connections with the ports of one of these. Each is: its own port, else on to the next; the other end's, else on to the next; done."""
+    out = b""
+    for i, (sport, dport) in enumerate(zip(sockets["sport"].tolist(), sockets["dport"].tolist(), strict=True)):
+        left = 20 * (len(sockets) - i)
+        miss = 4 if left == 20 else 0  # beyond the end: none
+        out += struct.pack("=BBHBBHBBHBBHBBH", _S_EQ, 8, 20 + miss, 0, 0, sport, _D_EQ, 8, 12 + miss, 0, 0, dport, _JMP, 4, left - 16)  # fmt: skip
+    return out
 
 
 def qdiscs(timeout_s: float = 1.0) -> list[Qdisc]:

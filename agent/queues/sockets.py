@@ -18,7 +18,7 @@ import numpy.typing as npt
 from agent.batch import Batch
 from agent.columns import NULL_I64
 from agent.common.address import V4_MAPPED
-from agent.queues.netlink import LISTEN, TC_H_ROOT, qdiscs, tcp_sockets
+from agent.queues.netlink import LISTEN, TC_H_ROOT, progress, qdiscs, tcp_sockets
 from agent.tables import TABLES
 
 TABLE = TABLES["socket_queue"]
@@ -32,7 +32,7 @@ class SocketQueues:
     accept      queue, limit: connections that wait for accept(), and the backlog (the kernel lets one more in). drops: connections that
                 this socket dropped. overflows: TcpExt ListenOverflows, which the kernel counts for the whole namespace.
     connection  only those with at least ``threshold_bytes`` unread or unsent, the ``top`` largest: queue is the larger of
-                recv_q_bytes (unread by the program) and send_q_bytes (not acknowledged by the peer).
+                recv_q_bytes (unread by the program) and send_q_bytes (not acknowledged by the peer). acked_bytes, shut_ns: each is asked for.
     qdisc       a device's root discipline: queue in packets, send_q_bytes its backlog, drops.
 
     max_listeners bounds the accept rows; those with connections waiting come first. name_owners and name_users fill in which process listens
@@ -98,6 +98,9 @@ class SocketQueues:
         rows = _rows("connection", connections, cgroups[chosen])
         rows["recv_q_bytes"], rows["send_q_bytes"] = connections["rqueue"], connections["wqueue"]
         rows["queue"] = np.maximum(connections["rqueue"], connections["wqueue"])
+        moved = progress(connections)
+        rows["acked_bytes"] = np.where(moved[:, 0] < 0, NULL_I64, moved[:, 0])
+        rows["shut_ns"] = np.where(moved[:, 1] < 0, NULL_I64, moved[:, 1] * 1000)
         rows["dport"], daddr = connections["dport"], _addresses(connections, "dst")
         rows["daddr"] = _void(daddr, "V16")
         rows["peer"] = _void(np.hstack([daddr, connections["dport"].astype("<u2")[:, None].view(np.uint8)]), "V18")

@@ -36,7 +36,6 @@ def causes() -> list[Entry]:
 _SYMPTOMS = {
     "handshake_latency": "TLS handshakes take longer than usual",
     "handshake_failures": "TLS handshakes fail",
-    "connect_latency": "connects take longer than usual",
     "service_latency": "a server's answers take longer than usual",
     "blocked_time": "a process is held up in system calls",
     "redelivery": "messages are delivered more than once",
@@ -44,6 +43,4 @@ _SYMPTOMS = {
     "entries_lost": "entries went before anybody read them",
     "duplicates": "the same entry was produced twice",
 }
-_CAUSES = {
-    "retry_storm": "clients that try again made it worse",
-}
+_CAUSES = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -402,3 +403,39 @@ def test_a_socket_that_two_processes_hold_has_no_owner() -> None:
             assert owner() == [NULL_I64]
             other.kill()
         assert owner() == [os.getpid()]
+
+
+def test_a_shut_window_is_told_with_what_was_taken_before() -> None:
+    """Of several connections that are backed up, each its own; one whose reader reads again goes on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        writers = [socket.create_connection(server.getsockname()) for _ in range(3)]
+        readers = {peer: end for end, peer in (server.accept() for _ in writers)}
+        for writer in writers:
+            writer.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    writer.send(bytes(65536))
+        time.sleep(0.3)  # what can be taken is
+        seen = []
+        for n in range(2):
+            time.sleep(0.4 * n)
+            rows = rows_of("connection")
+            seen.append({int(r["sport"]): r for r in rows if r["dport"] == server.getsockname()[1]})
+            began = time.monotonic_ns()
+        before, after = seen
+        ports = [writer.getsockname()[1] for writer in writers]
+        assert set(before) == set(after) == set(ports)
+        for port in ports:
+            assert before[port]["acked_bytes"] == after[port]["acked_bytes"] > 0
+            assert 300_000_000 <= after[port]["shut_ns"] - before[port]["shut_ns"] <= 400_000_000 * 5
+        reader = readers[writers[0].getsockname()]
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                reader.recv(1 << 20, socket.MSG_DONTWAIT)
+        time.sleep(0.1)
+        moved = {int(r["sport"]): r for r in rows_of("connection") if r["dport"] == server.getsockname()[1]}
+        assert ports[0] not in moved or moved[ports[0]]["acked_bytes"] > after[ports[0]]["acked_bytes"]
+        assert moved[ports[1]]["acked_bytes"] == after[ports[1]]["acked_bytes"]
+        assert time.monotonic_ns() > began
+        for end in (*writers, *readers.values()):
+            end.close()

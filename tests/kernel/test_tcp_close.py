@@ -210,3 +210,38 @@ def test_without_its_programs_nothing_is_seen(attach: Attach, programs: str, tab
     elif table != "tcp_rtt":
         rows = rows[rows["direction"] == TABLES["tcp_reset"].code("direction", table)]
     assert len(rows) == 0
+
+
+@pytest.mark.parametrize("how", ["gave up", "answered", "half closed", "the server ended it", "nothing asked"])
+def test_for_how_long_it_was_waited_when_it_was_given_up(attach: Attach, how: str) -> None:
+    """By its program, who alone can give up; in the kernel's ticks."""
+    tcp = attach("tcp")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", port))
+        server, _ = listener.accept()
+        if how != "nothing asked":
+            began = time.monotonic_ns()
+            client.sendall(b"ask")
+            server.recv(100)
+        if how == "answered":
+            server.sendall(b"answer")
+            client.recv(100)
+        if how == "half closed":
+            client.shutdown(socket.SHUT_WR)
+        time.sleep(0.3)
+        if how == "the server ended it":
+            server.close()
+            client.recv(100)
+        client.close()
+        ended = time.monotonic_ns()
+        server.close()
+        ends = rows_of(tcp, "tcp_close", port, 2)
+    assert set(ends["waited_ns"][ends["role"] == SERVER]) == {NULL_I64}
+    (waited,) = ends["waited_ns"][ends["role"] == CLIENT]
+    if how == "gave up":
+        assert 280_000_000 <= waited <= ended - began + 20_000_000
+    elif how == "half closed":
+        assert 0 <= waited < 100_000_000  # that is when it was closed
+    else:
+        assert waited == NULL_I64

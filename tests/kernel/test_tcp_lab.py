@@ -251,3 +251,32 @@ def test_without_its_program_nothing_is_seen(attach: Attach, program: str, kind:
         rows = tcp.wait("tcp_retransmit", within(wire), lambda r: False, limit_s=0.5)
     assert RETRANSMIT.code("kind", kind) not in rows["kind"]
     assert RETRANSMIT.code("kind", "data") not in rows["kind"]
+
+
+def test_what_was_sent_again_though_it_had_not_been_lost(attach: Attach) -> None:
+    """Nothing is dropped, but round trips take half a second from one moment on, which is longer than the sender waits: the peer says that it had it already."""
+    tcp = attach("tcp")
+    with Cable(delay_s=0.0) as wire:
+        client, server = connection(wire)
+        thread = threading.Thread(target=echo, args=(server,))
+        thread.start()
+        for _ in range(50):
+            ask(client, 101)
+            time.sleep(0.005)
+        before = tcp.wait("tcp_rtt", within(wire), lambda r: len(r) >= 2)
+        wire.delay_s = 0.25
+        for _ in range(8):
+            ask(client, 101)
+        client.close()
+        thread.join()
+        ends = tcp.wait("tcp_close", within(wire), lambda r: len(r) >= 2)
+        tcp.wait("tcp_rtt", within(wire), lambda r: False, limit_s=1.2)
+        rows = within(wire)(tcp.rows("tcp_rtt"))
+    mine, end = rows[rows["role"] == CLIENT], ends[ends["role"] == CLIENT]
+    assert wire.dropped == 0
+    assert before["again"].max() == 0
+    assert 0 < mine["again"].sum() <= end["retransmits"][0]
+    assert 0 < mine["doubled"].sum() <= mine["again"].sum()
+    assert 50 <= mine["segments"].sum() <= 58 + end["retransmits"][0]
+    assert mine["raw_max_us"].max() >= 490_000 > mine["raw_min_us"][mine["raw_min_us"] > 0].min()
+    assert tcp.lost() == 0

@@ -110,3 +110,27 @@ def test_a_busy_host_on_which_some_connects_fail_is_not_told(seed: int) -> None:
             connects(host, at[~bad], None, to)
             connects(host, at[bad], errno.ECONNREFUSED, to)
     assert latest(run(host, 600, every_ms=1000)) == []
+
+
+def slow(seconds: float = 1.1) -> Host:
+    host = steady()
+    at = np.arange(30, 33, 0.4) + 0.1
+    host.add("tcp_connect", len(at), t_ns=T0 + (at * S).astype(np.int64), pid=APP_PID, proc_start_ns=START, netns=4026531840, peer=np.frombuffer(API, "V18"),
+             result=code("tcp_connect", "result", "ok"), errno=0, duration_ns=int(seconds * S))  # fmt: skip
+    return host
+
+
+def test_connects_that_take_long_are_told_with_what_was_sent_again() -> None:
+    host = slow()
+    host.add("tcp_retransmit", 7, t_ns=T0 + 30 * S + np.arange(7) * 400_000_000, pid=APP_PID, proc_start_ns=START, netns=4026531840, peer=np.frombuffer(API, "V18"),
+             kind=code("tcp_retransmit", "kind", "syn"), count=1)  # fmt: skip
+    (found,) = latest(run(host, UNTIL))
+    assert (found["symptom"], found["cause"], found["subject"]) == ("connect_latency", "network_loss", "10.0.0.2:443")
+    assert "took up to 1.1 s instead of 300 us" in str(found["sentence"])
+
+
+def test_connects_that_always_take_long_are_usual() -> None:
+    host = Host()
+    host.add("tcp_connect", 200, t_ns=T0 + np.arange(200) * S // 4, pid=APP_PID, proc_start_ns=START, netns=4026531840, peer=np.frombuffer(API, "V18"),
+             result=code("tcp_connect", "result", "ok"), errno=0, duration_ns=np.where(np.arange(200) % 3, 300_000, 250_000_000))  # fmt: skip
+    assert latest(run(host, UNTIL)) == []

@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from agent.correlate.peers import PeerWatch
+from agent.correlate.rows import compact
+from agent.correlate.thresholds import CorrelatorConfig
 from tests.unit.correlate_scenarios import APP_PID, MS, START, T0, Host, S, code, latest, peer, run
 
 NEAR, FAR = 4026531840, 4026532999
@@ -174,3 +177,22 @@ def test_busy_hosts_of_varying_load_and_far_peers_are_not_told(seed: int) -> Non
     mobile = 60_000 * np.exp(np.cumsum(rng.normal(0, 0.08, 600)).clip(-1.2, 1.2))
     asked(host, at, mobile, mobile / 1e3 * 1.5, peer("80.5.6.7", 8443))
     assert latest(run(host, 600, every_ms=1000)) == []
+
+
+def test_a_peer_that_is_asked_from_two_network_namespaces_has_each_ones_connects() -> None:
+    """The connects of one of them took long; the other's did not."""
+    host = Host()
+    for netns in (NEAR, FAR):
+        asked(host, SECONDS, 200, 1, netns=netns)
+        at = np.arange(0, UNTIL, 0.25)
+        host.add("tcp_connect", len(at), t_ns=T0 + (at * S).astype(np.int64), pid=APP_PID, proc_start_ns=START, netns=netns, peer=np.frombuffer(API, "V18"),
+                 result=code("tcp_connect", "result", "ok"), duration_ns=300_000 if netns == NEAR else 900_000)  # fmt: skip
+    watch = PeerWatch(CorrelatorConfig())
+    rows = {b.table: [] for b in host.made}
+    for table, part in host.made:
+        rows[table].append(part[part["t_ns"] // S == T0 // S + 20])
+    second = T0 // S + 20
+    watch.series.begin(second)
+    slots = watch.fill(second, {table: compact(table, np.concatenate(parts)) for table, parts in rows.items()})
+    took = {watch.names[int(slot)][0]: us for slot, us in zip(slots, watch.series.last("connect_us", slots, second), strict=True)}  # fmt: skip
+    assert took == {NEAR: 300.0, FAR: 900.0}

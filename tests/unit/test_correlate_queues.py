@@ -213,7 +213,7 @@ def test_what_piled_up_while_the_server_was_away_is_its_doing(failure: str, caus
 
 
 def test_what_happens_again_and_again_is_a_habit() -> None:
-    habits = Habits()
+    habits = Habits(Series((), 8))
     for start in range(0, 300, 100):
         assert not any(habits.has(1, "age_s", start + i, 5.0) for i in range(4))
     assert habits.has(1, "age_s", 300, 5.0)
@@ -251,3 +251,15 @@ def test_a_quiet_queue_has_a_high_bar() -> None:
             second, slot, age_s=np.array([0.0]), lag=np.array([0.0]), out=np.array([1.0 if second in (20, 80) else 0.0])
         )
     assert bars(series, "age_s", "lag", slot, 120, 10)[0] == RATIO / 2
+
+
+def test_a_habit_ends_with_its_subject() -> None:
+    """Whoever gets its slot next is somebody else."""
+    series = Series(("age_s",), 1)
+    habits = Habits(series)
+    assert series.slot(("first",), 0) == 0
+    for start in range(0, 300, 100):
+        habits.has(0, "age_s", start, 5.0)
+    assert habits.has(0, "age_s", 300, 5.0)
+    assert series.slot(("second",), 900) == 0
+    assert not habits.has(0, "age_s", 900, 5.0)

@@ -63,7 +63,7 @@ def refused(episode: Episode, view: View) -> Iterator[Verdict]:
 
 def turned_away(episode: Episode, view: View) -> Iterator[Verdict]:
     """A peer, as its clients saw it."""
-    netns, raw = cast("tuple[int, bytes]", episode.key)
+    netns, raw = cast("tuple[int, bytes]", episode.key[:2])
     rows = in_netns(to_peer(view.during("tcp_connect", episode), raw), netns)
     refused_ = rows[(rows["result"] == _FAILED) & (rows["errno"] == errno.ECONNREFUSED)]
     if len(refused_) and len(refused_) >= 0.5 * episode.facts.get("failed", 0.0) >= 0.5 * episode.facts.get(
@@ -73,7 +73,8 @@ def turned_away(episode: Episode, view: View) -> Iterator[Verdict]:
         who = f"{server[0]} (pid {server[1]})" if server else "it"
         words = tell("{who} refused {n}", who=who, n=value(len(refused_), "connection"))
         entry = item("tcp_connect", "failed connects", len(refused_), "", peer=name, errno=errno.ECONNREFUSED)
-        yield Verdict(CAUSE.name, 0.8, place(name, raw, netns), words, (entry,), "", Culprit(object=name))
+        sure = 0.94 if episode.symptom == "retry_storm" else 0.8  # it is why they are tried again
+        yield Verdict(CAUSE.name, sure, place(name, raw, netns), words, (entry,), "", Culprit(object=name))
 
 
 def behind(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -102,5 +103,5 @@ def failing(episode: Episode, view: View) -> Iterator[Verdict]:
 
 CAUSE = Cause(
     "broker_down", 20, "a broker, or another server, refused connections or was not there", {**POLLS, **READS, **PEERS},
-    "see whether it runs, and why it ended: its log, and its unit's state", {"broker_down": unreachable, "decision_latency": refused, "refusals": refused, "service_errors": failing, "connect_failures": turned_away, "queue_lag": behind},
+    "see whether it runs, and why it ended: its log, and its unit's state", {"broker_down": unreachable, "decision_latency": refused, "refusals": refused, "service_errors": failing, "connect_failures": turned_away, "retry_storm": turned_away, "queue_lag": behind},
     kin="broker")  # fmt: skip

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause
-from agent.correlate.episode import Episode, Verdict
+from agent.correlate.chain import READS as CHAIN
+from agent.correlate.chain import hops
+from agent.correlate.episode import Episode, Verdict, item
 from agent.correlate.polled import POLLS, away, polled
 from agent.correlate.starved import READS, cpu_share
 from agent.correlate.view import View
 from agent.correlate.waits import PEERS, SHARE, on_peers
-from agent.correlate.words import Words, span, tell
+from agent.correlate.way import crowded
+from agent.correlate.words import Words, span, tell, value
 
 
 def in_decisions(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -55,6 +58,28 @@ def holding_back(episode: Episode, view: View) -> Iterator[Verdict]:
         yield Verdict(CAUSE.name, 0.63 if p.again else 0.9, p.scope, words, (p.seen, p.rtt))
 
 
+def kept_waiting(episode: Episode, view: View) -> Iterator[Verdict]:
+    """The server at which a chain of requests that were given up ends."""
+    *way, end = hops(episode, view)
+    if end.starved_ns > 0.5 * episode.value:
+        return
+    if end.dark:
+        yield Verdict(CAUSE.name, 0.0, "", f"not even a connect to {end.name} was answered")
+        return
+    words = tell(
+        "{who} did not answer within {age}{through}{again}",
+        who=end.who,
+        age=span(episode.value),
+        through=f"; {' and '.join(hop.who for hop in way)} waited for it" if way else "",
+        again=tell(", and {n} to it had to be sent again", n=value(end.again, "segment"))
+        if end.again
+        else ", and no segment to it was sent again",
+    )
+    entry = item("tcp_close", "waited in vain", episode.value, "ns", column="waited_ns", peer=end.name, pid=episode.pid)
+    sure = 0.9 * (1 - 0.5 * end.lost) * (0.7 if crowded(view, episode) else 1.0)
+    yield Verdict(CAUSE.name, sure, end.where, words, (entry,), "", end.culprit)
+
+
 def behind(episode: Episode, view: View) -> Iterator[Verdict]:
     """A queue whose server stood still just before, or meanwhile."""
     a = away(episode, view)
@@ -82,7 +107,7 @@ CAUSE = Cause(
     "broker_slow",
     50,
     "a broker, or another server, did not answer for a while, though the network to it was well",
-    {**POLLS, **PEERS, **READS},
+    {**POLLS, **PEERS, **READS, **CHAIN},
     "see what held it up: its slow log (SLOWLOG GET in Redis), its disk, its CPU; tickscope query slow_syscall",
     {
         "decision_latency": in_decisions,
@@ -91,6 +116,7 @@ CAUSE = Cause(
         "service_latency": in_decisions,
         "broker_stall": holding_back,
         "queue_lag": behind,
+        "deadline_exceeded": kept_waiting,
     },
     kin="broker",
 )

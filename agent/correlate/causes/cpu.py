@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause
+from agent.correlate.chain import hops
 from agent.correlate.consumption import consumption
 from agent.correlate.episode import Episode, Verdict, item
 from agent.correlate.polled import polled
@@ -97,6 +98,17 @@ def asking(episode: Episode, view: View) -> Iterator[Verdict]:
         yield _hungry(process(*p.server), p.starved_ns, p.server[1], 0.88, starved(p.server[1], episode, view))
 
 
+def kept_waiting(episode: Episode, view: View) -> Iterator[Verdict]:
+    """A server along a chain of requests that were given up, or who asked it."""
+    chain = [(hop.server, hop.starved_ns) for hop in reversed(hops(episode, view)) if hop.server]
+    if episode.pid is not None:
+        chain.append(((episode.comm, episode.pid), view.starved_ns(episode.pid, episode)))
+    for server, starved_ns in chain:
+        if starved_ns > 0.5 * episode.value:
+            yield _hungry(process(*server), starved_ns, server[1], 0.88, starved(server[1], episode, view))
+            return
+
+
 def consumers(episode: Episode, view: View) -> Iterator[Verdict]:
     """Of a queue: those that talk to its server."""
     hungry = consumption(episode, view).starved
@@ -119,6 +131,7 @@ CAUSE = Cause(
         "broker_stall": asking,
         "queue_lag": consumers,
         "resource_low": withheld,
+        "deadline_exceeded": kept_waiting,
     },
     lasts=lambda view, from_ns, to_ns, now_ns: view.crowded(from_ns, to_ns, now_ns),
 )

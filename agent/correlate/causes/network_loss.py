@@ -9,50 +9,61 @@ from typing import cast
 import numpy as np
 
 from agent.correlate.catalogue import Cause
+from agent.correlate.chain import READS as CHAIN
+from agent.correlate.chain import hops
 from agent.correlate.episode import Culprit, Episode, Verdict, item
-from agent.correlate.local import in_netns
+from agent.correlate.local import in_netns, is_loopback
 from agent.correlate.onway import on_way
 from agent.correlate.pairs import pair
 from agent.correlate.polled import READS, polled
+from agent.correlate.resolvers import asked
 from agent.correlate.rows import groups
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View, place, to_peer
 from agent.correlate.waits import PEERS, SHARE, on_peers
-from agent.correlate.words import peer, tell, value
+from agent.correlate.way import crowded
+from agent.correlate.words import Words, peer, tell, value
 from agent.tables import TABLES
 
 _RECEIVED, _SERVER = TABLES["tcp_reset"].code("direction", "received"), TABLES["tcp_reset"].code("role", "server")
 _FAILED = TABLES["tcp_connect"].code("result", "failed")
+_SYN = TABLES["tcp_retransmit"].code("kind", "syn")
 _RESETS = 2
 _UNANSWERED = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 def lost(episode: Episode, view: View) -> Iterator[Verdict]:
+    yield from _of_names(episode, view)
     for p in on_peers(episode, view):
-        if p.again and p.share >= SHARE:
-            lost = value(p.again, "TCP segment")
-            words = tell("{lost} between it and {who} had to be sent again", lost=lost, who=p.who)
-            if p.slower:  # who waits longer than usual for an acknowledgement sends again what was not lost
-                words = tell("{words}, which slow round trips alone can cause", words=words)
-            yield Verdict(
-                CAUSE.name,
-                (0.45 if p.slower else 0.9) * p.share * p.sure,
-                p.host,
-                words,
-                (
-                    item("tcp_retransmit", "segments sent again", p.again, "", column="count", peer=p.name),
-                    p.wait,
-                    p.rtt,
-                ),
-            )
+        entry = item("tcp_retransmit", "segments sent again", p.again, "", column="count", peer=p.name)
+        lost = tell("{lost} between it and {who} had to be sent again", lost=p.resent.told(), who=p.who)
+        if p.again and p.share >= SHARE and p.resent.spurious:
+            words = tell("{lost}, but it had {doubled} of them already", lost=lost, doubled=value(p.resent.doubled))
+            yield Verdict(CAUSE.name, 0.0, p.name, words, (entry,))
+        elif p.again and p.share >= SHARE:
+            # Who waits longer than usual for an acknowledgement sends again what was not lost.
+            words = tell("{lost}, which slow round trips alone can cause", lost=lost) if p.slower else lost
+            sure = 0.45 if p.slower else 0.6 if crowded(view, episode) else 0.9
+            yield Verdict(CAUSE.name, sure * p.share * p.sure * p.resent.explains(p.longest), p.host, words, (entry, p.wait, p.rtt))  # fmt: skip
         elif not p.again:
-            yield Verdict(
-                CAUSE.name,
-                0.0,
-                p.name,
-                f"no segment to {p.name} was sent again",
-                (item("tcp_retransmit", "segments sent again", 0, "", column="count", peer=p.name),),
-            )
+            words = tell("no segment to {name} was sent again{of}", name=p.name, of=_of(p.resent.sent))
+            yield Verdict(CAUSE.name, 0.0, p.name, words, (entry,))
+
+
+def _of(sent: int | None) -> Words:
+    return tell(", of {n}", n=value(sent)) if sent else ""
+
+
+def _of_names(episode: Episode, view: View) -> Iterator[Verdict]:
+    """A name server was asked by UDP, of which nobody tells what is lost, while TCP to the same host had to send again."""
+    a = asked(episode, view)
+    if a is None or not a.again or a.share < SHARE or a.slower or a.result not in ("", "timeout", "ok", "nodata"):
+        return
+    host = a.server.rpartition(":")[0]
+    lost = value(a.again, "TCP segment")
+    words = tell("{lost} to the host of {who} had to be sent again, too", lost=lost, who=a.who)
+    entry = item("tcp_retransmit", "segments sent again", a.again, "", column="count", peer=a.server)
+    yield Verdict(CAUSE.name, 0.85 * a.share * a.sure, a.host, words, (entry, *a.evidence), "", Culprit(object=host))
 
 
 def failed(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -105,6 +116,37 @@ def unreached(episode: Episode, view: View) -> Iterator[Verdict]:
         yield Verdict(CAUSE.name, 0.8, host, words, (entry,), "", told)
 
 
+def on_the_chain(episode: Episode, view: View) -> Iterator[Verdict]:
+    """The way to the server at which a chain of requests that were given up ends."""
+    end = hops(episode, view)[-1]
+    entry = item("tcp_retransmit", "segments sent again", end.again, "", column="count", peer=end.name)
+    if end.dark:
+        words = tell("{n} to {who} were not answered at all", n=value(end.unheard, "connect"), who=end.who)
+        unheard = item("tcp_connect", "connects not answered", end.unheard, "", column="result", peer=end.name)
+        yield Verdict(CAUSE.name, 0.9, end.host, words, (unheard, entry), "", Culprit(object=end.name))
+    elif end.again:
+        words = tell("{lost} to {who} had to be sent again", lost=value(end.again, "TCP segment"), who=end.who)
+        sure = 0.88 * end.lost * (0.7 if crowded(view, episode) else 1.0)
+        yield Verdict(CAUSE.name, sure, end.host, words, (entry,), "", Culprit(object=end.name))
+    else:
+        yield Verdict(CAUSE.name, 0.0, "", f"no segment to {end.name} was sent again", (entry,))
+
+
+def unheard(episode: Episode, view: View) -> Iterator[Verdict]:
+    """Connects to a peer that took long, since their SYN had to be sent again: at an address of one's own it is no network that loses it."""
+    netns, raw = cast("tuple[int, bytes]", episode.key)
+    name = peer(raw)
+    rows = in_netns(to_peer(view.during("tcp_retransmit", episode), raw), netns)
+    again = int(np.maximum(rows["count"], 1)[rows["kind"] == _SYN].sum())
+    entry = item("tcp_retransmit", "SYNs sent again", again, "", column="count", peer=name)
+    if not again:
+        yield Verdict(CAUSE.name, 0.0, "", f"no SYN to {name} was sent again", (entry,))
+    elif not is_loopback(raw) and not view.has_address(raw, netns, episode):
+        words = tell("the first segment of {n} had to be sent again", n=value(again, "connect"))
+        host = place(name.rpartition(":")[0], raw, netns)
+        yield Verdict(CAUSE.name, 0.75, host, words, (entry,), "", Culprit(object=name))
+
+
 def reset(episode: Episode, view: View) -> Iterator[Verdict]:
     """Connections of its own that somebody reset, far more of them than before."""
     rows = _resets(view.during("tcp_reset", episode), episode, view)
@@ -147,7 +189,7 @@ CAUSE = Cause(
     "network_loss",
     30,
     "packets to or from a peer were lost, and had to be sent again",
-    {**READS, **PEERS},
+    {**READS, **PEERS, **CHAIN},
     "look for drops on the way: ip -s link, tc -s qdisc, the switch's counters; tickscope query tcp_retransmit --group-by peer",
     {
         "decision_latency": lost,
@@ -159,5 +201,7 @@ CAUSE = Cause(
         "sender_stalled": between,
         "network_loss": of_peer,
         "network_rtt": of_peer,
+        "deadline_exceeded": on_the_chain,
+        "connect_latency": unheard,
     },
 )

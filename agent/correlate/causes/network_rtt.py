@@ -117,5 +117,6 @@ CAUSE = Cause(
         "sender_stalled": between,
         "network_rtt": of_peer,
         "network_loss": of_peer,
+        "connect_latency": of_peer,
     },
 )

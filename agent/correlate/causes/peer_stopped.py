@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Culprit, Episode, Verdict, item
-from agent.correlate.pairs import READS, pair
+from agent.correlate.pairs import READS, pair, reads
 from agent.correlate.view import View
-from agent.correlate.words import process, span, tell
+from agent.correlate.words import peer, process, span, tell, value
 
 
 def not_reading(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -22,6 +22,22 @@ def not_writing(episode: Episode, view: View) -> Iterator[Verdict]:
         yield _stopped(
             episode, view, "{who} wrote nothing to it for {took}, and did not wait to, while no segment was sent again"
         )
+
+
+def not_taking(episode: Episode, view: View) -> Iterator[Verdict]:
+    """The kernel itself waited for the window, and only who reads can open it again."""
+    reader = reads(episode, view)
+    name, unread = peer(episode.key[1]), episode.facts["unread"]  # type: ignore[arg-type]
+    starving = reader is not None and view.starved_ns(reader[0], episode) > 0.5 * episode.value
+    words = tell(
+        "{who} read nothing from it and kept its window shut{unread}",
+        who=process(reader[1], reader[0]) if reader else name,
+        unread=tell(", with {n} unread", n=value(unread, "byte")) if unread else "",
+    )
+    entry = item("socket_queue", "written and not taken", episode.facts["unsent"], "bytes", column="send_q_bytes", peer=name, pid=episode.pid)  # fmt: skip
+    sure = 0.4 if starving else 0.9 if reader else 0.8
+    culprit = Culprit(reader[0], reader[1], name) if reader else Culprit(object=name)
+    yield Verdict(CAUSE.name, sure, episode.scope, words, (entry,), "", culprit)
 
 
 def _stopped(episode: Episode, view: View, template: str) -> Verdict:
@@ -49,5 +65,5 @@ CAUSE = Cause(
     "the other end of a connection stopped reading or writing, though the network was well",
     READS,
     "see what that process does instead: its log, its stacks (gdb -p, py-spy dump), tickscope query slow_syscall",
-    {"receiver_stalled": not_reading, "sender_stalled": not_writing},
+    {"receiver_stalled": not_reading, "sender_stalled": not_writing, "window_shut": not_taking},
 )

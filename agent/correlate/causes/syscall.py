@@ -9,10 +9,16 @@ import numpy as np
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import NOBODY, Culprit, Episode, Verdict, item
 from agent.correlate.rows import groups, known
+from agent.correlate.shortage import DISK, full
+from agent.correlate.shortage import READS as ROOM
 from agent.correlate.starved import READS, cpu_share, crowded
+from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, View
 from agent.correlate.waits import PEERS, SHARE, SYSCALLS, WAITING, spent
 from agent.correlate.words import Words, process, span, tell, text, value
+
+#: How sure a call that was held up is the reason, where processors were short, or a disk was full, which holds calls up, too.
+_CROWDED, _FULL = 0.6, 0.6
 
 
 def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -58,7 +64,8 @@ def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
     yield Verdict(
         CAUSE.name,
         (0.96 if threaded else 0.8)
-        * (0.85 if crowded(episode, view) else 1.0)
+        * (_CROWDED if crowded(episode, view) else 1.0)
+        * (_FULL if _disk_full(episode, view) else 1.0)
         * share
         * (0.5 if queued > 0.5 * totals[at] else 1 - cpu_share(episode, view))
         if share >= SHARE
@@ -69,6 +76,12 @@ def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
         detail=call,
         culprit=culprit,
     )
+
+
+def _disk_full(episode: Episode, view: View) -> bool:
+    """Whether some file system had no room left meanwhile: what works on it is held up by that, and by who cleans it up."""
+    rows = view.rings["resource"].between(episode.start_ns - SECOND, episode.end_ns + SECOND)
+    return bool((full(rows) & (rows["kind"] == DISK)).any())
 
 
 def _holder(calls: np.ndarray) -> tuple[Culprit, bool]:
@@ -107,7 +120,7 @@ CAUSE = Cause(
     "syscall",
     70,
     "a system call was held up, on something other than a peer",
-    {**PEERS, **READS, **SYSCALLS},
+    {**PEERS, **READS, **SYSCALLS, **ROOM},
     "see what it works on: tickscope query slow_syscall --columns comm,syscall,fd_type,file,device,holder_comm,holder_pid,duration_ns; a disk, a lock, or a pipe that nobody reads",
     {"decision_latency": held_up, "accept_overflow": held_up, "service_latency": held_up, "blocked_time": held_up},
 )

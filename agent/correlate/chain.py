@@ -1,0 +1,127 @@
+"""Along a chain of calls, who kept whom waiting: from a request that was given up to the server at which the chain ends, as far as it runs on this host. Pure.
+
+A server that is asked, and itself gives up waiting for another or waits for it for most of that time, passes the wait on: the next one is looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from agent.correlate.episode import Culprit, Episode
+from agent.correlate.givenup import READS as GIVEN
+from agent.correlate.givenup import given_up
+from agent.correlate.local import in_netns
+from agent.correlate.resent import resent
+from agent.correlate.rows import groups, pick
+from agent.correlate.thresholds import SECOND
+from agent.correlate.view import NO_PEER, View, place, to_peer
+from agent.correlate.waits import CPUS, PEERS, WAITING
+from agent.correlate.words import peer
+
+READS = {**PEERS, **CPUS, **GIVEN, "tcp_connect": tuple({*PEERS["tcp_connect"], *GIVEN["tcp_connect"]})}
+_HOPS = 5
+_MOST = 0.5  # of the time that was waited for a server, from which its own wait for another is the reason
+
+
+@dataclass(frozen=True)
+class Hop:
+    """Somebody who was asked. raw: ip:port as in rows. given: requests to it that were given up; unheard: of these, those whose SYN nobody answered; again: segments to it that were sent
+    again meanwhile; lost: how much of what was given up that explains, from 0 to 1. starved_ns: how long it waited for a processor."""
+
+    raw: bytes
+    netns: int | None
+    server: tuple[str, int] | None
+    given: int
+    unheard: int
+    again: int
+    lost: float
+    starved_ns: float
+
+    @property
+    def dark(self) -> bool:
+        """Whether not even its kernel answered."""
+        return self.unheard > 0.5 * self.given
+
+    @property
+    def name(self) -> str:
+        return peer(self.raw)
+
+    @property
+    def where(self) -> str:
+        return place(self.name, self.raw, self.netns)
+
+    @property
+    def host(self) -> str:
+        return place(self.name.rpartition(":")[0], self.raw, self.netns)
+
+    @property
+    def who(self) -> str:
+        return f"{self.server[0]} (pid {self.server[1]}) at {self.name}" if self.server else self.name
+
+    @property
+    def culprit(self) -> Culprit:
+        return Culprit(self.server[1], self.server[0], self.name) if self.server else Culprit(object=self.name)
+
+
+def hops(episode: Episode, view: View) -> list[Hop]:
+    """From whom the episode's process asked to where the chain ends. Its key: network namespace, peer."""
+    return view.once(_hops, episode)
+
+
+def _hops(episode: Episode, view: View) -> list[Hop]:
+    netns, raw = episode.key[:2]
+    assert isinstance(netns, int)
+    assert isinstance(raw, bytes)
+    found = [_hop(raw, netns, episode, view)]
+    while len(found) < _HOPS and (server := found[-1].server) is not None:
+        step = _asks(server[1], episode, view)
+        if step is None or step[1] in {hop.raw for hop in found}:
+            break
+        found.append(_hop(step[1], step[0], episode, view))
+    return found
+
+
+def _hop(raw: bytes, netns: int | None, episode: Episode, view: View) -> Hop:
+    server = view.server(raw, netns, episode)
+    rows = in_netns(to_peer(view.during("tcp_retransmit", episode), raw), netns)
+    closes, connects = (
+        in_netns(to_peer(given_up(*part), raw), netns)
+        for part in ((_rows(view, "tcp_close", episode), None), (None, _rows(view, "tcp_connect", episode)))
+    )
+    given = len(closes) + len(connects)
+    back = resent(episode, view, raw, netns, rows, 0, None)
+    hit = len(groups([rows["saddr"], rows["sport"]])[0]) if len(rows) else 0  # connections; each is of one request
+    starved = view.starved_ns(server[1], episode) if server else 0.0
+    return Hop(raw, netns, server, given, len(connects), back.again, min(1.0, hit / max(given, 1)) * back.explains(episode.value), starved)  # fmt: skip
+
+
+def _rows(view: View, table: str, episode: Episode) -> np.ndarray:
+    return view.rings[table].between(episode.start_ns, episode.end_ns + 2 * SECOND)
+
+
+def _asks(pid: int, episode: Episode, view: View) -> tuple[int | None, bytes] | None:
+    """Whom a process kept waiting for, (network namespace, peer), most of the time; None where it did not."""
+    until_ns = episode.end_ns + 2 * SECOND
+    given = given_up(_rows(view, "tcp_close", episode), _rows(view, "tcp_connect", episode))
+    given = given[(given["pid"] == pid) & (given["age_ns"] >= _MOST * episode.value)]
+    if len(given):
+        first, group = groups([given["netns"], given["peer"]])
+        row = given[first[int(np.argmax(np.bincount(group)))]]
+        return int(row["netns"]), row["peer"].tobytes()
+    calls = view.rings["slow_syscall"].between(episode.start_ns, until_ns)
+    calls = calls[(calls["pid"] == pid) & (calls["kind"] == WAITING) & (calls["peer"] != NO_PEER)]
+    calls = calls[calls["duration_ns"] >= _MOST * episode.value]
+    asked = view.rings["tcp_connect"].between(episode.start_ns - 60 * SECOND, until_ns)
+    asked = asked[asked["pid"] == pid]
+    calls = calls[np.isin(_raw(calls), _raw(asked))]  # else it waits for its own clients
+    if not len(calls):
+        return None
+    first, group = groups([calls["peer"]])
+    raw = calls["peer"][first[int(np.argmax(np.bincount(group, calls["duration_ns"])))]].tobytes()
+    return int(pick(asked, asked["peer"] == np.frombuffer(raw, "V18")[0])["netns"][-1]), raw
+
+
+def _raw(rows: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(rows["peer"]).view("S18").reshape(len(rows))

@@ -1,0 +1,137 @@
+"""Connections on which nothing moves, since the other end's window stays shut: it takes nothing of what was written.
+
+The polls of the kernel's queues tell connections with much unread or unsent (agent/queues/sockets.py), and of each what the other end has acknowledged, and for how long
+the kernel had something to send and no window for it. One program writes faster than the other reads all the time, on a healthy host too, but then something is
+acknowledged between two polls; and what is lost on the way waits for an acknowledgement, not for a window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from agent.correlate.catalogue import Symptom
+from agent.correlate.episode import Episode
+from agent.correlate.guard import Guard
+from agent.correlate.late import Habits
+from agent.correlate.rows import known, pick
+from agent.correlate.thresholds import SECOND, CorrelatorConfig
+from agent.correlate.view import NO_PEER, own_ends
+from agent.correlate.watch import Watch
+from agent.correlate.words import peer, process, text
+from agent.tables import TABLES
+
+_CONNECTION = TABLES["socket_queue"].code("kind", "connection")
+_SERVER = TABLES["socket_queue"].code("role", "server")
+#: What a symptom of these reads.
+READS = {
+    "socket_queue": (
+        "sock_id",
+        "netns",
+        "kind",
+        "role",
+        "saddr",
+        "sport",
+        "peer",
+        "recv_q_bytes",
+        "send_q_bytes",
+        "acked_bytes",
+        "shut_ns",
+    )
+}
+_KEEP_S = 5
+_LITTLE = 16  # polls, in which what was taken since the last one would not be all that waits
+_MOST = 0.8  # of the time between two polls, that the window must have been shut
+
+
+@dataclass(frozen=True)
+class Jam:
+    """A connection of which something is unsent, as last polled. stuck_ns: for how long nothing has moved for want of a window; since_ns: when that began. new: whether it began since this
+    watches. reader: who does not read, where it is on this host, with what lies unread there."""
+
+    writer: tuple[int, int, str]
+    reader: tuple[int, int, str] | None
+    netns: int
+    server: bytes
+    peer: bytes
+    unsent: int
+    unread: int
+    acked: int
+    shut_ns: int
+    since_ns: int
+    last_ns: int
+    stuck_ns: int
+    new: bool
+
+
+class StuckWatch(Watch):
+    """One subject is a process and a server between which something does not move. stuck_ns: for how long. jams: by slot, the worst of it."""
+
+    metrics = ("stuck_ns",)
+
+    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
+        super().__init__(config, symptoms, guard)
+        self.habits = Habits(self.series)
+        self.jams: dict[int, Jam] = {}
+        self._since_s: int | None = None
+        self._known: dict[int, Jam] = {}
+
+    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+        polls = rows.get("socket_queue")
+        self._since_s = second if self._since_s is None else self._since_s
+        if polls is None:
+            return np.empty(0, np.int64)
+        polls = pick(polls, (polls["kind"] == _CONNECTION) & (polls["peer"] != NO_PEER))
+        for t_ns in np.unique(polls["t_ns"]):
+            self._poll(pick(polls, polls["t_ns"] == t_ns), second)
+        self._known = {k: jam for k, jam in self._known.items() if jam.last_ns > (second - _KEEP_S) * SECOND}
+        slots: dict[int, Jam] = {}
+        for jam in self._known.values():
+            if not jam.stuck_ns or jam.last_ns < second * SECOND:
+                continue
+            slot = self.series.slot((jam.writer[:2], jam.netns, jam.server), second)
+            if slot >= 0 and (slot not in slots or slots[slot].stuck_ns < jam.stuck_ns):
+                slots[slot] = jam
+        self.jams.update(slots)
+        chosen = np.array(sorted(slots), np.int64)
+        self.series.put(second, chosen, stuck_ns=np.array([slots[s].stuck_ns for s in chosen.tolist()], np.float64))
+        return chosen
+
+    def _poll(self, rows: np.ndarray, second: int) -> None:
+        ends, began = own_ends(rows), self._since_s or 0
+        others = {(int(r["netns"]), end.tobytes(), r["peer"].tobytes()): r for r, end in zip(rows, ends, strict=True) if r["recv_q_bytes"] > 0}  # fmt: skip
+        for row, end in zip(rows, ends, strict=True):
+            if row["send_q_bytes"] <= 0 or row["pid"] <= 0 or not known(row["shut_ns"]):
+                continue
+            key, t_ns, shut_ns, acked = (int(row[name]) for name in ("sock_id", "t_ns", "shut_ns", "acked_bytes"))
+            other = others.get((int(row["netns"]), row["peer"].tobytes(), end.tobytes()))
+            before = self._known.get(key)
+            reader = _who(other) if other is not None and other["pid"] > 0 else None
+            unread = int(other["recv_q_bytes"]) if other is not None else 0
+            shut = shut_ns - before.shut_ns if before is not None else 0
+            if (
+                before is not None
+                and _LITTLE * (acked - before.acked) <= row["send_q_bytes"]
+                and shut >= _MOST * (t_ns - before.last_ns)
+            ):
+                since_ns = before.since_ns if before.stuck_ns else max(before.last_ns, t_ns - shut)
+                self._known[key] = replace(before, reader=reader, unread=unread, unsent=int(row["send_q_bytes"]), acked=acked, shut_ns=shut_ns,
+                                           since_ns=since_ns, last_ns=t_ns, stuck_ns=t_ns - since_ns)  # fmt: skip
+                continue
+            serves = bool(row["role"] == _SERVER)
+            server, far = (end.tobytes(), row["peer"].tobytes()) if serves else (row["peer"].tobytes(),) * 2
+            new = before is not None or second > began + self.config.warm_s
+            self._known[key] = Jam(_who(row), reader, int(row["netns"]), server, far, int(row["send_q_bytes"]), unread, acked, shut_ns, t_ns, t_ns, 0, new)  # fmt: skip
+
+    def describe(self, symptom: str, slot: int) -> Episode:
+        jam = self.jams[slot]
+        (pid, tick, comm), name = jam.writer, peer(jam.peer)
+        key = jam.netns, jam.peer, jam.reader or ()
+        return Episode(symptom, key, slot, f"connection of {process(comm, pid)} to {name}", f"{pid} to {name}", 0, 0, "", "", 0.0, 0.0, 0.0, 0,
+                       pid=pid, start_tick=tick, comm=comm)  # fmt: skip
+
+
+def _who(row: np.void) -> tuple[int, int, str]:
+    return int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000, text(row["comm"])

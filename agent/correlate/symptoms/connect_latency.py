@@ -1,0 +1,76 @@
+"""Connects to a peer that take far longer than they ever do.
+
+The kernel alone answers a SYN. One that takes 200 ms had a long way, or was sent again: after a second, by a client of Linux.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agent.correlate.catalogue import Symptom
+from agent.correlate.connects import READS, SLOW_NS, ConnectWatch
+from agent.correlate.episode import Episode
+from agent.correlate.thresholds import SECOND
+from agent.correlate.watch import Second
+from agent.correlate.words import Words, measured, tell, value, when
+
+_WITHIN_S = 3
+_LEAST, _SHARE = 3, 0.2  # so many, and of all connects, within that time or less
+
+
+def judge(watch: ConnectWatch, second: Second) -> list[Episode]:
+    """Bad: three or more, and a fifth, of the connects that were through in the last three seconds took so long, where in nine of ten seconds none does."""
+    series, at = watch.series, second.at
+    slots = second.slots[series.last("slow", second.slots, at) > 0]
+    if not len(slots):
+        return []
+    slow, ok, longest = (
+        np.nan_to_num(series.recent(metric, slots, at, _WITHIN_S)) for metric in ("slow", "ok", "longest_ns")
+    )
+    many = (slow.sum(axis=1) >= _LEAST) & (slow.sum(axis=1) >= _SHARE * ok.sum(axis=1))
+    usual = series.baseline("slow", slots, at, _WITHIN_S)
+    before = series.baseline("longest_ns", slots, at, _WITHIN_S)
+    opened = []
+    for i in np.flatnonzero(many & (usual.high == 0) & (usual.seen >= watch.config.warm_s)):
+        slot, worst = int(slots[i]), float(longest[i].max())
+        episode = watch.active.get((SYMPTOM.name, slot))
+        if episode is not None:
+            watch.extend(episode, at, worst)
+            episode.facts["slow"] += float(slow[i, -1])
+            continue
+        first = at - _WITHIN_S + 1 + int(np.argmax(slow[i] > 0))
+        episode = watch.describe(SYMPTOM.name, slot)
+        episode.metric, episode.unit, episode.base = "longest_ns", SYMPTOM.unit, float(before.median[i])
+        episode.start_ns = int((first + 1) * SECOND - worst)
+        episode.facts["slow"] = float(slow[i].sum())
+        watch.open(episode, at, worst, at - first + 1)
+        opened.append(episode)
+    return opened
+
+
+def clause(e: Episode) -> Words:
+    return tell(
+        "{n} to {peer} took up to {took} instead of {base} {when}",
+        n=value(e.facts["slow"], "connect"),
+        peer=e.subject,
+        took=measured(e.value, e.unit),
+        base=measured(e.base, e.unit),
+        when=when(e),
+    )
+
+
+SYMPTOM = Symptom(
+    "connect_latency",
+    57,
+    "connects to a peer take far longer than they ever do; told where it is known why",
+    "a peer",
+    "ns",
+    "tcp_connect",
+    READS,
+    clause,
+    f"see how long each took: tickscope query tcp_connect --where 'duration_ns > {SLOW_NS}'; whether its accept queue is full: ss -ltn",
+    ConnectWatch,
+    judge,
+    bare=False,
+    measured={"longest_ns": "duration_ns"},
+)

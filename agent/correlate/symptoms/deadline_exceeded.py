@@ -1,0 +1,86 @@
+"""Requests that are given up after the same time each, where none were: a time-out, or a deadline, runs out.
+
+Ages of one time-out differ by less than what the kernel's ticks and a scheduler add; of three that users gave up by chance, spread over a decade or more, three in
+10,000 are as much alike. That three in ten seconds are, and more than half of all that are given up, is told where in nine of ten seconds none is.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agent.correlate.catalogue import Symptom
+from agent.correlate.episode import Episode
+from agent.correlate.givenup import LAST_S, READS, GivenUpWatch, whose
+from agent.correlate.thresholds import SECOND
+from agent.correlate.watch import Second
+from agent.correlate.words import Words, capital, measured, tell, value, when
+
+_LEAST, _MOST_OF = 3, 0.6
+_ALIKE, _TICKS_NS = 0.03, 10_000_000
+
+
+def judge(watch: GivenUpWatch, second: Second) -> list[Episode]:
+    opened = []
+    for slot in second.slots.tolist():
+        given = watch.lately(slot, second.at)
+        alike = _alike(given)
+        if len(alike) < max(_LEAST, _MOST_OF * len(given)) or alike["t_ns"].max() < second.at * SECOND:
+            continue
+        age = float(np.median(alike["age_ns"]))
+        begun, over = int((alike["t_ns"] - alike["age_ns"]).min()), int(alike["t_ns"].max())
+        episode = watch.active.get((SYMPTOM.name, slot))
+        if episode is not None:
+            watch.extend(episode, second.at, age, over)
+            new = np.count_nonzero(alike["t_ns"] >= second.at * SECOND)
+            episode.facts["n"] += float(new)
+            continue
+        row = whose(alike)
+        usual = watch.usually("given", slot, second.at, LAST_S, int(row["tick"]) // 100)
+        if usual is None or usual > 0 or watch.habits.has(slot, "given", second.at, age):
+            continue
+        watch.who[slot] = row
+        episode = watch.describe(SYMPTOM.name, slot)
+        episode.metric, episode.unit, episode.start_ns, episode.end_ns = "age_ns", SYMPTOM.unit, begun, over
+        episode.facts["n"] = float(len(alike))
+        watch.open(episode, second.at, age, LAST_S)
+        opened.append(episode)
+    return opened
+
+
+def _alike(given: np.ndarray) -> np.ndarray:
+    """The most of them whose ages differ by hardly anything."""
+    if not len(given):
+        return given
+    ages = np.sort(given["age_ns"])
+    least = ages[int(np.argmax(np.searchsorted(ages, _most(ages), "right") - np.arange(len(ages))))]
+    return np.asarray(given[(given["age_ns"] >= least) & (given["age_ns"] <= _most(least))])
+
+
+def _most(ages: np.ndarray) -> np.ndarray:
+    return np.asarray(ages + np.maximum(_ALIKE * ages, _TICKS_NS))
+
+
+def clause(e: Episode) -> Words:
+    return tell(
+        "{what} were given up without an answer, {n}, each after {age}, {when}",
+        what=capital(e.subject),
+        n=value(e.facts["n"], "time"),
+        age=measured(e.value, e.unit),
+        when=when(e),
+    )
+
+
+SYMPTOM = Symptom(
+    "deadline_exceeded",
+    49,
+    "requests are given up after the same time each: a time-out, or a deadline, runs out",
+    "a process and a peer that it asks",
+    "ns",
+    "tcp_close",
+    READS,
+    clause,
+    'see what was waited for: tickscope query tcp_close --where "waited_ns > 0" --group-by peer; what that server does instead: tickscope query slow_syscall',
+    GivenUpWatch,
+    judge,
+    measured={"age_ns": "waited_ns"},
+)

@@ -1,0 +1,80 @@
+"""A program whose tries fail, and which tries again at once, again and again, far more often than it usually connects.
+
+Every back-off in common use waits for tens of milliseconds before the second try, and longer before the third: who tries again within 20 ms of a
+failure in half of all twentieths of a second, for two seconds, has none. Requests that come at their own rate and fail are no storm, since there are no more of them than
+usual.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agent.correlate.catalogue import Symptom
+from agent.correlate.episode import Episode
+from agent.correlate.thresholds import SECOND
+from agent.correlate.tries import READS, TryWatch
+from agent.correlate.watch import Second
+from agent.correlate.words import Words, capital, peer, tell, value, when
+
+_LEAST, _RATIO, _PARTS, _FAILED, _SECONDS = 20, 5.0, 10, 0.5, 2
+
+
+def judge(watch: TryWatch, second: Second) -> list[Episode]:
+    tries, failed, quick = (
+        np.nan_to_num(watch.series.recent(metric, second.slots, second.at, _SECONDS))
+        for metric in ("tries", "failed", "quick")
+    )
+    storming = (tries >= _LEAST) & (failed >= _FAILED * tries) & (quick >= _PARTS)
+    opened = []
+    for i in np.flatnonzero(storming[:, -1]):
+        slot, n = int(second.slots[i]), float(tries[i].max())
+        episode = watch.active.get((SYMPTOM.name, slot))
+        if episode is not None:
+            watch.extend(episode, second.at, n)
+            episode.facts["n"] += float(tries[i, -1])
+            episode.facts["failed"] += float(failed[i, -1])
+            continue
+        if not storming[i].all() or slot not in watch.who:
+            continue
+        usual = watch.usually("tries", slot, second.at, _SECONDS, watch.who[slot].tick // 100)
+        if usual is None or tries[i].min() <= _RATIO * usual:
+            continue
+        if watch.habits.has(slot, "tries", second.at, n):
+            continue
+        episode = watch.describe(SYMPTOM.name, slot)
+        episode.metric, episode.unit, episode.base = "tries", SYMPTOM.unit, usual
+        episode.start_ns = (second.at - _SECONDS + 1) * SECOND
+        episode.facts["n"], episode.facts["failed"] = float(tries[i].sum()), float(failed[i].sum())
+        watch.open(episode, second.at, n, _SECONDS)
+        opened.append(episode)
+    return opened
+
+
+def clause(e: Episode) -> Words:
+    raw = e.key[1]
+    assert isinstance(raw, bytes)
+    return tell(
+        "{who} connected to {peer} up to {rate}, usually {base}, and {failed} of {n} came to nothing, {when}",
+        who=capital(e.subject.partition(", which")[0]),
+        peer=peer(raw),
+        rate=value(e.value, "1/s"),
+        base=value(e.base),
+        failed=value(min(e.facts["failed"], e.facts["n"])),
+        n=value(e.facts["n"], "attempt"),
+        when=when(e),
+    )
+
+
+SYMPTOM = Symptom(
+    "retry_storm",
+    87,
+    "a program tries again at once, again and again, what has failed",
+    "a program and a peer",
+    "",
+    "tcp_connect",
+    READS,
+    clause,
+    "see what it tries, and why that fails: tickscope query tcp_connect --group-by peer; its log",
+    TryWatch,
+    judge,
+)

@@ -1,0 +1,64 @@
+"""What a program wrote to a connection is not taken: the other end does not read, and its window stays shut.
+
+That the kernel had more than 64 KiB to send, had no window for it and saw next to nothing acknowledged for a second and a half is a fact. Who serves the world always has clients that stop reading: of what a server
+wrote, only readers on this host are looked at.
+"""
+
+from __future__ import annotations
+
+from agent.correlate.catalogue import Symptom
+from agent.correlate.episode import Episode
+from agent.correlate.stuck import READS, StuckWatch
+from agent.correlate.thresholds import SECOND
+from agent.correlate.watch import Second
+from agent.correlate.words import Words, measured, tell, value, when
+
+_LEAST_NS = 1.5 * SECOND
+
+
+def judge(watch: StuckWatch, second: Second) -> list[Episode]:
+    opened = []
+    for slot in second.slots.tolist():
+        jam = watch.jams[slot]
+        if jam.stuck_ns < _LEAST_NS or not jam.new:
+            continue
+        if jam.server != jam.peer and jam.reader is None:
+            continue
+        episode = watch.active.get((SYMPTOM.name, slot))
+        if episode is not None:
+            watch.extend(episode, second.at, float(jam.stuck_ns), jam.last_ns)
+            continue
+        if watch.habits.has(slot, "stuck_ns", second.at, float(jam.stuck_ns)):
+            continue
+        episode = watch.describe(SYMPTOM.name, slot)
+        episode.metric, episode.unit = "stuck_ns", SYMPTOM.unit
+        episode.start_ns, episode.end_ns = jam.since_ns, jam.last_ns
+        episode.facts.update(unsent=float(jam.unsent), unread=float(jam.unread))
+        watch.open(episode, second.at, float(jam.stuck_ns), 1)
+        opened.append(episode)
+    return opened
+
+
+def clause(e: Episode) -> Words:
+    return tell(
+        "The {subject} took nothing for {took}, with {unsent} written and not taken, {when}",
+        subject=e.subject,
+        took=measured(e.value, e.unit),
+        unsent=value(e.facts["unsent"], "byte"),
+        when=when(e),
+    )
+
+
+SYMPTOM = Symptom(
+    "window_shut",
+    63,
+    "what a program wrote to a connection is not taken at all: the other end does not read",
+    "a connection",
+    "ns",
+    "socket_queue",
+    READS,
+    clause,
+    "see what the reader does instead: tickscope query slow_syscall; ss -tm shows what is unread",
+    StuckWatch,
+    judge,
+)

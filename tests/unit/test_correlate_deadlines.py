@@ -1,0 +1,104 @@
+"""Requests that are given up after the same time each, along a chain of calls: one finding, which names the server at its end."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.unit.correlate_scenarios import MS, START, T0, Host, S, code, latest, peer, run
+from tests.unit.test_correlate_processes import event
+
+NETNS, UNTIL = 1, 70
+FRONT_PID, MIDDLE_PID, BACK_PID = 2000, 2001, 2002
+MIDDLE, BACK = peer("10.0.0.2", 8082), peer("10.0.0.3", 8083)
+
+
+def requests(host: Host, at: np.ndarray, pid: int, to: bytes, waited_s: object = None, comm: bytes = b"front") -> None:
+    """Each by a connection of its own. waited_s: given up after so long, else answered within 5 ms."""
+    began = T0 + (np.sort(at) * S).astype(np.int64)
+    took = np.full(len(at), 5 * MS) if waited_s is None else (np.broadcast_to(waited_s, len(at)) * S).astype(np.int64)
+    who = {"pid": pid, "tid": pid, "proc_start_ns": START, "comm": comm, "netns": NETNS, "peer": np.frombuffer(to, "V18")}  # fmt: skip
+    host.add("tcp_connect", len(at), t_ns=began + 200_000, duration_ns=200_000, result=code("tcp_connect", "result", "ok"), errno=0, **who)  # fmt: skip
+    more = {"waited_ns": took // (4 * MS) * 4 * MS, "bytes_in": 0} if waited_s is not None else {"bytes_in": 99}
+    host.add("tcp_close", len(at), t_ns=began + took, duration_ns=took, role=code("tcp_close", "role", "client"), srtt_us=150, bytes_out=80, **who, **more)  # fmt: skip
+
+
+def serves(host: Host, pid: int, at: bytes, comm: bytes) -> None:
+    host.add("tcp_rtt", UNTIL, t_ns=T0 + np.arange(UNTIL) * S, pid=pid, proc_start_ns=START, comm=comm, netns=NETNS, role=code("tcp_rtt", "role", "server"),
+             saddr=np.frombuffer(at[:16], "V16"), sport=int.from_bytes(at[16:], "little"), peer=np.frombuffer(peer("10.0.0.9", 40000), "V18"), samples=5, rtt_sum_us=500, srtt_us=100, rtt_min_us=90, rtt_max_us=110)  # fmt: skip
+
+
+QUIET = np.concatenate([np.arange(0, 30, 0.2), np.arange(36, UNTIL, 0.2)])
+BAD = np.arange(30, 36, 0.2)
+
+
+def chain(front_s: object = 1.0, middle_s: object = 1.0) -> Host:
+    """The one in front asks the middle one, and that the one behind, which does not answer for six seconds."""
+    host = Host()
+    rng = np.random.default_rng(5)
+    for pid, comm, to, waited in (
+        (FRONT_PID, b"front", MIDDLE, front_s),
+        (MIDDLE_PID, b"middle", BACK, middle_s),
+    ):
+        requests(host, QUIET, pid, to, None, comm)
+        requests(host, BAD, pid, to, np.asarray(waited) + rng.uniform(0, 0.004, len(BAD)), comm)
+    serves(host, MIDDLE_PID, MIDDLE, b"middle")
+    serves(host, BACK_PID, BACK, b"back")
+    return host
+
+
+def test_a_chain_is_one_finding_about_the_server_at_its_end() -> None:
+    (found,) = latest(run(chain(), UNTIL))
+    assert (found["symptom"], found["cause"]) == ("deadline_exceeded", "broker_slow")
+    assert (found["culprit_pid"], found["culprit_comm"], found["culprit_object"]) == (BACK_PID, "back", "10.0.0.3:8083")
+    said = str(found["sentence"])
+    assert "each after 1 s" in said
+    assert "front pid 2000" in said
+    assert "middle pid 2001" in said
+    assert found["start_ns"] == pytest.approx(T0 + 30 * S, abs=20 * MS)  # when the first of them was asked
+
+
+def test_a_deadline_that_is_passed_on_grows_shorter_along_the_chain() -> None:
+    (found,) = latest(run(chain(front_s=1.0, middle_s=0.8), UNTIL))
+    assert (found["cause"], found["culprit_pid"]) == ("broker_slow", BACK_PID)
+
+
+def test_the_server_at_the_end_was_stopped() -> None:
+    host = chain()
+    event(host, "stopped", 29.9, pid=BACK_PID, comm=b"back", signal=19)
+    event(host, "continued", 35.9, pid=BACK_PID, comm=b"back", signal=18)
+    (found,) = latest(run(host, UNTIL))
+    assert (found["cause"], found["culprit_pid"], found["cause_detail"]) == ("process_stopped", BACK_PID, "SIGSTOP")
+    assert {e["what"] for e in found["evidence"]} >= {"deadline_exceeded", "process_stopped"}  # type: ignore[attr-defined]
+
+
+def test_segments_to_it_were_lost() -> None:
+    host = chain()
+    host.add("tcp_retransmit", 30, t_ns=T0 + 30 * S + np.arange(30) * 200 * MS + 50 * MS, sport=41000 + np.arange(30), pid=MIDDLE_PID, proc_start_ns=START, comm=b"middle", netns=NETNS,
+             peer=np.frombuffer(BACK, "V18"), kind=0, count=2)  # fmt: skip
+    (found,) = latest(run(host, UNTIL))
+    assert (found["cause"], found["culprit_object"]) == ("network_loss", "10.0.0.3:8083")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_requests_that_are_given_up_by_chance_are_none(seed: int) -> None:
+    """By users, after between a tenth of a second and ten."""
+    host, rng = Host(seed), np.random.default_rng(seed)
+    requests(host, QUIET, FRONT_PID, MIDDLE)
+    at = np.sort(rng.uniform(30, 45, 8))
+    requests(host, at, FRONT_PID, MIDDLE, np.exp(rng.uniform(np.log(0.1), np.log(10), 8)))
+    assert latest(run(host, UNTIL)) == []
+
+
+def test_a_check_that_always_runs_out_is_usual() -> None:
+    host = Host()
+    requests(host, np.arange(0, UNTIL, 2.0), FRONT_PID, MIDDLE, 1.0)
+    assert latest(run(host, UNTIL)) == []
+
+
+def test_what_happened_three_times_is_a_habit() -> None:
+    host = Host()
+    requests(host, np.arange(0, 320, 0.25), FRONT_PID, MIDDLE)
+    for minute in range(1, 6):
+        requests(host, minute * 60 + np.arange(6) * 0.2, FRONT_PID, MIDDLE, 1.0)
+    assert len(latest(run(host, 330, every_ms=500))) == 3
