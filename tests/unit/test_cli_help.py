@@ -20,7 +20,7 @@ from agent.service.control import ask
 
 #: Verbs that print rows or a document; the others become the agent, write a script, or have ``-o`` for a file.
 _WITHOUT_FORMAT = {"run", "demo", "record", "completion"}
-_WITHOUT_STORE = {"completion", "clock watch", "lab list", "lab run", "lab bench", "lab score"}
+_WITHOUT_STORE = {"completion", "clock watch", "limiters try", "lab list", "lab run", "lab bench", "lab score"}
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
