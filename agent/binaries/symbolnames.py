@@ -26,10 +26,10 @@ def pattern(written: str, language: str) -> re.Pattern[bytes]:
     forms = [exact]
     if language != "c" and not written.startswith(("_Z", "_R")):
         parts = path(written)
-        if language == "c++":
+        if language == "c++" and parts:
             forms.append(_itanium(parts))
-        if language == "rust":
-            forms += [rb"_ZN" + b"".join(map(_legacy, parts)) + _HASH, _v0(written)]
+        if language == "rust" and parts and (names := _names(written)):
+            forms += [rb"_ZN" + b"".join(map(_legacy, parts)) + _HASH, _v0(names)]
     return re.compile(rb"(?:" + rb"|".join(forms) + rb")" + _SUFFIX + rb"\0")
 
 
@@ -97,10 +97,13 @@ def _legacy(part: str) -> bytes:
     return re.escape(_sized(escaped))
 
 
-def _v0(written: str) -> bytes:
-    """What a name has twice is written once, and referred to."""
+def _names(written: str) -> list[str]:
+    """Of a path, as v0 has them: what is there twice is written once, and referred to."""
     names = [one for one in re.findall(r"\w+", written.partition("(")[0]) if one not in ("as", "impl", "for", "dyn")]
-    names = [*dict.fromkeys(names[:-1]), names[-1]]
+    return [*dict.fromkeys(names[:-1]), *names[-1:]]
+
+
+def _v0(names: list[str]) -> bytes:
     sized = [re.escape(f"{len(one.encode())}{'_' if one[0] in '0123456789_' else ''}{one}".encode()) for one in names]
     return rb"_R[A-Za-z0-9_]{1,60}?" + _V0_BETWEEN.join(sized) + rb"(?![0-9a-z_])\w{0,80}"
 

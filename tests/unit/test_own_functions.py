@@ -186,6 +186,12 @@ def test_paths_and_plain_names() -> None:
     assert (plain("window_inc"), plain("_Z5allowPKc")) == ("window_inc", "allow")
 
 
+@pytest.mark.parametrize("language", ["c", "c++", "rust"])
+def test_names_that_are_none_match_nothing(language: str) -> None:
+    for written in ("as) ", "::", "()", " ", "<", ">(", "a::"):
+        assert not pattern(written, language).search(b"_ZN4shop5allowEv\0_RNvCs1_4shop5allow\0")
+
+
 def test_code() -> None:
     """push rbp; je +1 over nop; ret; jmp out."""
     body = Body([(0x1000, bytes.fromhex("55 7401 90 c3 e9f0ffffff"))])
