@@ -65,6 +65,11 @@ class Hop:
         return Culprit(self.server[1], self.server[0], self.name) if self.server else Culprit(object=self.name)
 
 
+def starves(waited_ns: float, episode: Episode) -> bool:
+    """Whether who waited for a processor for so long in all, while it lasted, did so for most of it."""
+    return waited_ns > _MOST * max(episode.value, episode.end_ns - episode.start_ns)
+
+
 def hops(episode: Episode, view: View) -> list[Hop]:
     """From whom the episode's process asked to where the chain ends. Its key: network namespace, peer."""
     return view.once(_hops, episode)

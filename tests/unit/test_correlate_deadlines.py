@@ -102,3 +102,13 @@ def test_what_happened_three_times_is_a_habit() -> None:
     for minute in range(1, 6):
         requests(host, minute * 60 + np.arange(6) * 0.2, FRONT_PID, MIDDLE, 1.0)
     assert len(latest(run(host, 330, every_ms=500))) == 3
+
+
+@pytest.mark.parametrize(("wait_ms", "cause"), [(180, "broker_slow"), (950, "cpu")])
+def test_who_waited_for_a_processor_most_of_the_time_is_the_reason_and_who_did_now_and_then_is_none(wait_ms: int, cause: str) -> None:  # fmt: skip
+    host = chain()
+    for second in range(30, 37):
+        host.add("cpu_wait", 1, t_ns=T0 + second * S + 990 * MS, interval_ns=S, pid=BACK_PID, proc_start_ns=START, comm=b"back", by_pid=55, by_comm=b"burner",
+                 count=20, wait_ns=wait_ms * MS, max_ns=90 * MS)  # fmt: skip
+    found = [f["cause"] for f in latest(run(host, UNTIL)) if f["symptom"] == "deadline_exceeded"]
+    assert found == [cause]

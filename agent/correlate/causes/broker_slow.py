@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause
 from agent.correlate.chain import READS as CHAIN
-from agent.correlate.chain import hops
+from agent.correlate.chain import hops, starves
 from agent.correlate.episode import Episode, Verdict, item
 from agent.correlate.polled import POLLS, away, polled
 from agent.correlate.starved import READS, cpu_share
@@ -61,7 +61,7 @@ def holding_back(episode: Episode, view: View) -> Iterator[Verdict]:
 def kept_waiting(episode: Episode, view: View) -> Iterator[Verdict]:
     """The server at which a chain of requests that were given up ends."""
     *way, end = hops(episode, view)
-    if end.starved_ns > 0.5 * episode.value:
+    if starves(end.starved_ns, episode):
         return
     if end.dark:
         yield Verdict(CAUSE.name, 0.0, "", f"not even a connect to {end.name} was answered")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause
-from agent.correlate.chain import hops
+from agent.correlate.chain import hops, starves
 from agent.correlate.consumption import consumption
 from agent.correlate.episode import Episode, Verdict, item
 from agent.correlate.polled import polled
@@ -104,7 +104,7 @@ def kept_waiting(episode: Episode, view: View) -> Iterator[Verdict]:
     if episode.pid is not None:
         chain.append(((episode.comm, episode.pid), view.starved_ns(episode.pid, episode)))
     for server, starved_ns in chain:
-        if starved_ns > 0.5 * episode.value:
+        if starves(starved_ns, episode):
             yield _hungry(process(*server), starved_ns, server[1], 0.88, starved(server[1], episode, view))
             return
 

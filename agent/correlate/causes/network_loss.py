@@ -139,12 +139,15 @@ def unheard(episode: Episode, view: View) -> Iterator[Verdict]:
     rows = in_netns(to_peer(view.during("tcp_retransmit", episode), raw), netns)
     again = int(np.maximum(rows["count"], 1)[rows["kind"] == _SYN].sum())
     entry = item("tcp_retransmit", "SYNs sent again", again, "", column="count", peer=name)
-    if not again:
-        yield Verdict(CAUSE.name, 0.0, "", f"no SYN to {name} was sent again", (entry,))
+    if again < 0.5 * episode.facts["slow"]:
+        of = value(episode.facts["slow"], "slow connect")
+        words = tell("{again} to {name} were sent again, of {of}", again=value(again, "SYN"), name=name, of=of)
+        yield Verdict(CAUSE.name, 0.0, "", words, (entry,))
     elif not is_loopback(raw) and not view.has_address(raw, netns, episode):
         words = tell("the first segment of {n} had to be sent again", n=value(again, "connect"))
         host = place(name.rpartition(":")[0], raw, netns)
-        yield Verdict(CAUSE.name, 0.75, host, words, (entry,), "", Culprit(object=name))
+        sure = 0.75 * (0.6 if crowded(view, episode) else 1.0)
+        yield Verdict(CAUSE.name, sure, host, words, (entry,), "", Culprit(object=name))
 
 
 def reset(episode: Episode, view: View) -> Iterator[Verdict]:

@@ -16,7 +16,7 @@ from agent.correlate.tries import READS, TryWatch
 from agent.correlate.watch import Second
 from agent.correlate.words import Words, capital, peer, tell, value, when
 
-_LEAST, _RATIO, _PARTS, _FAILED, _SECONDS = 20, 5.0, 10, 0.5, 2
+_LEAST, _RATIO, _PARTS, _FAILED, _SECONDS = 20, 3.0, 10, 0.5, 2
 
 
 def judge(watch: TryWatch, second: Second) -> list[Episode]:

@@ -28,7 +28,7 @@ KINDS = (
     Kind(
         "retry_storm",
         "a client that gets no answer tries again at once, and keeps the server from others",
-        Size("pause_s", 0.0001, 0.008),
+        Size("pause_s", 0.008, 0.0001),
         ("eager",),
         (Right("retry_storm", culprit=True),),
         storming,
