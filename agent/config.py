@@ -19,6 +19,7 @@ from agent.common.duration import parse_ns
 from agent.common.settings import Section
 from agent.common.settings_file import Lines, parse, read_text
 from agent.errors import USAGE, AgentError
+from agent.limiters import script_settings
 from agent.limiters.model_settings import parse as parse_models
 from agent.log import FORMATS
 from agent.queues.catalogue import broker, brokers, names
@@ -44,6 +45,8 @@ class Config:
     second, with ``sampled``. slow_syscall_ms: from when a blocked call is an event. brokers: servers whose queues are watched, by kind; each kind is a key
     of the file (agent/queues/catalogue.py). poll_s: between two looks at queues. intake_keys: ``hashed`` or ``clear``.
     otlp: see exporters/otlp_settings.py. metrics: see exporters/page_settings.py. ntp: see agent/clock/daemons/ntp_settings.py.
+    redis_limiters: whether limiters in Redis are read from the wire, see agent/limiters/script_settings.py; redis_ports: beside those that are found;
+    redis_decisions_per_s: of them, how many are told one by one.
     limiter_models: how limiters decide of which no library says it, see agent/limiters/model_settings.py. limiter_functions: functions of the user's own, as agent/limiters/functions/settings.py keeps them. prometheus: listen address of the metrics page, empty for none. max_bytes, max_age_days:
     of the store. without: probe families to leave out. log_format: of the lines on stderr. duration_s: stop by itself (``run --duration``).
     live: show the summary. source: the file and the flags that all this comes from, by which SIGHUP reads it again.
@@ -64,6 +67,10 @@ class Config:
     jump_threshold: str = "all"
     limiter_models: Mapping[str, object] = field(default_factory=dict)
     limiter_functions: tuple[Mapping[str, object], ...] = ()
+    redis_limiters: str = "auto"
+    redis_ports: tuple[str, ...] = ()
+    redis_decisions_per_s: float = 1000.0
+    redis_limiter_scripts: Mapping[str, object] = field(default_factory=dict)
     prometheus: str = "127.0.0.1:9469"
     max_bytes: int = 1 << 30
     max_age_days: float = 7.0
@@ -94,6 +101,7 @@ class Config:
         NtpConfig.parse(self.ntp)
         if self.limiter_models:
             parse_models(self.limiter_models)
+        script_settings.check(self)
 
     def hooks(self) -> HookConfig:
         """The ``notices`` setting, checked. Raises AgentError."""
@@ -154,6 +162,8 @@ def _coerce(key: str, value: Any) -> Any:
     """A YAML value as the type of the field's default. Raises AgentError."""
     default = next(f for f in dataclasses.fields(Config) if f.name == key)
     wanted = default.default if default.default is not dataclasses.MISSING else {}
+    if key == "redis_ports" and isinstance(value, list):
+        value = [str(port) if type(port) is int else port for port in value]
     if isinstance(wanted, tuple):
         return _texts(key, value)
     if isinstance(wanted, bool) or isinstance(value, bool):
@@ -161,6 +171,8 @@ def _coerce(key: str, value: Any) -> Any:
             return value
         if key == "syscalls" and value is False:  # YAML reads a bare off as false
             return "off"
+        if key == "redis_limiters":
+            return "on" if value else "off"
         if key == "prometheus" and value is False:
             return ""
         raise _TOP.wrong(

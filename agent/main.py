@@ -48,7 +48,7 @@ def _families(config: Config) -> list[Any]:
     from agent.probes import discover
     from agent.tables import TABLES
 
-    off = set(config.without) | ({"syscalls"} if config.syscalls == "off" else set())
+    off = {*config.without, *(n for n, how in (("syscalls", config.syscalls), ("redis", config.redis_limiters)) if how == "off")}  # fmt: skip
     found = discover(config.limiter_functions)
     TABLES.freeze()
     return [probe for name, probe in found.items() if name not in off]
@@ -70,7 +70,7 @@ def _kernel_sources(
     window = SamplingWindow(helper, int(config.syscalls_window_ms * 1e6))
     kernel.hold = lambda: window.busy
     sources: list[Source] = [window, kernel, targets, targets.unseen]
-    settings = {"syscalls": config.syscalls, "window": window, **extra, "limiter_functions": config.limiter_functions}
+    settings = {"syscalls": config.syscalls, "window": window, "config": config, **extra, "limiter_functions": config.limiter_functions}  # fmt: skip
     for family in loaded.families.values():
         if family.probe.setup is None or family.state == "unavailable":
             continue

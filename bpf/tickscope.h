@@ -4,6 +4,7 @@
  * HAS_struct__field  1 where the running kernel has that field, else 0
  * TP_name            number of arguments of raw tracepoint `name`, 0 where there is none
  * FUNC_name          1 where the kernel has helper bpf_name, else 0
+ * KFUNC_name         type id of kernel function `name` in its BTF, 0 where there is none; KFUNC_BASE + this is called as a kernel function is
  * LOST_map           number of a ring or aggregation map in `lost`, which has LOST_COUNTERS
  * PIDNS_INUM         inode of the agent's PID namespace, where that is not the host's
  * The loader greps these words out of the sources and defines each; OFF_ words also come from GET(.., struct, field) and alike. */
@@ -11,6 +12,8 @@
 #include <linux/types.h>
 #include <uapi/linux/ptrace.h>
 #include "events.h"
+
+#define KFUNC_BASE 0x40000000	/* agent/kernel/compiler.py */
 
 #define READ(dst, ptr, s, f) bpf_probe_read_kernel(&(dst), sizeof(dst), (const char *)(ptr) + OFF_##s##__##f)
 #define ADDR(ptr, s, f) ((const char *)(ptr) + OFF_##s##__##f)
@@ -132,7 +135,7 @@ static __always_inline void lose(u32 map)
 /* Any user may make things happen without end. What one makes happen is held to a share: `most` at once, and one more each `each_ns`; all users
  * but root together have two shares, and so has root. What is beyond is not told, and counted by whoever asks: lose(LOST_family_shares).
  * Kept is until when a share is used up. Two processors that take at one instant may count as one. */
-enum { SHARE_PROCESS, SHARE_SENDERS, SHARE_DNS, SHARE_DNS_CALLS, SHARE_DNS_GO_CALLS, SHARE_CLOCK, SHARE_HOLDERS, SHARE_SLOW, SHARE_CPU, SHARE_KINDS };
+enum { SHARE_PROCESS, SHARE_SENDERS, SHARE_DNS, SHARE_DNS_CALLS, SHARE_DNS_GO_CALLS, SHARE_CLOCK, SHARE_HOLDERS, SHARE_SLOW, SHARE_CPU, SHARE_REDIS, SHARE_KINDS };
 struct share_key {
 	u32 uid;
 	u32 of;

@@ -86,8 +86,8 @@ def _perf_events(program: int, path: ct.Array[ct.c_char], offsets: list[int], re
 
 
 def attach_raw_tracepoint(program: int, name: bytes) -> int:
-    """Attaches to one of the tracepoints that are wanted only at times; closing detaches. Raises OSError."""
-    if name not in _RAW_TRACEPOINTS:
+    """Attaches to one of the tracepoints that are wanted only at times; closing detaches. Raises OSError. name: empty for a program that was loaded for its own."""
+    if name and name not in _RAW_TRACEPOINTS:
         raise OSError(errno.EPERM, "not a tracepoint that may be asked for")
     text = ct.create_string_buffer(name)
-    return syscall.require(_BPF_RAW_TRACEPOINT_OPEN, struct.pack("<QI", ct.addressof(text), program))
+    return syscall.require(_BPF_RAW_TRACEPOINT_OPEN, struct.pack("<QI", ct.addressof(text) if name else 0, program))

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 VMLINUX = "/sys/kernel/btf/vmlinux"
 _KINDS = {"struct": 4, "union": 5, "enum": 6, "typedef": 8, "const": 10, "func": 12}
-_WORD = re.compile(r"\b(HAS|TP|FUNC)_([a-z0-9]\w*)\b")
+_WORD = re.compile(r"\b(HAS|TP|FUNC|KFUNC)_([a-z0-9]\w*)\b")
 _READ = re.compile(r",\s*([a-z]\w*)\s*,\s*(\w+)\s*\)")
 
 
@@ -77,6 +77,13 @@ class Btf:
         _, _, _, _, proto = self._type(pointer)
         return self._type(proto)[3] - 1
 
+    def tracepoint_type(self, name: str) -> int:
+        """Type id with which programs of a tracepoint with types are loaded (kernel 5.5); raises OSError where there is none."""
+        type_id = self._find(f"btf_trace_{name}", "typedef")
+        if type_id < 0:
+            raise OSError(2, f"this kernel has no tracepoint {name} in its BTF")
+        return type_id
+
     def function(self, name: str) -> int:
         """Type id of a kernel function, which fexit programs are loaded with; raises OSError where there is none."""
         type_id = self._find(name, "func")
@@ -98,7 +105,7 @@ def defines(btf: Btf, sources: Iterable[str]) -> dict[str, int]:
     """Values for the words of bpf/tickscope.h that these C texts use.
 
     ``OFF_struct__field`` for each ``..., struct, field)`` that names a kernel struct and a field it has, and a value for each
-    ``HAS_``, ``TP_`` and ``FUNC_`` word.
+    ``HAS_``, ``TP_``, ``FUNC_`` and ``KFUNC_`` word.
     """
     helpers = {name.removeprefix("BPF_FUNC_") for name in btf.enumerators("bpf_func_id")}
     out: dict[str, int] = {}
@@ -110,6 +117,8 @@ def defines(btf: Btf, sources: Iterable[str]) -> dict[str, int]:
         for kind, rest in set(_WORD.findall(source)):
             if kind == "TP":
                 out[f"TP_{rest}"] = btf.tracepoint_args(rest)
+            elif kind == "KFUNC":
+                out[f"KFUNC_{rest}"] = max(btf._find(rest, "func"), 0)
             elif kind == "FUNC":
                 out[f"FUNC_{rest}"] = int(rest in helpers)
             elif "__" in rest:

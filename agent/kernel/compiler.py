@@ -39,6 +39,20 @@ def missing() -> str:
     )
 
 
+#: bpf/tickscope.h: from here on a call's number is that of a kernel function's type.
+_KFUNC_BASE, _CALL, _PSEUDO_KFUNC_CALL = 0x40000000, 0x85, 2
+
+
+def with_kernel_functions(code: bytes) -> bytes:
+    """Instructions in which calls of KFUNC_BASE + a type id are calls of that kernel function, which BCC cannot express."""
+    out = bytearray(code)
+    for at in range(0, len(code), INSTRUCTION.size):
+        op, registers, _, imm = INSTRUCTION.unpack_from(code, at)
+        if op == _CALL and not registers >> 4 and imm >= _KFUNC_BASE:
+            INSTRUCTION.pack_into(out, at, op, registers & 15 | _PSEUDO_KFUNC_CALL << 4, 0, imm - _KFUNC_BASE)
+    return bytes(out)
+
+
 class Compiled:
     """maps: descriptor by name. ``code(function)`` is a program's instructions, which refer to these descriptors."""
 

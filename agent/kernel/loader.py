@@ -27,7 +27,14 @@ from agent.kernel.plan import FamilyPlan, ProgramPlan, plan
 
 FDS_PER_MESSAGE = 200
 _PROG_LOAD, _RAW_TRACEPOINT_OPEN = 5, 17
-_TYPE_KPROBE, _TYPE_RAW_TRACEPOINT, _TYPE_TRACING, _TRACE_FEXIT, _TRACE_UPROBE_MULTI = 2, 17, 26, 25, 48
+_TYPE_KPROBE, _TYPE_RAW_TRACEPOINT, _TYPE_TRACING, _TRACE_RAW_TP, _TRACE_FEXIT, _TRACE_UPROBE_MULTI = (
+    2,
+    17,
+    26,
+    23,
+    25,
+    48,
+)
 _TAIL = 1200
 #: BPF_JMP | BPF_CALL, BPF_FUNC_tail_call.
 _CALL, _TAIL_CALL = 0x85, 12
@@ -174,6 +181,9 @@ class Loader:
             with captured:
                 if program.kind == "raw_tp":
                     fd = load_program(code, name, _TYPE_RAW_TRACEPOINT)
+                elif program.kind == "tp_btf":
+                    code, of = compiler.with_kernel_functions(code), self.kernel.tracepoint_type(program.target)
+                    fd = load_program(code, name, _TYPE_TRACING, _TRACE_RAW_TP, of)
                 elif program.kind == "fexit":
                     fd = load_program(code, name, _TYPE_TRACING, _TRACE_FEXIT, self.kernel.function(program.target))
                 else:
@@ -188,7 +198,7 @@ class Loader:
             self.share("program", family.name, program.function, fd)
             return
         try:
-            link = attach_raw(fd, "" if program.kind == "fexit" else program.target)
+            link = attach_raw(fd, program.target if program.kind == "raw_tp" else "")
         except OSError as error:
             program.attach, program.reason = False, f"attach to {program.target}: {error.strerror}"
             return

@@ -16,6 +16,7 @@ class ProgramPlan:
     on_demand: bool
     fallback: str = ""
     optional: bool = False
+    needs: str = ""
     attach: bool = True
     reason: str = ""
     remedy: str = ""
@@ -56,7 +57,11 @@ def plan(families: list[dict[str, object]], words: dict[str, int]) -> list[Famil
     for family in families:
         programs = [ProgramPlan(**p) for p in family["programs"]]  # type: ignore[attr-defined]
         for p in programs:
-            if p.kind != "raw_tp" or words.get(f"TP_{p.target}"):
+            needed, _, why = p.needs.partition(":")
+            if needed and words and not words.get(f"KFUNC_{needed}"):
+                p.attach, p.reason = False, why.strip()
+                continue
+            if p.kind not in ("raw_tp", "tp_btf") or words.get(f"TP_{p.target}"):
                 continue
             if p.fallback and words:
                 p.kind, p.target = "fexit", p.fallback

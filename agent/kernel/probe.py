@@ -16,9 +16,10 @@ from agent.contracts import Source
 class Program:
     """One BPF program of a family.
 
-    kind: ``raw_tp`` (attached by the loader, or while asked for when ``on_demand``), ``uprobe`` or ``uretprobe``
-      (loaded, then attached by the helper to files that the agent finds).
-    target: the tracepoint's name for ``raw_tp``.
+    kind: ``raw_tp`` (attached by the loader, or while asked for when ``on_demand``), ``tp_btf`` (the same, but it may follow the tracepoint's arguments and call
+      kernel functions), ``uprobe`` or ``uretprobe`` (loaded, then attached by the helper to files that the agent finds).
+    target: the tracepoint's name for ``raw_tp`` and ``tp_btf``.
+    needs: a kernel function without which it can do nothing, and why not, in words, separated by a colon; its C text has the word KFUNC_ and the name.
     loses: what is not seen without it; a family without one of its programs is ``degraded`` and says this.
     fallback: for ``raw_tp``, a kernel function whose return (fexit) does instead where there is no such tracepoint; then it is attached by the loader even if ``on_demand``.
     optional: another program sees the same on kernels without this one, only later or at more cost; then it is no degradation.
@@ -31,6 +32,7 @@ class Program:
     on_demand: bool = False
     fallback: str = ""
     optional: bool = False
+    needs: str = ""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ _REMEDIES = {
 
 def attach(helper: Helper, family: Family, function: str) -> int:
     """Attaches an on-demand program; closing the result detaches it. Raises OSError."""
-    target = next(p.target for p in family.probe.programs if p.function == function)
+    program = next(p for p in family.probe.programs if p.function == function)
+    target = "" if program.kind == "tp_btf" else program.target  # that one knows its own
     return helper.attach_raw_tracepoint(family.programs[function], target)
 
 

@@ -1,4 +1,4 @@
-"""What programs alone cost a Redis server, to half a percent: ``python -m tests.bench.attached [--seconds N] [--command GET]``. As root.
+"""What programs alone cost a Redis server, to half a percent: ``python -m tests.bench.attached [--seconds N] [--command GET] [--only SIDE]``. As root.
 
 redis-benchmark never stops; every 60 ms, in random order, other programs are attached, and the server's own count tells how many requests
 that time had. What a shared machine does meanwhile falls on all alike, which whole runs of some seconds (``redis``) do not achieve. No agent
@@ -22,7 +22,9 @@ import numpy as np
 from agent.kernel.load import Family, Loaded, load
 from agent.kernel.loader import attach_raw
 from agent.kernel.ring import SharedArray
+from agent.kernel.source import KernelSource
 from agent.probes import discover
+from agent.probes.beside.redis_wire import RedisWire
 from agent.probes.syscalls import classes
 from tests.bench.common import READ_CLOCK, Redis, arguments, load_empty, redis_server, report
 
@@ -55,13 +57,21 @@ def programs(families: Mapping[str, Family], *, timed: bool = False) -> Attachab
     ]
 
 
-def sides() -> dict[str, Attachable]:
+def on_wire(loaded: Loaded, port: int) -> Attachable:
+    """What reads limiters from Redis's connections, while it is attached, for a server there. No request of redis-benchmark is a limiter's but INCR."""
+    RedisWire(loaded.families["redis"], KernelSource(loaded), None, find_ports=lambda _: frozenset({port}))._find()  # type: ignore[arg-type]
+    family = loaded.families["redis"]
+    return [(family.programs["redis_in"], "")]  # redis_out is there while somebody elsewhere is asked, or asks
+
+
+def sides(port: int) -> dict[str, Attachable]:
     loaded = load(list(discover().values()))
     families = detached(loaded)
+    wire = on_wire(loaded, port)
     SharedArray(families["syscalls"].maps["syscalls_class"], "<u8").values[:] = classes()
     empty = programs(detached(load_empty()))
     out = {"none": [], "two empty programs": empty, "two that read the clock": programs(detached(load_empty(READ_CLOCK))),
-           "all of full": programs(families, timed=True), "all of sampled": programs(families)}  # fmt: skip
+           "all of full": programs(families, timed=True), "all of sampled": programs(families), "limiters in Redis, attached": wire}  # fmt: skip
     out |= {f"{name} alone": alone for name, family in families.items() if (alone := programs({name: family}))}
     most = max(map(len, out.values()))
     return {name: attached + [(empty[0][0], _UNUSED)] * (most - len(attached)) for name, attached in out.items()}
@@ -114,15 +124,21 @@ def mean_ratio(over: list[float], under: list[float]) -> str:
 
 
 def main() -> None:
-    given = arguments(__doc__, seconds=(300.0, "in all"), command=("SET", "of redis-benchmark"))
-    attachable = sides()
-    found: dict[str, list[float]] = {name: [] for name in attachable}
-    order = list(attachable)
+    given = arguments(
+        __doc__,
+        seconds=(300.0, "in all"),
+        command=("SET", "of redis-benchmark"),
+        only=("", "this side alone, beside none"),
+    )
     with (
         redis_server() as server,
         endless(server, given.command),
         socket.create_connection(("127.0.0.1", server.port)) as connection,
     ):
+        attachable = sides(server.port)
+        attachable = {name: one for name, one in attachable.items() if not given.only or name in ("none", given.only)}
+        found: dict[str, list[float]] = {name: [] for name in attachable}
+        order = list(attachable)
         end, said = time.monotonic() + given.seconds, time.monotonic()
         while time.monotonic() < end:
             random.shuffle(order)

@@ -8,7 +8,9 @@ from itertools import permutations
 
 import pytest
 
+from agent.kernel import compiler
 from agent.kernel.load import BPF_DIR, LOST_COUNTERS, _job, load, loss_counted
+from agent.kernel.plan import plan
 from agent.kernel.probe import Probe, Ring, ordered
 from agent.probes import discover
 
@@ -66,3 +68,32 @@ def test_there_is_a_counter_for_the_losses_of_each_map() -> None:
     assert f"-DLOST_COUNTERS={LOST_COUNTERS}" in job["cflags"]  # type: ignore[operator]
     with pytest.raises(ValueError, match=f"65 maps want a counter of what they lose, there are {LOST_COUNTERS}"):
         load([replace(some, rings=(*rings, some.rings[0]))])
+
+
+def test_calls_of_kernel_functions_are_told_to_the_kernel_as_such() -> None:
+    call = compiler.INSTRUCTION.pack
+    code = (
+        call(0x85, 0, 0, 12)
+        + call(0x85, 0, 0, 0x40000000 + 63_866)
+        + call(0x18, 1, 0, 0x40000001)
+        + call(0, 0, 0, 0x40000002)
+    )
+    made = list(compiler.INSTRUCTION.iter_unpack(compiler.with_kernel_functions(code)))
+    assert made == [(0x85, 0, 0, 12), (0x85, 0x20, 0, 63_866), (0x18, 1, 0, 0x40000001), (0, 0, 0, 0x40000002)]
+
+
+def test_a_program_that_needs_what_a_kernel_lacks_says_why() -> None:
+    declared: dict[str, object] = {
+        "name": "redis",
+        "maps": [],
+        "programs": [vars(program) for program in discover()["redis"].programs],
+    }
+    words = {"TP_tcp_probe": 2, "TP_net_dev_queue": 1, "KFUNC_bpf_path_d_path": 0}
+    (old,) = plan([declared], words)
+    assert (
+        old.state == "unavailable"
+        and "before Linux 6.12" in old.reason
+        and "decisions of limiters in Redis" in old.reason
+    )
+    (new,) = plan([declared], words | {"KFUNC_bpf_path_d_path": 7})
+    assert new.state == "attached"

@@ -75,6 +75,7 @@ def test_runs_that_the_kernel_left_out_are_losses(monkeypatch: pytest.MonkeyPatc
         failure=str,
         take=told.append,
         syscalls="sampled",
+        redis_limiters="auto",
         families={"tcp": family},
         trouble=str,
     )

@@ -1,0 +1,161 @@
+"""What a limiter in Redis is, as one declaration: which requests are its, and what their replies mean. Data.
+
+A value is one place, or two with an operator between them: ``reply.1``, ``reply.0 > 0``, ``match.1 - reply``. Places:
+  reply, reply.N    the reply, its Nth element (0 is the first), as a number; nothing (nil, false) is 0, true is 1
+  arg.N, key.N      an argument behind the keys, a key, as a number
+  match.N           what the Nth group of ``key`` matched, as a number or a unit of time (minute)
+  a number
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any
+
+#: Those that the kernel's programs look for; the commands of declarations come to them.
+SCRIPT_COMMANDS = ("EVAL", "EVALSHA", "EVAL_RO", "EVALSHA_RO", "FCALL", "FCALL_RO")
+#: Of limiters that are made of plain commands (agent/probes/beside/redis_windows.py).
+COUNTING, ENDING, SORTED = ("INCR", "INCRBY"), ("EXPIRE", "PEXPIRE"), ("ZADD", "ZREMRANGEBYSCORE", "ZCARD", "ZCOUNT")
+#: These are looked at as well, and are no decisions by themselves.
+PLAIN_COMMANDS = (*COUNTING, *ENDING, *SORTED, "MULTI", "EXEC", "SCRIPT", "FUNCTION")
+#: What a declaration says of a decision, beside ``allowed``; times in the unit of their name.
+VALUES = ("remaining", "limit", "burst", "cost", "window_s", "window_ms", "wait_s", "wait_ms")
+UNITS = {b"second": 1.0, b"minute": 60.0, b"hour": 3600.0, b"day": 86400.0, b"month": 2592000.0, b"year": 31104000.0}
+_OPERATORS: dict[str, Callable[[float, float], Any]] = {"==": operator.eq, "!=": operator.ne, ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
+                                                        "-": operator.sub, "+": operator.add, "*": operator.mul, "/": operator.truediv}  # fmt: skip
+_COMPARING = ("==", "!=", ">=", "<=", ">", "<")
+_PLACE = re.compile(r"(reply)(?:\.(\d{1,2}))?|(arg|key|match)\.(\d{1,2})|(-?\d{1,15}(?:\.\d{1,9})?)")
+_WHOLE = re.compile(r"\s*(\S+)(?:\s+(==|!=|>=|<=|>|<|-|\+|\*|/)\s+(\S+))?\s*")
+
+
+@dataclass(frozen=True)
+class RedisCall:
+    """A request and its reply. command: in capitals. script: SHA1 or function, or nothing. match: of the declaration's ``key``."""
+
+    command: str
+    script: str
+    keys: list[bytes]
+    args: list[bytes]
+    reply: Any
+    match: re.Match[bytes] | None = None
+
+
+Term = Callable[[RedisCall], "float | None"]
+
+
+def number(value: Any) -> float | None:
+    """Of what a reply or a request holds; None where it is no number."""
+    if value is None:
+        return 0.0
+    if isinstance(value, (bool, int, float)):
+        return float(value) if isfinite(value) else None
+    if isinstance(value, bytes) and len(value) <= 40:
+        try:
+            made = float(value)
+        except ValueError:
+            return UNITS.get(value)
+        return made if isfinite(made) else None
+    return None
+
+
+def _nth(values: Any, at: int) -> float | None:
+    return number(values[at]) if isinstance(values, (list, tuple)) and at < len(values) else None
+
+
+def _term(text: str) -> Term:
+    found = _PLACE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no place: reply, reply.N, arg.N, key.N, match.N, or a number")
+    of_reply, nth_reply, place, nth, plain = found.groups()
+    if plain is not None:
+        value = float(plain)
+        return lambda _: value
+    if of_reply:
+        return (lambda call: number(call.reply)) if nth_reply is None else lambda call: _nth(call.reply, int(nth_reply))
+    at = int(nth)
+    if place == "match":
+        return lambda call: _nth(call.match.groups(), at - 1) if call.match and at else None
+    return (lambda call: _nth(call.args, at)) if place == "arg" else (lambda call: _nth(call.keys, at))
+
+
+def expression(text: str, comparing: bool = False) -> Term:
+    """Raises ValueError for what is no value. comparing: it must say yes or no."""
+    found = _WHOLE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r}: a place, or two with an operator between them, as in reply.0 > 0")
+    first, sign, second = found.groups()
+    if comparing and sign not in _COMPARING:
+        raise ValueError(f"{text!r} does not compare: as in reply.0 > 0, with one of {' '.join(_COMPARING)}")
+    left = _term(first)
+    if sign is None:
+        return left
+    right, does = _term(second), _OPERATORS[sign]
+
+    def both(call: RedisCall) -> float | None:
+        a, b = left(call), right(call)
+        if a is None or b is None or (sign == "/" and not b):
+            return None
+        return float(does(a, b))
+
+    return both
+
+
+@dataclass(frozen=True)
+class RedisLimiter:
+    """A limiter in Redis.
+
+    library: as ``limiter_decision.library`` names it. commands: in capitals. key: a regular expression that the first key must match, from its start on.
+    A script is this one by its name (scripts: SHA1s, or names of functions); else by what stands in it (text, a regular expression), where it was seen;
+    else, where ``key`` is told, by its shape (keys, args: how many; -1: any).
+    allowed: a comparison (module's text); values: of ``VALUES``, each a value. prefix: bytes at a key's start that are no part of what is limited.
+    step_immune: whether its clock ignores steps; None where that is not known. Raises ValueError for what is no value.
+    """
+
+    library: str
+    commands: tuple[str, ...] = ("EVAL", "EVALSHA")
+    scripts: tuple[str, ...] = ()
+    key: str = ""
+    text: str = ""
+    keys: int = -1
+    args: int = -1
+    allowed: str = ""
+    values: dict[str, str] = field(default_factory=dict)
+    prefix: bytes = b""
+    step_immune: bool | None = None
+
+    def __post_init__(self) -> None:
+        terms = {}
+        for name, text in self.values.items():
+            if name not in VALUES:
+                raise ValueError(f"nothing is called {name!r}: one of {', '.join(VALUES)}")
+            terms[name] = expression(text)
+        object.__setattr__(self, "terms", terms)
+        object.__setattr__(self, "is_allowed", expression(self.allowed, comparing=True) if self.allowed else None)
+        object.__setattr__(self, "key_form", re.compile(self.key.encode()) if self.key else None)
+        object.__setattr__(self, "text_form", re.compile(self.text.encode()) if self.text else None)
+
+    terms: dict[str, Term] = field(init=False, repr=False, compare=False)
+    is_allowed: Term | None = field(init=False, repr=False, compare=False)
+    key_form: re.Pattern[bytes] | None = field(init=False, repr=False, compare=False)
+    text_form: re.Pattern[bytes] | None = field(init=False, repr=False, compare=False)
+
+    def matching(self, call: RedisCall, text: bytes | None) -> RedisCall | None:
+        """The call, with what its key matched, where it is this limiter's. text: of its script, where known."""
+        if call.command not in self.commands:
+            return None
+        if call.script and call.script not in self.scripts:
+            by_text = text is not None and self.text_form is not None
+            if not (self.text_form.search(text) if by_text else self.key):  # type: ignore[union-attr,arg-type]
+                return None
+            if self.scripts and not self.text:
+                return None
+            if self.keys not in (-1, len(call.keys)) or self.args not in (-1, len(call.args)):
+                return None
+        if self.key_form is None:
+            return call
+        match = self.key_form.match(call.keys[0][:256]) if call.keys else None
+        return RedisCall(call.command, call.script, call.keys, call.args, call.reply, match) if match else None

@@ -1,0 +1,255 @@
+"""Answered Redis requests -> rows of ``limiter_decision``. Pure.
+
+What each limiter's replies mean is declared (agent/limiters/scripts/). Of a script that nobody declared, a decision is read only where its text, which was
+seen, or its key looks like a limiter's.
+"""
+
+from __future__ import annotations
+
+import re
+from _sha1 import sha1  # type: ignore[import-not-found]  # hashlib would bring OpenSSL with it
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from agent.batch import Batch
+from agent.columns import NULL_I64, fitted
+from agent.common.address import addr_text, with_port
+from agent.limiters.decision import hashed
+from agent.limiters.reading import ALLOWED, DELAYED, ERROR, REFUSED
+from agent.limiters.script import COUNTING, ENDING, SORTED, RedisCall, RedisLimiter
+from agent.limiters.scripted import Limiters
+from agent.probes.beside.redis_flows import Flow, RedisExchange
+from agent.probes.beside.redis_windows import Windows
+from agent.probes.beside.resp_stream import Cut, ReplyError
+from agent.tables import TABLES
+
+_TABLE = TABLES["limiter_decision"]
+_SOURCE = _TABLE.code("source", "redis")
+_SCRIPTS, _SEEN = 1024, 8192
+_LIKE_A_LIMITER = re.compile(
+    rb"(?is)(?=.*(?:incr|decr|zadd|push|set))(?=.*(?:expire|\bpx\b|\bex\b|zremrange|setex))(?=.*(?:limit|rate|burst|token|capacity|window|quota|throttl))"
+)
+_KEY_LIKE_A_LIMITER = re.compile(rb"(?i)(?:rate|limit|throttl|quota|bucket)")
+_COUNTS = re.compile(rb"(?is)return\s+(?:current|count|redis\.call\(\s*['\"]incr)")
+_PREFIX = re.compile(rb"[^:/.{|]{1,24}[:/.{|]")
+
+
+class RedisDecisions:
+    """limiters: known ones. want_whole(connection): all of it is to be read, since limiters' requests come behind others. key: how a key is stored (bytes -> bytes). again: exchanges that were seen twice, since both ends are here."""
+
+    def __init__(
+        self,
+        limiters: Limiters,
+        want_whole: Callable[[Flow], None] = lambda _: None,
+        key: Callable[[bytes], bytes] = hashed,
+    ) -> None:
+        self._limiters, self._want_whole, self.key = limiters, want_whole, key
+        self._texts: OrderedDict[str, bytes] = OrderedDict()
+        self._others: OrderedDict[str, None] = OrderedDict()
+        self._seen: OrderedDict[tuple[int, int, bytes], Flow] = OrderedDict()
+        self._windows = Windows(limiters)
+        self._own = frozenset(one.encode() for one in limiters.commands() - set(COUNTING + ENDING + SORTED))
+        self.again = 0
+
+    def rows(self, exchanges: Iterable[RedisExchange]) -> list[Batch]:
+        """One batch, in the order of the replies; none where nothing was decided."""
+        found: list[tuple[RedisExchange, dict[str, Any]]] = []
+        for one in exchanges:
+            for exchange, values in self._decided(one):
+                if self._first_time(exchange):
+                    flow, flow.idle_commands = exchange.flow, 0
+                    if exchange.behind:
+                        self._want_whole(flow)
+                    found.append((exchange, values))
+        if not found:
+            return []
+        rows = _TABLE.empty(len(found))
+        rows["source"] = _SOURCE
+        for row, (exchange, values) in zip(rows, found, strict=True):
+            row["t_ns"] = exchange.ended_ns
+            row["duration_ns"] = max(exchange.ended_ns - exchange.begun_ns, 0)
+            row["sample_rate"] = 1 / (1 + exchange.skipped)
+            _who(row, exchange.flow)
+            for name, value in values.items():
+                row[name] = value
+        return [Batch(_TABLE.name, rows)]
+
+    def _first_time(self, exchange: RedisExchange) -> bool:
+        """A connection whose ends are both here, in other namespaces, is seen at each: it is told once."""
+        key = (*exchange.ends, exchange.words[-1][-16:])
+        before = self._seen.get(key)
+        if before is not None and before is not exchange.flow:
+            self.again += 1
+            return False
+        self._seen[key] = exchange.flow
+        if len(self._seen) > _SEEN:
+            self._seen.popitem(last=False)
+        return True
+
+    def _decided(self, exchange: RedisExchange) -> Iterable[tuple[RedisExchange, dict[str, Any]]]:
+        command = exchange.command
+        if command in (b"SCRIPT", b"FUNCTION"):
+            self._learn(exchange)
+        elif command in self._own:
+            values = self._of_script(exchange)
+            if values is not None:
+                yield exchange, values
+        else:
+            for one, limiter, window in self._windows.take(exchange):
+                yield one, self._of_window(one, limiter, window)
+
+    def _learn(self, exchange: RedisExchange) -> None:
+        words = exchange.words
+        if len(words) > 2 and words[1].upper() == b"LOAD" and isinstance(exchange.reply, bytes):
+            self._keep(exchange.reply.decode("latin-1")[:40], words[-1])
+
+    def _keep(self, script: str, text: bytes) -> None:
+        self._texts[script] = text[:8192]
+        if len(self._texts) > _SCRIPTS:
+            self._texts.popitem(last=False)
+
+    def call(self, exchange: RedisExchange) -> RedisCall | None:
+        """The request as a call; None for one that is not whole."""
+        words, command = exchange.words, exchange.command.decode("latin-1")
+        if not command.startswith(("EVAL", "FCALL")):
+            return RedisCall(command, "", words[1:2], words[2:], exchange.reply) if len(words) > 1 else None
+        if len(words) < 3 or not words[2].isdigit() or len(words[2]) > 4:
+            return None
+        if command in ("EVAL", "EVAL_RO"):
+            script = sha1(words[1]).hexdigest()
+            if not isinstance(words[1], Cut):
+                self._keep(script, words[1])
+        else:
+            script = words[1][:64].decode("utf-8", "replace")
+            script = script.lower() if command.startswith("EVALSHA") else script
+        first = 3 + int(words[2])
+        return RedisCall(command, script, words[3:first], words[first:], exchange.reply)
+
+    def _of_script(self, exchange: RedisExchange) -> dict[str, Any] | None:
+        call = self.call(exchange)
+        if call is None:
+            return None
+        reply, text = exchange.reply, self._texts.get(call.script)
+        if isinstance(reply, ReplyError) and reply.startswith((b"NOSCRIPT", b"MOVED", b"ASK", b"LOADING")):
+            return None  # it is asked again
+        found = self._limiters.find(call, text)
+        if found is not None:
+            limiter, call = found
+            name, wire = limiter.library, read(limiter, call)
+        elif (
+            call.command.startswith(("EVAL", "FCALL"))
+            and call.script not in self._others
+            and _looks_like_a_limiter(call, text)
+        ):
+            if not plausible(reply):
+                self._others[call.script] = None
+                if len(self._others) > _SCRIPTS:
+                    self._others.popitem(last=False)
+                return None
+            name, wire = f"redis script {call.script[:12]}", guessed(call, text)
+            limiter = None
+        else:
+            return None
+        if isinstance(reply, ReplyError):
+            wire["result"] = ERROR
+        return wire | self._named(exchange, name, call.keys[0] if call.keys else b"", limiter)
+
+    def _of_window(self, exchange: RedisExchange, limiter: RedisLimiter | None, window_ns: int) -> dict[str, Any]:
+        key = exchange.words[1]
+        name = limiter.library if limiter else f"redis {exchange.command.decode().lower()}"
+        wire: dict[str, Any] = {"window_ns": window_ns} if window_ns else {}
+        if limiter is not None:
+            call = RedisCall(exchange.command.decode(), "", [key], exchange.words[2:], exchange.reply)
+            wire = read(limiter, limiter.matching(call, None) or call, window_ns)
+        wire.setdefault("cost", 1.0)
+        return wire | self._named(exchange, name, key, limiter)
+
+    def _named(self, exchange: RedisExchange, name: str, key: bytes, limiter: RedisLimiter | None) -> dict[str, Any]:
+        ends = exchange.flow.ends
+        server = with_port(addr_text(ends.server), ends.server_port) if ends else "?"
+        prefix = limiter.prefix if limiter and limiter.prefix else (m[0] if (m := _PREFIX.match(key)) else b"")
+        short = name.rpartition("/")[2].removeprefix("redis script ")
+        values: dict[str, Any] = {
+            "limiter_id": fitted(f"{short}@{server} ".encode() + prefix, 48),
+            "library": fitted(name.encode(), 48),
+        }
+        if key:
+            values["key"] = self.key(key.removeprefix(limiter.prefix) if limiter else key)
+        if limiter is not None and limiter.step_immune is not None:
+            values["step_immune"] = limiter.step_immune
+        return values
+
+
+def _who(row: np.void, flow: Flow) -> None:
+    proc = flow.client_proc if flow.client_proc is not None else flow.server_proc
+    if proc is not None:
+        for name in ("pid", "tid", "proc_start_ns", "cgroup_id"):
+            value = int(proc[name])
+            row[name] = value if value < 1 << 62 and value != 0xFFFFFFFF else NULL_I64
+        row["comm"] = proc["comm"]
+
+
+def read(limiter: RedisLimiter, call: RedisCall, window_ns: int = 0) -> dict[str, Any]:
+    """What a declared limiter's reply says, as columns. window_ns: where that is known otherwise."""
+    found = {name: term(call) for name, term in limiter.terms.items()}
+    out: dict[str, Any] = {name: found[name] for name in ("burst", "cost") if found.get(name) is not None}
+    if (left := found.get("remaining")) is not None:
+        out["remaining"] = max(left, 0.0)  # counters go on above the limit
+    out.setdefault("cost", 1.0)
+    wait_s = found.get("wait_s") if "wait_s" in found else _thousandth(found.get("wait_ms"))
+    window_s = found.get("window_s") if "window_s" in found else _thousandth(found.get("window_ms"))
+    allowed = limiter.is_allowed(call) if limiter.is_allowed else None
+    if allowed is not None:
+        waits = allowed and wait_s is not None and wait_s > 0
+        out["result"] = DELAYED if waits else ALLOWED if allowed else REFUSED
+        if allowed and not waits and wait_s is not None:
+            wait_s = 0.0
+    if wait_s is not None and 0 <= wait_s < 1e9:
+        out["wait_ns"] = int(wait_s * 1e9)
+    if window_s is not None and 0 < window_s < 1e9:
+        window_ns = int(window_s * 1e9)
+    if window_ns:
+        out["window_ns"] = window_ns
+        if (limit := found.get("limit")) is not None:
+            out["limit_per_s"] = limit / (window_ns / 1e9)
+    return out
+
+
+def _thousandth(ms: float | None) -> float | None:
+    return None if ms is None else ms / 1000
+
+
+def _looks_like_a_limiter(call: RedisCall, text: bytes | None) -> bool:
+    if text is not None:
+        return bool(_LIKE_A_LIMITER.search(text))
+    return any(_KEY_LIKE_A_LIMITER.search(key[:256]) for key in call.keys) or bool(
+        _KEY_LIKE_A_LIMITER.search(call.script.encode()) if call.command.startswith("FCALL") else False
+    )
+
+
+def plausible(reply: Any) -> bool:
+    """Whether a limiter would answer so: a number, yes or no, or a list that begins with one."""
+    first = reply[0] if isinstance(reply, list) and 0 < len(reply) <= 8 else reply
+    return (
+        first is None
+        or isinstance(first, (bool, int, float, ReplyError))
+        or (isinstance(first, bytes) and len(first) < 24 and first.lstrip(b"-").replace(b".", b"").isdigit())
+    )
+
+
+def guessed(call: RedisCall, text: bytes | None) -> dict[str, Any]:
+    """The usual meaning of a script's reply: 0, nothing or false is refused, 1 and true allowed; of a list the first element, and the second is what remains."""
+    reply, out = call.reply, dict[str, Any](cost=1.0)
+    first = reply[0] if isinstance(reply, list) and reply else reply
+    if isinstance(reply, list) and len(reply) > 1 and type(reply[1]) is int and reply[1] >= 0:
+        out["remaining"] = float(reply[1])
+    if isinstance(first, bytes) and len(first) < 8 and first.lstrip(b"-").isdigit():
+        first = int(first)
+    if first is None or first is False or (type(first) is int and first in (0, -1)):
+        out["result"] = REFUSED
+    elif first is True or (type(first) is int and first == 1 and not (text and _COUNTS.search(text))):
+        out["result"] = ALLOWED
+    return out

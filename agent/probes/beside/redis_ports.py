@@ -1,0 +1,49 @@
+"""Ports of Redis servers on this host, by the names of processes: what each says of itself in its title (``redis-server *:6380``) or was given (``--port``).
+
+Anybody may call a program so: that costs a look at what goes to that port, within the budget, and there are few places for them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+#: As the kernel has them: cut to 15 bytes. dragonfly's threads have other names, its process has not.
+NAMES = frozenset(
+    (b"redis-server", b"valkey-server", b"keydb-server", b"dragonfly", b"redis-server-tl", b"redict-server", b"kvrocks")
+)
+DEFAULT, MOST = 6379, 64
+_TITLE = re.compile(rb"[*\d\]:.]:(\d{2,5})(?:\s|\0|$|\[)")
+_GIVEN = re.compile(rb"--port[\0=\s]+(\d{2,5})")
+
+
+def listening(proc: Path = Path("/proc"), most: int = 65536) -> Iterator[int]:
+    """Of each process that is called like a Redis server. Reads a file of each of ``most`` processes, two of those."""
+    for n, entry in enumerate(os.scandir(proc)):
+        if n >= most:
+            return
+        if not entry.name.isdigit():
+            continue
+        try:
+            with open(f"{entry.path}/comm", "rb") as file:
+                if file.read(16).rstrip(b"\n") not in NAMES:
+                    continue
+            with open(f"{entry.path}/cmdline", "rb") as file:
+                line = file.read(4096)
+        except OSError:
+            continue
+        for found in (*_TITLE.findall(line), *_GIVEN.findall(line)):
+            if 0 < int(found) < 65536:
+                yield int(found)
+
+
+def ports(given: frozenset[int], proc: Path = Path("/proc")) -> frozenset[int]:
+    """Those of the settings, the usual one, and those of processes, up to ``MOST``."""
+    found = {DEFAULT} | given
+    for port in listening(proc):
+        if len(found) >= MOST:
+            break
+        found.add(port)
+    return frozenset(found)

@@ -1,0 +1,33 @@
+"""Records of the redis family -> rows of ``limiter_decision``: imported when the first one comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from agent.batch import Batch
+from agent.limiters.scripted import Limiters
+from agent.probes.beside.redis_decisions import RedisDecisions
+from agent.probes.beside.redis_flows import Flows
+
+
+class RedisReader:
+    """leave(connection): it is not worth its cost. follow(connection): all of it is to be read."""
+
+    def __init__(
+        self,
+        limiters: Limiters,
+        leave: Callable[[int], None] = lambda _: None,
+        follow: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._flows = Flows(leave, follow)
+        self._decisions = RedisDecisions(limiters, self._flows.want_whole)
+
+    def read(self, records: np.ndarray) -> list[Batch]:
+        """records: of ``struct redis_piece``, in the order in which the kernel made them."""
+        return self._decisions.rows(self._flows.feed(records))
+
+    def counts(self) -> dict[str, int]:
+        """What could not be read, or was seen twice."""
+        return {**self._flows.counts, "seen_twice": self._decisions.again}

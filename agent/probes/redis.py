@@ -1,0 +1,49 @@
+"""Decisions of limiters that live in Redis, from the wire; see bpf/redis.bpf.c."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from agent.kernel.probe import Probe, Program, Ring
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from agent.batch import Batch
+    from agent.contracts import Source
+    from agent.kernel.helper_client import Helper
+    from agent.kernel.load import Family
+    from agent.kernel.source import KernelSource
+
+
+def _kept(_: np.ndarray) -> Iterable[Batch]:
+    """Its listener reads them: a connection's pieces belong together."""
+    return ()
+
+
+def setup(
+    family: Family, kernel: KernelSource, helper: Helper, targets: object, config: Mapping[str, Any]
+) -> Iterable[Source]:
+    """config: ``config``, the settings."""
+    from agent.limiters.script_settings import wire
+    from agent.probes.beside.redis_wire import RedisWire
+
+    del targets
+    return (RedisWire(family, kernel, helper, **wire(config["config"])),)
+
+
+#: The first that came with Linux 6.12; bpf_dynptr_from_skb is older, but these programs may call it since 6.11 only.
+_NEEDS = "bpf_path_d_path: before Linux 6.12 no such program may read what a packet has in pages"
+
+PROBE = Probe(
+    name="redis",
+    programs=(
+        Program("redis_in", "tp_btf", "tcp_probe", "decisions of limiters in Redis", on_demand=True, needs=_NEEDS),
+        Program("redis_out", "tp_btf", "net_dev_queue", "decisions of limiters in Redis whose other end is elsewhere", on_demand=True, needs=_NEEDS),
+    ),
+    rings=(Ring("redis_pieces", "redis_piece", _kept),),
+    maps=("redis_switch", "redis_ports", "redis_clients", "redis_commands", "redis_flows"),
+    after=("tcp",),
+    setup=setup,
+)  # fmt: skip

@@ -1,0 +1,215 @@
+"""What the wire says of limiters in Redis: connections, scripts, windows."""
+
+from __future__ import annotations
+
+from hashlib import sha1
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agent.errors import AgentError
+from agent.limiters.decision import hashed
+from agent.limiters.script_settings import parse, ports
+from agent.limiters.scripted import Limiters
+from agent.probes.beside import redis_ports
+from agent.probes.beside.redis_reader import RedisReader
+from agent.tables import TABLES
+from tests.unit.redis_pieces import Played, request
+
+_RESULTS = TABLES["limiter_decision"].by_name["result"].names
+ASK = request("EVALSHA", "c" * 40, 1, "rate:anna", 5, 10, 2, 1)
+YES, NO = b"*4\r\n:1\r\n:3\r\n$2\r\n-1\r\n$3\r\n0.4\r\n", b"*4\r\n:0\r\n:0\r\n$4\r\n0.25\r\n$3\r\n1.0\r\n"
+
+
+def results(rows: np.ndarray) -> list[str]:
+    return [_RESULTS[row["result"]] if row["result"] >= 0 else "?" for row in rows]
+
+
+def test_a_decision_of_redis_rate() -> None:
+    played = Played()
+    played.send(ASK, gap=1)
+    played.send(NO, reply=True, after_ns=123_000)
+    (row,) = played.rows()
+    assert row["library"] == b"github.com/go-redis/redis_rate" and results([row]) == ["refused"]
+    assert row["limiter_id"] == b"redis_rate@10.0.0.1:6379 rate:" and row["key"] == hashed(b"anna")
+    assert (row["limit_per_s"], row["burst"], row["window_ns"], row["wait_ns"], row["remaining"]) == (
+        5,
+        5,
+        2_000_000_000,
+        250_000_000,
+        0,
+    )
+    assert (row["duration_ns"], row["pid"], row["comm"], row["step_immune"]) == (123_000, 4242, b"shop", 0)
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 7, 19, 64])
+def test_pipelined_behind_other_commands_and_cut_anywhere(cut: int) -> None:
+    played = Played(state=1)
+    played.send(request("GET", "a") + ASK + request("SET", "b", 1) + ASK, cut=cut, after_ns=2_000_000)
+    played.send(b"$1\r\nx\r\n" + YES + b"+OK\r\n" + NO, reply=True, cut=cut)
+    assert results(played.rows()) == ["allowed", "refused"]
+
+
+def test_segments_that_come_twice_or_in_another_order() -> None:
+    played = Played()
+    data = ASK + ASK + ASK
+    played.send(data, cut=50)
+    played.send(YES + NO, reply=True)
+    played.send(YES, reply=True)
+    played.records[1:3] = [played.records[2], played.records[1], played.records[1].copy()]
+    assert results(played.rows()) == ["allowed", "refused", "allowed"]
+
+
+def test_what_is_missing_costs_what_it_belongs_to_and_no_more() -> None:
+    reader, played = RedisReader(Limiters()), Played()
+    played.send(ASK)
+    played.send(YES, reply=True)
+    played.send(ASK, unseen=True)
+    played.send(NO, reply=True, unseen=True)
+    for _ in range(3):
+        played.send(ASK, gap=1 if _ == 0 else 0)
+        played.send(YES, reply=True)
+    assert results(played.rows(reader)) == ["allowed"] * 4 and reader.counts()["garbage"] == 0
+
+
+def test_a_connection_with_requests_on_their_way_is_read_only_from_a_quiet_moment_on() -> None:
+    played = Played(state=1)
+    played.send(ASK, gap=1, after_ns=10_000)
+    played.send(NO, reply=True)
+    played.send(ASK, gap=1, after_ns=3_000_000)
+    played.send(YES, reply=True)
+    assert results(played.rows()) == ["allowed"]
+
+
+def test_a_transaction() -> None:
+    played = Played()
+    played.send(request("MULTI") + ASK + request("INCR", "n") + request("EXEC"))
+    played.send(b"+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n" + YES + b":4\r\n", reply=True)
+    assert results(played.rows()) == ["allowed"]
+
+
+def test_one_connection_seen_at_both_ends_is_told_once() -> None:
+    here, there = Played(1), Played(2)
+    for one in (here, there):
+        one.send(ASK)
+        one.send(YES, reply=True)
+    here.records += there.records
+    assert len(here.rows()) == 1
+
+
+def test_a_script_that_nobody_declared_is_told_by_its_text_or_its_key() -> None:
+    text = b"local n = redis.call('incr', KEYS[1]) if n == 1 then redis.call('expire', KEYS[1], ARGV[2]) end if n > tonumber(ARGV[1]) then return 0 end return 1 -- limit"
+    name = sha1(text).hexdigest()
+    reader, played = RedisReader(Limiters()), Played()
+    played.send(request("EVALSHA", name, 1, "shop", 3, 1))
+    played.send(b"-NOSCRIPT No matching script.\r\n", reply=True)
+    played.send(request("EVAL", text, 1, "shop", 3, 1))
+    played.send(b":1\r\n", reply=True)
+    played.send(request("EVALSHA", name, 1, "shop", 3, 1))
+    played.send(b":0\r\n", reply=True)
+    rows = played.rows(reader)
+    assert results(rows) == ["allowed", "refused"]
+    assert set(rows["library"].tolist()) == {b"redis script " + name[:12].encode()}
+    played.send(request("EVALSHA", "d" * 40, 1, "lock:shop", "token"))
+    played.send(b":1\r\n", reply=True)
+    assert len(played.rows(reader)) == 0
+    played.send(request("FCALL", "f", 1, "throttle:u", 3))
+    played.send(b"*2\r\n:0\r\n:0\r\n", reply=True)
+    (row,) = played.rows(reader)
+    assert results([row]) == ["refused"] and row["remaining"] == 0
+
+
+def test_counters_that_expire() -> None:
+    reader, played = RedisReader(Limiters()), Played()
+    played.send(request("INCR", "hits:7:3"))
+    played.send(b":1\r\n", reply=True)
+    played.send(request("EXPIRE", "hits:7:3", 10))
+    played.send(b":1\r\n", reply=True)
+    played.send(request("INCR", "hits:9:3"))
+    played.send(b":5\r\n", reply=True)
+    played.send(request("INCR", "visitors"))
+    played.send(b":6\r\n", reply=True)
+    rows = played.rows(reader)
+    assert results(rows) == ["?", "?"] and rows["window_ns"].tolist() == [10_000_000_000] * 2
+    own = parse(
+        {"hits": {"command": "incr", "key": "hits:", "allowed": "reply <= 3", "limit": 3, "remaining": "3 - reply"}}
+    )
+    reader = RedisReader(Limiters(own))
+    for n in range(1, 6):
+        played.send(request("INCR", "hits:7:3") + request("EXPIRE", "hits:7:3", 10))
+        played.send(b":%d\r\n:1\r\n" % n, reply=True)
+    rows = played.rows(reader)
+    assert results(rows) == ["allowed"] * 3 + ["refused"] * 2 and rows["remaining"].tolist() == [2, 1, 0, 0, 0]
+    assert set(rows["library"].tolist()) == {b"hits"} and rows["limit_per_s"][-1] == pytest.approx(0.3)
+
+
+def test_a_sorted_set_of_times() -> None:
+    played = Played()
+    for count in (4, 5):
+        played.send(
+            request("MULTI")
+            + request("ZREMRANGEBYSCORE", "w:u", 0, 1)
+            + request("ZADD", "w:u", 2, "x")
+            + request("ZCARD", "w:u")
+            + request("EXPIRE", "w:u", 60)
+            + request("EXEC")
+        )
+        played.send(b"+OK\r\n" + b"+QUEUED\r\n" * 4 + b"*4\r\n:1\r\n:1\r\n:%d\r\n:1\r\n" % count, reply=True)
+    rows = played.rows()
+    assert len(rows) == 2 and set(rows["library"].tolist()) == {b"redis zcard"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "reply", "library", "result", "left"),
+    [
+        (request("CL.THROTTLE", "u", 15, 30, 60), b"*5\r\n:1\r\n:16\r\n:0\r\n:2\r\n:30\r\n", b"redis-cell", "refused", 0),
+        (request("cl.throttle", "u", 15, 30, 60), b"*5\r\n:0\r\n:16\r\n:14\r\n:-1\r\n:2\r\n", b"redis-cell", "allowed", 14),
+        (request("EVALSHA", "e" * 40, 2, "request_rate_limiter.{u}.tokens", "request_rate_limiter.{u}.timestamp", 10, 20, "", 1), b"*2\r\n:0\r\n:0\r\n", b"spring-cloud-gateway", "refused", 0),
+        (request("EVALSHA", "fd1d18883f2412cde40adbaa7fb4d8399e907535", 1, "zone:u", 2000, 1000, 17, 0), b"*2\r\n:2\r\n:1500\r\n", b"lua-resty-redis-ratelimit", "refused", None),
+        (request("EVALSHA", "9450de540565d89de15092a716555821601f128b", 1, "b", "old", "new"), b":1\r\n", b"io.github.bucket4j", "allowed", None),
+        (request("INCRBY", "domain_key_value_1764000000", 1) + request("EXPIRE", "domain_key_value_1764000000", 60), b":3\r\n:1\r\n", b"github.com/envoyproxy/ratelimit", "?", None),
+        (request("EVALSHA", "f" * 40, 1, "LIMITS:LIMITER/u/5/1/minute", 60, 1), b":6\r\n", b"limits", "refused", 0),
+    ],
+)  # fmt: skip
+def test_known_limiters(asked: bytes, reply: bytes, library: bytes, result: str, left: float | None) -> None:
+    played = Played()
+    played.send(asked)
+    played.send(reply, reply=True)
+    (row,) = played.rows()
+    assert row["library"] == library and results([row]) == [result]
+    assert np.isnan(row["remaining"]) if left is None else row["remaining"] == left
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"a": {"script": "1234"}}, "redis_limiter_scripts.a.script cannot be '1234'"),
+        ({"a": {"allowed": "reply == 1"}}, "redis_limiter_scripts.a names none of script, function and command"),
+        ({"a": {"command": "INCR", "function": "f"}}, "redis_limiter_scripts.a names several"),
+        ({"a": {"command": "INCR", "allowed": "reply"}}, "redis_limiter_scripts.a.allowed cannot be 'reply'"),
+        ({"a": {"command": "INCR", "remaining": "answer.1"}}, "redis_limiter_scripts.a.remaining cannot be 'answer.1'"),
+        ({"a": {"command": "INCR", "limmit": 3}}, "there is no setting redis_limiter_scripts.a.limmit"),
+        ({"a": {"command": "RM -RF /"}}, "redis_limiter_scripts.a.command cannot be"),
+        ({"a": 5}, "redis_limiter_scripts.a cannot be 5"),
+    ],
+)
+def test_settings_that_are_wrong(given: dict[str, object], said: str) -> None:
+    with pytest.raises(AgentError) as caught:
+        parse(given)
+    assert said in str(caught.value)
+
+
+def test_ports() -> None:
+    assert ports(("6380", "7000")) == {6380, 7000}
+    with pytest.raises(AgentError, match="redis_ports"):
+        ports(("80000",))
+
+
+def test_ports_of_processes(tmp_path: Path) -> None:
+    for pid, comm, line in ((1, b"redis-server\n", b"redis-server 127.0.0.1:7001\0"), (2, b"valkey-server\n", b"/usr/bin/valkey-server *:7002 [cluster]\0"), (3, b"nginx\n", b"nginx *:80\0"),
+                            (4, b"dragonfly\n", b"dragonfly\0--port\x007003\0"), (5, b"redis-server\n", b"redis-server [::1]:7004\0")):  # fmt: skip
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "comm").write_bytes(comm)
+        (tmp_path / str(pid) / "cmdline").write_bytes(line)
+    assert redis_ports.ports(frozenset({9}), tmp_path) == {6379, 9, 7001, 7002, 7003, 7004}
