@@ -15,6 +15,7 @@ from agent.correlate.rows import as_bytes, groups, start_ticks
 from agent.correlate.served import READS as REQUESTS
 from agent.correlate.served import on_others, slow
 from agent.correlate.thresholds import SECOND
+from agent.correlate.unseen import SURE, unseen
 from agent.correlate.view import NO_PEER, SERVERS, View, addresses, place
 from agent.correlate.way import ENOUGH, Spans, Way, way
 from agent.correlate.words import peer
@@ -205,6 +206,9 @@ def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
         }
         waited = dict.fromkeys(summed, lost)
         sure = 0.8
+    if not waited and serves:
+        summed = unseen(episode, view, _spans(episode, view))
+        waited, sure = dict.fromkeys(summed, lost), SURE
     for raw in {row.tobytes() for row in _failed(view.own(view.during("tcp_connect", episode), episode))["peer"]}:
         waited.setdefault(raw, 0.0)
     found = []
