@@ -46,6 +46,11 @@ def own(episode: Episode, view: View) -> list[Blow]:
     return _during(episode, view, {episode.pid}, episode.value if episode.unit == "ns" else SECOND, _SURE)
 
 
+def stopped(episode: Episode, view: View) -> list[Blow]:
+    """Of the episode's own process, which its end cannot have held up before."""
+    return [blow for blow in own(episode, view) if blow.fate.stop]
+
+
 def silent(episode: Episode, view: View) -> list[Blow]:
     """Of the process that decides nothing. One that was told to end is expected to be silent, unless it was to start again."""
     another = bool(episode.facts.get("another"))
@@ -179,7 +184,7 @@ FELT: dict[str, Rule] = {
     "queue_lag": consumers,
     "accept_overflow": own,
     "service_latency": either,
-    "blocked_time": own,
+    "blocked_time": stopped,
     "broker_down": broker,
     "broker_stall": broker,
     "process_stopped": itself,

@@ -18,7 +18,7 @@ from agent.correlate.view import NO_PEER, View, own_ends, to_peer
 from agent.correlate.way import Spans, way
 from agent.tables import TABLES
 
-SURE = 0.75  #: how certain it is that what is found here is it
+SURE = 0.8  #: how certain it is that what is found here is it
 _SERVER = TABLES["tcp_rtt"].code("role", "server")
 _NAMES = (b"\x35\0", b"\x55\3")  # name servers have a cause of their own
 _PEERS, _STEPS = 32, 4  # looked at, of one process; from one to the next
@@ -51,7 +51,7 @@ def unseen(episode: Episode, view: View, spans: Spans) -> dict[bytes, float]:
             break
         found, pid = late, late.pid
         visited.add(pid)
-    slow = _badly_reached(episode, view, pid, float(np.median(took)) if len(took) else 0.0, spans)
+    slow = _badly_reached(episode, view, pid, float(took.min(initial=took.max(initial=0))), spans)
     if slow:
         return slow
     return {found.raw: found.waited_ns} if found else {}
@@ -95,16 +95,16 @@ def _late(episode: Episode, view: View, raw: bytes, netns: int | None) -> Late |
     return Late(raw, int(rows["pid"][i]), float(waited[i]))
 
 
-def _badly_reached(episode: Episode, view: View, pid: int, typical_ns: float, spans: Spans) -> dict[bytes, float]:
+def _badly_reached(episode: Episode, view: View, pid: int, shortest_ns: float, spans: Spans) -> dict[bytes, float]:
     """Peers of a process to which the network was lossy or slow."""
     found = {}
     for raw, netns in _asked(episode, view, pid):
         here = view.servers.find(raw, netns) is not None
         if (
             _sent_again(episode, view, raw, netns)
-            or way(episode, view, raw, netns, typical_ns, spans, here).slower
+            or way(episode, view, raw, netns, shortest_ns, spans, here).slower
         ):
-            found[raw] = typical_ns
+            found[raw] = shortest_ns
     return found
 
 
