@@ -100,10 +100,7 @@ def _badly_reached(episode: Episode, view: View, pid: int, shortest_ns: float, s
     found = {}
     for raw, netns in _asked(episode, view, pid):
         here = view.servers.find(raw, netns) is not None
-        if (
-            _sent_again(episode, view, raw, netns)
-            or way(episode, view, raw, netns, shortest_ns, spans, here).slower
-        ):
+        if _sent_again(episode, view, raw, netns) or way(episode, view, raw, netns, shortest_ns, spans, here).slower:
             found[raw] = shortest_ns
     return found
 

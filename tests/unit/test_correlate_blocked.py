@@ -87,7 +87,16 @@ def test_processes_that_write_as_they_please() -> None:
 
 def test_an_end_does_not_explain_what_was_before_it() -> None:
     of = host(4, 220)
-    of.add("process_event", 1, t_ns=T0 + 36 * S, **OWN, kind=code("process_event", "kind", "exited"), exit_code=0, signal=15, sender_pid=77)
+    of.add(
+        "process_event",
+        1,
+        t_ns=T0 + 36 * S,
+        **OWN,
+        kind=code("process_event", "kind", "exited"),
+        exit_code=0,
+        signal=15,
+        sender_pid=77,
+    )
     (one,) = found(of)
     assert one["cause"] == "syscall"
 

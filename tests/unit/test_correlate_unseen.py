@@ -31,7 +31,18 @@ def slow(host: Host, pid: int, port: int, comm: bytes, slow_ms: int = 3000, usua
     listens(host, pid, port, comm)
     answers(host, 0, 30, ms=usual_ms, sum_ns=40 * int(usual_ms * MS), n=port, **own)
     for second in range(30, 30 + slow_ms // 1000):
-        served(host, second, requests=0, waiting=6, max_ns=(second - 29) * 990 * MS, max_from_ns=BEGUN, sum_ns=0, p50_ns=0, p90_ns=0, **own)
+        served(
+            host,
+            second,
+            requests=0,
+            waiting=6,
+            max_ns=(second - 29) * 990 * MS,
+            max_from_ns=BEGUN,
+            sum_ns=0,
+            p50_ns=0,
+            p90_ns=0,
+            **own,
+        )
     last = 30 + slow_ms // 1000
     served(host, last, requests=100, waiting=0, max_ns=slow_ms * MS, max_from_ns=BEGUN, sum_ns=100 * slow_ms // 2 * MS,
            p50_ns=slow_ms // 2 * MS, p90_ns=slow_ms * MS, **own)  # fmt: skip
@@ -99,7 +110,18 @@ def test_commands_that_always_block_for_long_are_not_who_was_late() -> None:
     """A queue's server keeps its consumers for seconds, and answers all others at once."""
     host = shop(cache_slow=False)
     host.made = [b for b in host.made if b.table != "service_latency" or b.rows["sport"][0] != 6379]
-    answers(host, 0, UNTIL, pid=CACHE_PID, tid=CACHE_PID, comm=b"redis-server", sport=6379, sum_ns=4 * S, max_ns=2900 * MS, n=3)
+    answers(
+        host,
+        0,
+        UNTIL,
+        pid=CACHE_PID,
+        tid=CACHE_PID,
+        comm=b"redis-server",
+        sport=6379,
+        sum_ns=4 * S,
+        max_ns=2900 * MS,
+        n=3,
+    )
     assert of_shop(host)["cause"] == "unknown"
 
 
