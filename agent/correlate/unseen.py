@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent.correlate.episode import Episode
-from agent.correlate.local import in_netns
+from agent.correlate.local import in_netns, is_loopback
 from agent.correlate.rows import groups, known
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, View, own_ends, to_peer
@@ -96,9 +96,11 @@ def _late(episode: Episode, view: View, raw: bytes, netns: int | None) -> Late |
 
 
 def _badly_reached(episode: Episode, view: View, pid: int, shortest_ns: float, spans: Spans) -> dict[bytes, float]:
-    """Peers of a process to which the network was lossy or slow."""
+    """Peers of a process to which the network was lossy or slow; loopback only seems so where processors are short."""
     found = {}
     for raw, netns in _asked(episode, view, pid):
+        if is_loopback(raw):
+            continue
         here = view.servers.find(raw, netns) is not None
         if _sent_again(episode, view, raw, netns) or way(episode, view, raw, netns, shortest_ns, spans, here).slower:
             found[raw] = shortest_ns

@@ -113,7 +113,7 @@ class PeerWait:
 
     share, own: of the time lost, the waits, and those of them outside TLS handshakes, which explain themselves. longest, starved_ns: ns; starved_ns:
     of it, how long the peer's process waited for a CPU. sure: how certain it is that these waits are it. way: what the network was like.
-    where, host: what episodes share that are about it, or about the way to its host. again: segments to it that were sent again. raw, name: ip:port, as in rows and in words.
+    told: by who serves, or the network, and not by the process's own waits. where, host: what episodes share that are about it, or about the way to its host. again: segments to it that were sent again. raw, name: ip:port, as in rows and in words.
     """
 
     raw: bytes
@@ -125,6 +125,7 @@ class PeerWait:
     own: float
     longest: float
     sure: float
+    told: bool
     way: Way
     again: int
     resets: int
@@ -206,9 +207,9 @@ def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
         }
         waited = dict.fromkeys(summed, lost)
         sure = 0.8
-    if not waited and serves:
-        summed = unseen(episode, view, _spans(episode, view))
-        waited, sure = dict.fromkeys(summed, lost), SURE
+    told = unseen(episode, view, _spans(episode, view)) if serves and not waited else {}
+    if told:
+        summed, waited, sure = told, dict.fromkeys(told, lost), SURE
     for raw in {row.tobytes() for row in _failed(view.own(view.during("tcp_connect", episode), episode))["peer"]}:
         waited.setdefault(raw, 0.0)
     found = []
@@ -220,14 +221,13 @@ def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
         )
         if episode.declared.inside:
             longest = min(longest, episode.value)
-        found.append(_peer(episode, view, raw, (share, own), longest, sure))
+        found.append(_peer(episode, view, raw, (share, own), longest, (sure, raw in told)))
     return found
 
 
 def _peer(
-    episode: Episode, view: View, raw: bytes, shares: tuple[float, float], longest: float, sure: float
+    episode: Episode, view: View, raw: bytes, shares: tuple[float, float], longest: float, known: tuple[float, bool]
 ) -> PeerWait:
-    share, own = shares
     name = peer(raw)
     netns = view.netns(episode, raw)
     host = place(name.rpartition(":")[0], raw, netns)  # one network leads to all ports of a host
@@ -246,7 +246,7 @@ def _peer(
         column="duration_ns",
         peer=name,
         pid=episode.pid,
-        share=round(share, 2),
+        share=round(shares[0], 2),
     )
     its = way(episode, view, raw, netns, longest, _spans(episode, view), server is not None)
     starved = min(view.starved_ns(server[1], episode), longest) if server else 0.0
@@ -257,10 +257,9 @@ def _peer(
         where,
         host,
         server,
-        share,
-        own,
+        *shares,
         longest,
-        sure,
+        *known,
         its,
         back.again,
         len(resets),

@@ -141,3 +141,18 @@ def test_segments_to_one_of_its_peers_were_lost() -> None:
              peer=np.frombuffer(FAR, "V18"), kind=code("tcp_retransmit", "kind", "data"), count=1)  # fmt: skip
     one = of_shop(host)
     assert one["cause"] == "network_loss" and "10.9.0.2:6379" in str(one["sentence"])
+
+
+def test_who_waits_for_a_late_server_does_not_lack_a_processor() -> None:
+    """It had to wait for one, too, when all that had queued was to be done at once."""
+    host = shop()
+    host.add("cpu_wait", 1, t_ns=T0 + 32 * S + 990 * MS, interval_ns=S, pid=SHOP_PID, proc_start_ns=START, comm=b"shop", by_pid=55, by_comm=b"burner",
+             count=300, wait_ns=2900 * MS, max_ns=20 * MS)  # fmt: skip
+    assert of_shop(host)["cause"] == "broker_slow"
+
+
+def test_nothing_is_lost_on_loopback() -> None:
+    host = shop(cache_slow=False)
+    host.add("tcp_retransmit", 4, t_ns=BEGUN + np.array([200, 600, 1400, 2800]) * MS, pid=SHOP_PID, proc_start_ns=START, netns=1,
+             peer=np.frombuffer(DB, "V18"), kind=code("tcp_retransmit", "kind", "data"), count=1)  # fmt: skip
+    assert of_shop(host)["cause"] == "unknown"
