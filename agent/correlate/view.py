@@ -225,7 +225,7 @@ class View:
 
 def place(what: str, peer: bytes, netns: int | None) -> str:
     """What episodes share that are about this peer (or its host): on loopback, each network namespace has its own."""
-    return what if netns is None or not is_loopback(peer) else f"{what} in {netns}"
+    return what if netns in (None, NULL_I64) or not is_loopback(peer) else f"{what} in {netns}"
 
 
 def to_peer(rows: np.ndarray, peer: bytes) -> np.ndarray:
