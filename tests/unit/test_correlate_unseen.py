@@ -156,3 +156,33 @@ def test_nothing_is_lost_on_loopback() -> None:
     host.add("tcp_retransmit", 4, t_ns=BEGUN + np.array([200, 600, 1400, 2800]) * MS, pid=SHOP_PID, proc_start_ns=START, netns=1,
              peer=np.frombuffer(DB, "V18"), kind=code("tcp_retransmit", "kind", "data"), count=1)  # fmt: skip
     assert of_shop(host)["cause"] == "unknown"
+
+
+def test_a_late_server_on_loopback_is_late_and_not_far_away() -> None:
+    host = shop()
+    host.add("tcp_retransmit", 8, t_ns=BEGUN + np.arange(8) * 300 * MS, pid=SHOP_PID, proc_start_ns=START, netns=1,
+             peer=np.frombuffer(CACHE, "V18"), kind=code("tcp_retransmit", "kind", "data"), count=1)  # fmt: skip
+    assert of_shop(host)["cause"] == "broker_slow"
+
+
+def test_a_frozen_server_has_its_name() -> None:
+    host = shop()
+    t = T0 + np.arange(30) * S
+    host.add("tcp_rtt", len(t), t_ns=t, pid=CACHE_PID, proc_start_ns=START, comm=b"redis-server", netns=1, role=code("tcp_rtt", "role", "server"), sport=6379,
+             cgroup_id=77, peer=np.frombuffer(peer("127.0.0.1", 40000), "V18"), samples=5, rtt_sum_us=100, rtt_min_us=20, rtt_max_us=20, srtt_us=20)  # fmt: skip
+    for at, kind in ((30.0, "frozen"), (33.0, "thawed")):
+        host.add(
+            "process_event",
+            1,
+            t_ns=T0 + int(at * S),
+            kind=code("process_event", "kind", kind),
+            cgroup_id=77,
+            sender_pid=9,
+            sender_comm=b"docker",
+        )
+    one = of_shop(host)
+    assert (
+        one["cause"] == "process_stopped"
+        and "redis-server pid 1801 stood still for 3 s: its cgroup was frozen by docker pid 9"
+        in str(one["sentence"]).lower()
+    )
