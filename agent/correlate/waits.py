@@ -205,8 +205,7 @@ def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
             for raw, ns in view.unusual_waits(episode).items()
             if 0.5 * worst <= ns <= 2 * max(worst, lost) and (not serves or raw in view.peers(episode))
         }
-        waited = dict.fromkeys(summed, lost)
-        sure = 0.8
+        waited, sure = dict.fromkeys(summed, lost), 0.8
     told = unseen(episode, view, _spans(episode, view)) if serves and not waited else {}
     if told:
         summed, waited, sure = told, dict.fromkeys(told, lost), SURE
@@ -216,11 +215,8 @@ def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
     for raw, total in sorted(waited.items(), key=lambda entry: (-entry[1], entry[0])):
         share, own = (min(1.0, part / lost) if lost else 0.0 for part in (total, total - in_tls.get(raw, 0.0)))
         rows = _towards(to_peer, raw)
-        longest = float(
-            max(rows["duration_ns"].max(initial=0), unnamed["duration_ns"].max(initial=0), summed.get(raw, 0))
-        )
-        if episode.declared.inside:
-            longest = min(longest, episode.value)
+        most = max(rows["duration_ns"].max(initial=0), unnamed["duration_ns"].max(initial=0), summed.get(raw, 0))
+        longest = min(float(most), episode.value) if episode.declared.inside else float(most)
         found.append(_peer(episode, view, raw, (share, own), longest, (sure, raw in told)))
     return found
 
