@@ -64,7 +64,7 @@ def _declared(room: str, later: str) -> str:
 
 #: What a finding may say (agent/correlate/catalogue.py; here are names only, since the declarations need the tables). The counters of findings
 #: start at 0 for each of them.
-SYMPTOMS = _declared("symptoms", """handshake_latency handshake_failures redelivery rebalancing entries_lost
+SYMPTOMS = _declared("symptoms", """handshake_latency redelivery rebalancing entries_lost
     duplicates""")  # fmt: skip
 CAUSES = _declared("causes", "")  # fmt: skip
 

@@ -43,7 +43,13 @@ def own(episode: Episode, view: View) -> list[Blow]:
     """Of the episode's own process."""
     if episode.pid is None:
         return []
-    return _during(episode, view, {episode.pid}, episode.value if episode.unit == "ns" else SECOND, _SURE)
+    needed_ns = episode.value if episode.unit == "ns" else SECOND
+    return _named(_during(episode, view, {episode.pid}, needed_ns, _SURE), {episode.pid: episode.comm})
+
+
+def stopped(episode: Episode, view: View) -> list[Blow]:
+    """Of the episode's own process, which its end cannot have held up before."""
+    return [blow for blow in own(episode, view) if blow.fate.stop]
 
 
 def silent(episode: Episode, view: View) -> list[Blow]:
@@ -69,9 +75,15 @@ def peers(episode: Episode, view: View) -> list[Blow]:
         if wait.share < SHARE and not len(wait.failed):
             continue
         share = max(wait.share, 1.0 if len(wait.failed) else 0.0)
-        served = [pid for _, pid in _servers(wait.raw, episode, view)]
-        found += _during(episode, view, served, wait.longest, _SURE * share * wait.sure)
+        served = _servers(wait.raw, episode, view)
+        names = {pid: comm for comm, pid in served}
+        found += _named(_during(episode, view, [*names], wait.longest, _SURE * share * wait.sure), names)
     return found
+
+
+def _named(blows: list[Blow], names: dict[int, str]) -> list[Blow]:
+    """What is told of a cgroup as a whole has no process's name."""
+    return [replace(b, fate=replace(b.fate, comm=b.fate.comm or names.get(b.fate.pid, ""))) for b in blows]
 
 
 def either(episode: Episode, view: View) -> list[Blow]:
@@ -179,7 +191,7 @@ FELT: dict[str, Rule] = {
     "queue_lag": consumers,
     "accept_overflow": own,
     "service_latency": either,
-    "blocked_time": own,
+    "blocked_time": stopped,
     "broker_down": broker,
     "broker_stall": broker,
     "process_stopped": itself,

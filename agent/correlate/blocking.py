@@ -21,6 +21,7 @@ from agent.tables import TABLES
 READS = {"syscall_latency": ("basis", "kind", "interval_ns", "count", "sum_ns")}
 _BLOCKED = TABLES["syscall_latency"].code("basis", "blocked")
 _SLOW = TABLES["syscall_latency"].code("kind", "slow")
+_ITSELF = b"tickscope"  # what an agent takes off it closes, and the kernel lets it wait: nobody feels that
 
 
 class BlockedWatch(Watch):
@@ -37,7 +38,7 @@ class BlockedWatch(Watch):
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         s = rows.get("syscall_latency")
         if s is not None:
-            s = s[(s["basis"] == _BLOCKED) & (s["pid"] > 0)]
+            s = s[(s["basis"] == _BLOCKED) & (s["pid"] > 0) & (s["comm"] != _ITSELF)]
         if s is None or not len(s):
             return np.empty(0, np.int64)
         first, group = groups([s["pid"], start_ticks(s)])

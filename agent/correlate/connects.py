@@ -13,17 +13,19 @@ from agent.tables import TABLES
 
 _OK, _FAILED = (TABLES["tcp_connect"].code("result", name) for name in ("ok", "failed"))
 _RECEIVED, _SERVER = TABLES["tcp_reset"].code("direction", "received"), TABLES["tcp_reset"].code("role", "server")
+_CLIENT = TABLES["tcp_rtt"].code("role", "client")
 #: What a symptom of connects reads.
 READS = {
     "tcp_connect": ("netns", "peer", "result", "errno", "duration_ns"),
     "tcp_reset": ("netns", "peer", "role", "direction"),
+    "tcp_rtt": ("netns", "peer", "role", "samples"),
 }
 SLOW_NS = 200_000_000
 _END = np.dtype([("netns", np.int64), ("peer", "V18")])
 
 
 class ConnectWatch(EndWatch):
-    """One subject is one ip:port that clients connect to from one network namespace.
+    """One subject is one ip:port that clients connect to, or have old connections to, from one network namespace.
 
     ok, failed: connects; broken: connections that were reset after they had been through: who refuses a connect does so by a reset as well. slow: of those that were
     through, how many took ``SLOW_NS``; longest_ns: what the slowest took.
@@ -32,7 +34,11 @@ class ConnectWatch(EndWatch):
     metrics = ("ok", "failed", "broken", "slow", "longest_ns")
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        parts = [_ends(rows.get("tcp_connect")), _ends(_resets(rows.get("tcp_reset")))]
+        parts = [
+            _ends(rows.get("tcp_connect")),
+            _ends(_resets(rows.get("tcp_reset"))),
+            _ends(_talks(rows.get("tcp_rtt"))),
+        ]
         ends = np.concatenate(parts)
         if not len(ends):
             return np.empty(0, np.int64)
@@ -43,7 +49,7 @@ class ConnectWatch(EndWatch):
         took = np.where(result == _OK, rows["tcp_connect"]["duration_ns"], 0) if len(parts[0]) else np.empty(0)
         slow, longest = np.bincount(of, took >= SLOW_NS, len(first)), np.zeros(len(first))
         np.maximum.at(longest, of, took)
-        resets = np.bincount(group[len(done) :], minlength=len(first))
+        resets = np.bincount(group[len(done) : len(done) + len(parts[1])], minlength=len(first))
         chosen = np.sort(np.argsort(-(ok + failed + resets), kind="stable")[:MOST])
         chosen = chosen[ends["peer"][first[chosen]] != NO_PEER]
         slots = self.slots(ends["netns"][first[chosen]], ends["peer"][first[chosen]], second)
@@ -70,3 +76,8 @@ def _ends(rows: np.ndarray | None) -> np.ndarray:
 def _resets(rows: np.ndarray | None) -> np.ndarray | None:
     """Those that reached a client."""
     return None if rows is None else pick(rows, (rows["direction"] == _RECEIVED) & (rows["role"] != _SERVER))
+
+
+def _talks(rows: np.ndarray | None) -> np.ndarray | None:
+    """Of clients whose connections are old: that they connect to nobody is usual, and seen."""
+    return None if rows is None else pick(rows, (rows["role"] == _CLIENT) & (rows["samples"] > 0))

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from agent.correlate.clients import READS as CLIENTS
 from agent.correlate.clients import Client, talking
 from agent.correlate.episode import NOBODY, Culprit, Episode, item
+from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View
 from agent.correlate.waits import CPUS
 from agent.correlate.words import Words, tell, value
 
 FACTS = ("consumers", "in", "out", "taken", "since_s")
-READS = {**CLIENTS, **CPUS}
+READS = {**CLIENTS, **CPUS, "queue_lag": ("destination", "consumer_group", "peer", "idle_consumer", "idle_s")}
 _HUNGRY = 0.3  #: of the time, from which waiting for a CPU is worth naming
 _NOTHING = 0.03  #: of the usual rate: what was under way when all stopped
+_STOPPED = 0.6  # of the time, that one asks for nothing which has stopped
 #: Metrics of what was delivered already: others may go on.
 _DELIVERED = ("pending_s", "idle_s")
 
@@ -33,6 +37,9 @@ class Consumption:
     delivered: bool
     silent: tuple[Client, ...]
     name: str
+    idle_share: (
+        float  #: of the time, for how long at most one of them asked for nothing; 1 where the server does not say it
+    )
     starved: (
         tuple[Client, float] | None
     )  #: the client that waited for a CPU for longest, for how many ns; None where none did for long
@@ -79,7 +86,11 @@ class Consumption:
     def one_less(self) -> bool:
         """What is acknowledged fell, and by no more than the share of one consumer explains."""
         share = 0.0 if self.count is None else 1 - 1 / max(self.count, 1)
-        return self.out is not None and 0.8 * share * (self.out_was or 0) <= self.out < 0.9 * (self.out_was or 0)
+        return (
+            self.idle_share >= _STOPPED
+            and self.out is not None
+            and 0.8 * share * (self.out_was or 0) <= self.out < 0.9 * (self.out_was or 0)
+        )
 
     @property
     def culprit(self) -> Culprit:
@@ -145,8 +156,20 @@ def _consumption(episode: Episode, view: View) -> Consumption:
     worst = max(waits, key=lambda wait: (wait[0], -wait[1].pid), default=None)
     hungry = worst is not None and worst[0] >= _HUNGRY * (episode.end_ns - episode.start_ns)
     return Consumption(known("consumers"), known("consumers_base"), known("taken", known("out")), known("out_base"), known("in"), known("in_base"),
-                       episode.metric in _DELIVERED, silent, episode.words,
+                       episode.metric in _DELIVERED, silent, episode.words, _idle_share(episode, view),
                        (worst[1], worst[0]) if worst is not None and hungry else None)  # fmt: skip
+
+
+def _idle_share(episode: Episode, view: View) -> float:
+    """Slow ones, too, ask for nothing while they work; who has stopped asks for nothing all the time."""
+    _, destination, _, group, server = episode.key
+    polls = view.rings["queue_lag"].between(episode.start_ns, episode.end_ns)
+    polls = polls[
+        (polls["destination"] == str(destination).encode()) & (polls["consumer_group"] == str(group).encode())
+    ]
+    longest = float(np.nan_to_num(polls["idle_s"][[row.tobytes() == server for row in polls["peer"]]]).max(initial=0))
+    lasted = (episode.end_ns - episode.start_ns) / SECOND
+    return min(1.0, longest / lasted) if longest > 0 and lasted > 0 else 1.0
 
 
 def _same(name: str, client: Client) -> bool:

@@ -101,6 +101,10 @@ class Servers:
         same = {self._known[key][1] for key in found}
         return same.pop() if len(same) == 1 else None
 
+    def netns_of(self, peer: bytes, netns: int | None) -> list[int]:
+        """The network namespaces in which a peer is served, for somebody in that one."""
+        return [key[2] for key in self._places(peer[:16], int.from_bytes(peer[16:18], "little"), netns, False)]
+
     def of_late(self, peer: bytes, netns: int | None, own_address: bool = False) -> list[Server]:
         """Everybody who serves a peer or did so before, the last one first; nobody where several places may be meant."""
         found = self._places(peer[:16], int.from_bytes(peer[16:18], "little"), netns, own_address)

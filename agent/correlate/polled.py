@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent.correlate.episode import Culprit, Episode, item
+from agent.correlate.keptoff import kept_off_ns
 from agent.correlate.local import in_netns
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View, place
@@ -16,14 +17,21 @@ from agent.correlate.words import peer, text
 from agent.tables import TABLES
 
 POLLS = {"queue_lag": ("system", "status", "failure", "reason", "poll_ns", "peer")}
-READS = {**POLLS, **NETWORK, **CPUS, "tcp_retransmit": ("netns", "peer", "count")}
+READS = {
+    **POLLS,
+    **NETWORK,
+    **CPUS,
+    "tcp_retransmit": ("netns", "peer", "count"),
+    "cpu_wait": ("interval_ns", "wait_ns"),
+}
 _NO_ANSWER, _UNASKED = (TABLES["queue_lag"].code("failure", name) for name in ("no_answer", "unasked"))
+_POLLER = b"tickscope-poll"
 _SHORTLY_NS = 5 * SECOND
 
 
 @dataclass(frozen=True)
 class Polled:
-    """blind_ns: how long tickscope itself did not run; starved_ns: how long the server waited for a CPU. usual, worst: smoothed RTT, us."""
+    """blind_ns: how long tickscope itself, or its poller, did not run; starved_ns: how long the server waited for a CPU. usual, worst: smoothed RTT, us."""
 
     where: str
     scope: str
@@ -89,7 +97,7 @@ def _polled(episode: Episode, view: View) -> Polled:
         where,
         place(where, raw, netns),
         server,
-        view.blind_ns(episode),
+        max(view.blind_ns(episode), _kept_off(episode, view)),
         starved,
         usual,
         worst,
@@ -98,6 +106,14 @@ def _polled(episode: Episode, view: View) -> Polled:
         item("tcp_rtt", "smoothed RTT", worst, "us", column="srtt_us", peer=where, baseline=usual),
         int(np.maximum(again["count"], 1).sum()),
     )
+
+
+def _kept_off(episode: Episode, view: View) -> float:
+    """For how long tickscope's poller, a process of its own, waited for a processor."""
+    waits = view.rings["cpu_wait"]
+    rows = waits.between(episode.start_ns, episode.end_ns + 2 * SECOND)
+    pids = np.unique(rows["pid"][rows["comm"] == _POLLER])
+    return max((kept_off_ns(waits, int(pid), episode) for pid in pids), default=0.0)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from agent.tables import TABLES
 
 READS = {**PEERS, **LOOKUPS}
 _TABLE = TABLES["dns_lookup"]
-_RESULT = _TABLE.by_name["result"]
+RESULT = _TABLE.by_name["result"]
 _OK, _NODATA = (_TABLE.code("result", name) for name in ("ok", "nodata"))
 _BEFORE_NS = 30 * SECOND
 _ABOUT_AS_LONG = 0.5  # of the longest wait: a question that was asked again, not the quick answer after it
@@ -91,9 +91,9 @@ def _asked(episode: Episode, view: View) -> NamesAsked | None:
     durations = lookups["duration_ns"] if by_lookup else _waits(episode, view, found)["duration_ns"]
     longest = float(durations.max(initial=0)) or (first.longest if first else 0.0)
     many = durations[durations >= _ABOUT_AS_LONG * longest]
-    bad = _failed(lookups)
+    bad = failed(lookups)
     begun = episode.start_ns - _BEFORE_NS
-    usual = len(_failed(view.own(view.rings["dns_lookup"].between(begun, episode.start_ns - SECOND), episode)))
+    usual = len(failed(view.own(view.rings["dns_lookup"].between(begun, episode.start_ns - SECOND), episode)))
     fresh = len(bad) - round(usual * (episode.end_ns - episode.start_ns) / (_BEFORE_NS - SECOND))
     top = _top(bad if len(bad) else lookups)
     resent = _resent(episode, view, raw, netns) if known else 0
@@ -115,7 +115,7 @@ def _asked(episode: Episode, view: View) -> NamesAsked | None:
         resent,
         sum(len(p.failed) for p in found),
         max(0, fresh),
-        _RESULT.word(int(top["result"])) if top is not None else "",
+        RESULT.word(int(top["result"])) if top is not None else "",
         text(top["name"]) if top is not None else "",
         bool(first and first.slower),
         bool(first and first.starving),
@@ -124,7 +124,7 @@ def _asked(episode: Episode, view: View) -> NamesAsked | None:
     )
 
 
-def _failed(lookups: np.ndarray) -> np.ndarray:
+def failed(lookups: np.ndarray) -> np.ndarray:
     return np.asarray(lookups[(lookups["result"] != _OK) & (lookups["result"] != _NODATA)])
 
 
@@ -159,7 +159,7 @@ def _lookup(top: np.void, episode: Episode, lookups: int, bad: int) -> dict[str,
         pid=episode.pid,
         peer=peer(top["peer"].tobytes()),
         name=text(top["name"]),
-        result=_RESULT.word(int(top["result"])),
+        result=RESULT.word(int(top["result"])),
         lookups=lookups,
         failed=bad or None,
     )

@@ -13,7 +13,18 @@ from agent.tables import TABLES
 
 #: What is read of the table of that name.
 READS = {
-    "service_latency": ("tid", "sport", "netns", "requests", "waiting", "max_ns", "max_from_ns", "p50_ns", "p90_ns")
+    "service_latency": (
+        "tid",
+        "sport",
+        "netns",
+        "requests",
+        "waiting",
+        "sum_ns",
+        "max_ns",
+        "max_from_ns",
+        "p50_ns",
+        "p90_ns",
+    )
 }
 _WAITING = TABLES["slow_syscall"].code("kind", "waiting")
 _ALLOWED = TABLES["limiter_decision"].code("result", "allowed")

@@ -121,9 +121,14 @@ def _cpu_share(episode: Episode, view: View) -> float:
     if not episode.declared.inside:
         return 0.0
     lost = spent(episode, view, "slow_syscall")[1]
-    own = inside_ns(episode, view) / lost if lost else 0.0
+    own = inside_ns(episode, view) / lost * (1 - elsewhere(episode, view)) if lost else 0.0
     theirs = sum(p.share for p in on_peers(episode, view) if p.starving and p.server)
     return min(1.0, own + theirs)
+
+
+def elsewhere(episode: Episode, view: View) -> float:
+    """Of the slowest request, how much went by at a server, or in a network, that says so itself: meanwhile no processor would have helped."""
+    return max((min(1.0, p.longest / max(episode.value, 1.0)) for p in on_peers(episode, view) if p.told), default=0.0)
 
 
 def crowded(episode: Episode, view: View) -> bool:

@@ -23,6 +23,7 @@ _WAITING = TABLES["syscall_latency"].code("kind", "waiting")
 NO_PEER = np.zeros(1, "V18")
 _SERVER = TABLES["tcp_rtt"].code("role", "server")
 _RESOLVED = [TABLES["dns_lookup"].code("result", name) for name in ("ok", "nodata")]
+_BROKEN = TABLES["tls_handshake"].code("result", "failed")
 _ACCEPT = TABLES["socket_queue"].code("kind", "accept")
 _TALKS = ("tcp_rtt", "tcp_connect")
 _SLOW_DECISION_NS = 10_000_000
@@ -102,8 +103,10 @@ class View:
             kept = rows.get(table)
             if kept is None:
                 continue
-            if table in ("slow_syscall", "tls_handshake"):
+            if table == "slow_syscall":
                 kept = pick(kept, kept["duration_ns"] >= floor)
+            elif table == "tls_handshake":
+                kept = pick(kept, (kept["duration_ns"] >= floor) | (kept["result"] == _BROKEN))
             elif table == "dns_lookup":
                 kept = pick(kept, (kept["duration_ns"] >= floor) | ~np.isin(kept["result"], _RESOLVED))
             elif table == "syscall_latency":
@@ -222,7 +225,7 @@ class View:
 
 def place(what: str, peer: bytes, netns: int | None) -> str:
     """What episodes share that are about this peer (or its host): on loopback, each network namespace has its own."""
-    return what if netns is None or not is_loopback(peer) else f"{what} in {netns}"
+    return what if netns in (None, NULL_I64) or not is_loopback(peer) else f"{what} in {netns}"
 
 
 def to_peer(rows: np.ndarray, peer: bytes) -> np.ndarray:

@@ -15,6 +15,7 @@ from agent.correlate.rows import as_bytes, groups, start_ticks
 from agent.correlate.served import READS as REQUESTS
 from agent.correlate.served import on_others, slow
 from agent.correlate.thresholds import SECOND
+from agent.correlate.unseen import SURE, unseen
 from agent.correlate.view import NO_PEER, SERVERS, View, addresses, place
 from agent.correlate.way import ENOUGH, Spans, Way, way
 from agent.correlate.words import peer
@@ -112,7 +113,7 @@ class PeerWait:
 
     share, own: of the time lost, the waits, and those of them outside TLS handshakes, which explain themselves. longest, starved_ns: ns; starved_ns:
     of it, how long the peer's process waited for a CPU. sure: how certain it is that these waits are it. way: what the network was like.
-    where, host: what episodes share that are about it, or about the way to its host. again: segments to it that were sent again. raw, name: ip:port, as in rows and in words.
+    told: by who serves, or the network, and not by the process's own waits. where, host: what episodes share that are about it, or about the way to its host. again: segments to it that were sent again. raw, name: ip:port, as in rows and in words.
     """
 
     raw: bytes
@@ -124,6 +125,7 @@ class PeerWait:
     own: float
     longest: float
     sure: float
+    told: bool
     way: Way
     again: int
     resets: int
@@ -203,27 +205,25 @@ def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
             for raw, ns in view.unusual_waits(episode).items()
             if 0.5 * worst <= ns <= 2 * max(worst, lost) and (not serves or raw in view.peers(episode))
         }
-        waited = dict.fromkeys(summed, lost)
-        sure = 0.8
+        waited, sure = dict.fromkeys(summed, lost), 0.8
+    told = unseen(episode, view, _spans(episode, view)) if serves and not waited else {}
+    if told:
+        summed, waited, sure = told, dict.fromkeys(told, lost), SURE
     for raw in {row.tobytes() for row in _failed(view.own(view.during("tcp_connect", episode), episode))["peer"]}:
         waited.setdefault(raw, 0.0)
     found = []
     for raw, total in sorted(waited.items(), key=lambda entry: (-entry[1], entry[0])):
         share, own = (min(1.0, part / lost) if lost else 0.0 for part in (total, total - in_tls.get(raw, 0.0)))
         rows = _towards(to_peer, raw)
-        longest = float(
-            max(rows["duration_ns"].max(initial=0), unnamed["duration_ns"].max(initial=0), summed.get(raw, 0))
-        )
-        if episode.declared.inside:
-            longest = min(longest, episode.value)
-        found.append(_peer(episode, view, raw, (share, own), longest, sure))
+        most = max(rows["duration_ns"].max(initial=0), unnamed["duration_ns"].max(initial=0), summed.get(raw, 0))
+        longest = min(float(most), episode.value) if episode.declared.inside else float(most)
+        found.append(_peer(episode, view, raw, (share, own), longest, (sure, raw in told)))
     return found
 
 
 def _peer(
-    episode: Episode, view: View, raw: bytes, shares: tuple[float, float], longest: float, sure: float
+    episode: Episode, view: View, raw: bytes, shares: tuple[float, float], longest: float, known: tuple[float, bool]
 ) -> PeerWait:
-    share, own = shares
     name = peer(raw)
     netns = view.netns(episode, raw)
     host = place(name.rpartition(":")[0], raw, netns)  # one network leads to all ports of a host
@@ -233,6 +233,8 @@ def _peer(
         for table in ("tcp_retransmit", "tcp_reset", "tcp_connect")
     )
     answered = _answered_again(episode, view, raw, netns)
+    if known[1] and is_loopback(raw):  # nothing gets lost there: who is busy acknowledges late
+        sent_again, answered = sent_again[:0], 0
     failed = _failed(connects)
     wait = item(
         "slow_syscall",
@@ -242,7 +244,7 @@ def _peer(
         column="duration_ns",
         peer=name,
         pid=episode.pid,
-        share=round(share, 2),
+        share=round(shares[0], 2),
     )
     its = way(episode, view, raw, netns, longest, _spans(episode, view), server is not None)
     starved = min(view.starved_ns(server[1], episode), longest) if server else 0.0
@@ -253,10 +255,9 @@ def _peer(
         where,
         host,
         server,
-        share,
-        own,
+        *shares,
         longest,
-        sure,
+        *known,
         its,
         back.again,
         len(resets),

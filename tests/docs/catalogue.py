@@ -35,7 +35,6 @@ def causes() -> list[Entry]:
 
 _SYMPTOMS = {
     "handshake_latency": "TLS handshakes take longer than usual",
-    "handshake_failures": "TLS handshakes fail",
     "service_latency": "a server's answers take longer than usual",
     "blocked_time": "a process is held up in system calls",
     "redelivery": "messages are delivered more than once",

@@ -88,6 +88,31 @@ def test_requests_that_wait_are_told_before_they_are_answered() -> None:
     assert (one["state"], one["cause"], one["start_ns"]) == ("open", "unknown", T0 + 30 * S)
 
 
+@pytest.mark.parametrize("waiting", [2, 1])
+def test_a_service_that_answers_nobody_is_told_though_few_that_wait_were_looked_at(waiting: int) -> None:
+    """An event loop that is busy for three seconds, now and then for half a second. One request alone may be of another kind, and the others just not have come."""
+    host = Host()
+    for second in range(30):
+        answers(host, second, second + 1, rate=13, n=second, **{"max_ns": 400 * MS} if second % 6 == 5 else {})
+    for second, longest in ((30, 1400), (31, 1910)):
+        served(
+            host,
+            second,
+            requests=0,
+            waiting=waiting,
+            max_ns=longest * MS,
+            max_from_ns=T0 + int(29.6 * S),
+            p50_ns=0,
+            p90_ns=0,
+        )
+    if waiting == 2:
+        served(
+            host, 32, requests=53, max_ns=3000 * MS, max_from_ns=T0 + int(29.6 * S), p50_ns=759 * MS, p90_ns=2990 * MS
+        )
+    answers(host, 33, UNTIL, rate=13, n=1)
+    assert [one["cause"] for one in found(host)] == (["unknown"] if waiting == 2 else [])
+
+
 def test_the_lock_is_known_once_its_wait_is_over() -> None:
     """Told while it goes on; the calls end with the answers, and those are timed in ticks."""
     host = Host()

@@ -83,3 +83,26 @@ def test_processes_that_write_as_they_please() -> None:
             of.add("syscall_latency", 1, t_ns=T0 + second * S, interval_ns=S, syscall=b"write", count=len(times), sum_ns=int(times.sum()),
                    basis=code("syscall_latency", "basis", "blocked"), kind=code("syscall_latency", "kind", "slow"), **OWN | {"pid": PID + k})  # fmt: skip
     assert latest(run(of, 600, every_ms=1000)) == []
+
+
+def test_an_end_does_not_explain_what_was_before_it() -> None:
+    of = host(4, 220)
+    of.add(
+        "process_event",
+        1,
+        t_ns=T0 + 36 * S,
+        **OWN,
+        kind=code("process_event", "kind", "exited"),
+        exit_code=0,
+        signal=15,
+        sender_pid=77,
+    )
+    (one,) = found(of)
+    assert one["cause"] == "syscall"
+
+
+def test_what_an_agent_takes_off_is_no_trouble() -> None:
+    of = host(4, 220, syscall=b"close", fd_type=b"", device=b"")
+    for batch in of.made:
+        batch.rows["comm"] = b"tickscope"
+    assert found(of) == []

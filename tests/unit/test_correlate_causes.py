@@ -140,6 +140,17 @@ def test_a_stalled_redis_shows_in_its_poller_alone() -> None:
     assert [f["cause"] for f in latest(run(host, UNTIL))] == ["broker_slow"]
 
 
+@pytest.mark.parametrize(("waited_ms", "cause"), [(1_200, "cpu"), (90, "broker_slow")])
+def test_a_poller_that_got_no_processor_blames_no_broker(waited_ms: int, cause: str) -> None:
+    host = Host()
+    host.queue(0, 30)
+    host.queue(30, 31, poll_ms=1_500)
+    host.queue(32, UNTIL)
+    host.add("cpu_wait", 1, t_ns=T0 + int(30.9 * S), interval_ns=S, pid=13674, proc_start_ns=START, comm=b"tickscope-poll", by_pid=55, by_comm=b"mypy",
+             count=1, wait_ns=waited_ms * MS, max_ns=waited_ms * MS)  # fmt: skip
+    assert [f["cause"] for f in latest(run(host, UNTIL))] == [cause]
+
+
 @pytest.mark.parametrize(
     ("failure", "cause", "symptom"),
     [("refused", "broker_down", "broker_down"), ("no_answer", "broker_slow", "broker_stall")],

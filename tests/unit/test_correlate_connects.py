@@ -134,3 +134,17 @@ def test_connects_that_always_take_long_are_usual() -> None:
     host.add("tcp_connect", 200, t_ns=T0 + np.arange(200) * S // 4, pid=APP_PID, proc_start_ns=START, netns=4026531840, peer=np.frombuffer(API, "V18"),
              result=code("tcp_connect", "result", "ok"), errno=0, duration_ns=np.where(np.arange(200) % 3, 300_000, 250_000_000))  # fmt: skip
     assert latest(run(host, UNTIL)) == []
+
+
+@pytest.mark.parametrize("talked", [True, False])
+def test_a_server_that_is_gone_from_old_connections(talked: bool) -> None:
+    """Nobody connected for long, since connections were kept; who is first tried when it is down was never there, as far as is known."""
+    host = Host()
+    t = T0 + np.arange(0, 30) * S
+    host.add("tcp_rtt", len(t), t_ns=t, pid=APP_PID, proc_start_ns=START, netns=4026531840, role=code("tcp_rtt", "role", "client"),
+             peer=np.frombuffer(API if talked else peer("10.0.0.3", 443), "V18"), samples=5, rtt_sum_us=500, rtt_min_us=90, rtt_max_us=110, srtt_us=100)  # fmt: skip
+    connects(host, np.arange(30, 36, 0.25), errno.ECONNREFUSED)
+    found = latest(run(host, UNTIL))
+    assert [(one["symptom"], one["cause"]) for one in found] == (
+        [("connect_failures", "broker_down")] if talked else []
+    )

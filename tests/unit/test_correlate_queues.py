@@ -75,6 +75,18 @@ def test_its_name_with_the_server_is_told_too_and_tells_one_of_several() -> None
     assert (finding["culprit_pid"], finding["culprit_object"]) == (502, "worker-2")
 
 
+def test_a_client_that_happens_to_keep_quiet_is_no_consumer_that_stopped() -> None:
+    """All of them got slow; each asks for more now and then, as the server says. What became silent is a process of another kind."""
+    host = well(0, 30, idle_consumer=b"a", idle_s=0.1, consumers=2)
+    late = np.arange(12) * 0.6 + 0.6
+    host.queue(30, 42, lag=(late * 30).astype(int), age=late, incoming=40, out=18, pending=8, consumers=2, oldest_pending_s=2.0,
+               idle_consumer=np.where(np.arange(12) % 2, b"a", b"b"), idle_s=2.4)  # fmt: skip
+    talk(host, 30, 42, b"worker-1", b"worker-3")
+    well(42, UNTIL, host, idle_consumer=b"a", idle_s=0.1, consumers=2)
+    (finding,) = found(host)
+    assert (finding["symptom"], finding["cause"], finding["culprit_pid"]) == ("queue_lag", "consumer_slow", -(2**63))
+
+
 def test_without_the_network_nobody_is_named() -> None:
     host = well(0, 30)
     one_stops(host, 30, 36)

@@ -9,7 +9,7 @@ from agent.correlate.chain import hops, starves
 from agent.correlate.consumption import consumption
 from agent.correlate.episode import Episode, Verdict, item
 from agent.correlate.polled import polled
-from agent.correlate.starved import READS, Starved, inside_ns, starved
+from agent.correlate.starved import READS, Starved, elsewhere, inside_ns, starved
 from agent.correlate.view import View
 from agent.correlate.waits import CPUS, PEERS, SHARE, on_peers, spent
 from agent.correlate.words import process, span, tell
@@ -49,7 +49,7 @@ def own(episode: Episode, view: View) -> Iterator[Verdict]:
     of = Starved(0.0) if episode.pid is None else starved(episode.pid, episode, view)
     inside = max(float(calls["run_queue_ns"].clip(0).sum()), inside_ns(episode, view))
     whole = max(float(view.own(view.sums(episode), episode)["run_queue_ns"].clip(0).sum()), of.waited_ns)
-    share = min(1.0, max(inside / lost, 0.7 * whole / lost)) if lost else 0.0
+    share = min(1.0, max(inside / lost, 0.7 * whole / lost)) * (1 - elsewhere(episode, view)) if lost else 0.0
     queued = max(inside, whole)
     if share < SHARE:
         entry = item("syscall_latency", "time waiting for a CPU", queued, "ns", column="run_queue_ns", pid=episode.pid)

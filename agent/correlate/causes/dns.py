@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
+
+import numpy as np
 
 from agent.correlate.catalogue import Cause
-from agent.correlate.episode import Episode, Verdict
-from agent.correlate.resolvers import READS, NamesAsked, asked
-from agent.correlate.view import View
+from agent.correlate.episode import Culprit, Episode, Verdict, item
+from agent.correlate.resolvers import READS, RESULT, NamesAsked, asked, failed
+from agent.correlate.view import NO_PEER, View, place
 from agent.correlate.waits import SHARE
-from agent.correlate.words import Words, span, tell, value
+from agent.correlate.words import Words, peer, span, tell, text, value
 
 #: Of decisions that failed, from which failed lookups are the reason.
 _MOST = 0.5
@@ -63,6 +66,33 @@ def failing(episode: Episode, view: View) -> Iterator[Verdict]:
         yield from unresolved(episode, view)
 
 
+def gone(episode: Episode, view: View) -> Iterator[Verdict]:
+    """Lookups failed, with nothing else to suffer from it. Where nobody could be asked, the name server is the one that answered before."""
+    rows = failed(view.own(view.during("dns_lookup", episode), episode))
+    if not len(rows):
+        return
+    asked_ = rows["peer"][rows["peer"] != NO_PEER]
+    raw = asked_[-1].tobytes() if len(asked_) else cast(bytes, episode.key[2])
+    result = RESULT.word(int(np.bincount(rows["result"]).argmax()))
+    server = f"name server {peer(raw)}" if peer(raw) else "the resolver"
+    did = {"timeout": "did not answer", "error": "could not be asked for"}.get(result, f"answered with {result}")
+    words = tell(
+        "{who} {did} {n} ({name})", who=server, did=did, n=value(len(rows), "lookup"), name=text(rows["name"][-1])
+    )
+    entry = item(
+        "dns_lookup", "lookups failed", len(rows), "", column="result", pid=episode.pid, peer=peer(raw), result=result
+    )
+    yield Verdict(
+        CAUSE.name,
+        0.92,
+        place(peer(raw), raw, view.netns(episode, raw)),
+        words,
+        (entry,),
+        result,
+        Culprit(object=peer(raw)),
+    )
+
+
 def _verdict(a: NamesAsked, score: float, words: Words, detail: str) -> Verdict:
     return Verdict(CAUSE.name, score * a.sure, a.where, words, a.evidence, detail, a.culprit)
 
@@ -99,6 +129,12 @@ CAUSE = Cause(
     "a name took long to resolve, or did not: its name server was slow, silent, refusing or not there",
     READS,
     "ask it yourself: dig +tries=1 @SERVER NAME; its log and load; tickscope query dns_lookup --group-by peer",
-    {"decision_latency": unresolved, "service_latency": unresolved, "refusals": failing, "service_errors": failing},
+    {
+        "decision_latency": unresolved,
+        "service_latency": unresolved,
+        "refusals": failing,
+        "service_errors": failing,
+        "lookup_failures": gone,
+    },
     facts=("errors",),
 )

@@ -1,17 +1,23 @@
-"""A TLS handshake took long."""
+"""A TLS handshake took long, or failed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 import numpy as np
 
 from agent.correlate.catalogue import Cause
-from agent.correlate.episode import Episode, Verdict, item
+from agent.correlate.episode import Culprit, Episode, Verdict, item
+from agent.correlate.local import in_netns
+from agent.correlate.shakes import FAILED, SERVER, served_at
+from agent.correlate.shakes import READS as SHAKES
 from agent.correlate.starved import READS, cpu_share
-from agent.correlate.view import View
+from agent.correlate.view import View, place
 from agent.correlate.waits import HANDSHAKES, PEERS, SHARE, on_peers, spent
-from agent.correlate.words import peer, span, tell
+from agent.correlate.words import peer, span, tell, text, value
+
+_CERTIFICATE = "certificate: "
 
 
 def handshakes(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -53,11 +59,32 @@ def handshakes(episode: Episode, view: View) -> Iterator[Verdict]:
     )
 
 
+def failing(episode: Episode, view: View) -> Iterator[Verdict]:
+    """By what its clients say, where they are on this host: they know why."""
+    netns, raw = cast("tuple[int, bytes]", episode.key)
+    rows = in_netns(view.during("tls_handshake", episode), netns)
+    rows = rows[(rows["result"] == FAILED) & (served_at(rows) == np.frombuffer(raw, "V18")[0])]
+    if not len(rows):
+        return
+    asking = rows[rows["role"] != SERVER]
+    rows = asking if len(asking) else rows
+    why, many = np.unique(rows["error"][rows["error"] != b""], return_counts=True)
+    reason = text(why[np.argmax(many)]) if len(why) else ""
+    name = peer(raw)
+    words = tell(
+        "{n} with it failed{why}", n=value(len(rows), "TLS handshake"), why=f", mostly with: {reason}" if reason else ""
+    )
+    entry = item("tls_handshake", "handshakes failed", len(rows), "", column="result", peer=name, error=reason)
+    yield Verdict(CAUSE.name, 0.9 if reason.startswith(_CERTIFICATE) else 0.75, f"handshakes with {place(name, raw, netns)}", words, (entry,),
+                  "certificate" if reason.startswith(_CERTIFICATE) else "", Culprit(object=name))  # fmt: skip
+
+
 CAUSE = Cause(
     "tls",
     60,
-    "a TLS handshake took long",
-    {**HANDSHAKES, **PEERS, **READS},
-    "keep connections open, or resume sessions; see which peer: tickscope query tls_handshake --group-by peer",
-    {"decision_latency": handshakes, "service_latency": handshakes},
+    "a TLS handshake took long, or failed",
+    {**HANDSHAKES, **PEERS, **READS, "tls_handshake": (*HANDSHAKES["tls_handshake"], *SHAKES["tls_handshake"])},
+    "where they fail, see the certificate and what both ends speak (openssl s_client -connect ADDRESS); where they are slow, keep connections open, or resume sessions: "
+    "tickscope query tls_handshake --group-by peer,error",
+    {"decision_latency": handshakes, "service_latency": handshakes, "handshake_failures": failing},
 )

@@ -65,7 +65,9 @@ def _one(watch: AnswerWatch, second: Second, slot: int, value: float) -> list[Ep
     bar = bars(series.history("max_ns", at, second.at, skip))
     n, halves, waiting = (series.recent(metric, at, second.at, _LAST_S)[0] for metric in ("n", "med_ns", "waiting"))
     rate = series.baseline("n", at, second.at, skip).median[0]
-    still = waiting[-1] >= _SLOW and n[-1] == 0 and rate >= _SLOW
+    # Of those that wait only some are looked at: who usually answers all the time, and for two seconds nobody, keeps all waiting.
+    nobody = bool((n[-2:] == 0).all()) and np.nanmax(waiting[-2:]) >= 2
+    still = n[-1] == 0 and rate >= _SLOW and (waiting[-1] >= _SLOW or (waiting[-1] > 0 and nobody))
     least = max(float(watch.config.stall_ns), float((bar.often if still else bar.sure)[0]))
     if not value > least:
         return []

@@ -1,0 +1,71 @@
+"""Processes that look names up which resolved before, second by second: how many still do, and how many do not."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from agent.correlate.catalogue import Symptom
+from agent.correlate.episode import Episode
+from agent.correlate.guard import Guard
+from agent.correlate.rows import groups, pick, start_ticks
+from agent.correlate.thresholds import CorrelatorConfig
+from agent.correlate.view import NO_PEER
+from agent.correlate.watch import Watch
+from agent.correlate.words import process, text
+from agent.tables import TABLES
+
+_OK, _NODATA = (TABLES["dns_lookup"].code("result", name) for name in ("ok", "nodata"))
+#: What a symptom of lookups reads.
+READS = {"dns_lookup": ("peer", "name", "result")}
+_NAMES, _A_SECOND = 4096, 256  # remembered; looked at in a second
+_Name = tuple[int, int, bytes]
+
+
+class LookupWatch(Watch):
+    """One subject is a process. ok: lookups that were answered; lost: that failed, of names that it knew before: who asks for what never was learns so, and that is no failure."""
+
+    metrics = ("ok", "lost")
+
+    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
+        super().__init__(config, symptoms, guard)
+        self._known: OrderedDict[_Name, bytes] = OrderedDict()  # who answered; what was not asked for longest is first
+        self._who: dict[int, tuple[int, int, str]] = {}
+        self._asked: dict[int, bytes] = {}
+
+    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+        done = rows.get("dns_lookup")
+        if done is None:
+            return np.empty(0, np.int64)
+        done = pick(done, (done["result"] != _NODATA) & (done["name"] != b"") & (done["pid"] > 0))
+        if not len(done):
+            return np.empty(0, np.int64)
+        well = done["result"] == _OK
+        first, group = groups([done["pid"], start_ticks(done), done["name"], well])
+        found: dict[int, list[int]] = {}
+        for i, n in zip(first[:_A_SECOND], np.bincount(group).tolist(), strict=False):
+            pid, tick, name = int(done["pid"][i]), int(done["proc_start_ns"][i]) // 10_000_000, bytes(done["name"][i])
+            server = self._known.pop((pid, tick, name), None)
+            if well[i]:
+                server = done["peer"][i].tobytes()
+            if server is None:
+                continue
+            self._known[pid, tick, name] = server
+            slot = self.series.slot((pid, tick), second)
+            if slot >= 0:
+                self._who[slot], self._asked[slot] = (pid, tick, text(done["comm"][i])), server
+                found.setdefault(slot, [0, 0])[0 if well[i] else 1] += n
+        while len(self._known) > _NAMES:
+            self._known.popitem(last=False)
+        slots = np.array([*found], np.int64)
+        counts = np.array([*found.values()], np.float64).reshape(-1, 2)
+        self.series.put(second, slots, ok=counts[:, 0], lost=counts[:, 1])
+        return slots
+
+    def describe(self, symptom: str, slot: int) -> Episode:
+        pid, tick, comm = self._who[slot]
+        key = pid, tick, self._asked.get(slot, NO_PEER[0].tobytes())
+        return Episode(symptom, key, slot, process(comm, pid), f"{pid}/{tick}", 0, 0, "", "", 0.0, 0.0, 0.0, 0,
+                       pid=pid, start_tick=tick, comm=comm)  # fmt: skip

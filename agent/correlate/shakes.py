@@ -1,0 +1,51 @@
+"""Addresses with which TLS handshakes are made: how many were through, and how many failed, as their clients and their servers on this host saw it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from agent.correlate.ends import MOST, EndWatch
+from agent.correlate.rows import groups, pick
+from agent.correlate.view import NO_PEER, own_ends
+from agent.tables import TABLES
+
+_OK, FAILED = (TABLES["tls_handshake"].code("result", name) for name in ("ok", "failed"))
+SERVER = TABLES["tls_handshake"].code("role", "server")
+#: What a symptom of handshakes reads.
+READS = {"tls_handshake": ("netns", "saddr", "sport", "peer", "role", "result", "error")}
+
+
+def served_at(rows: np.ndarray) -> np.ndarray:
+    """The server's end of each handshake."""
+    return np.where(rows["role"] == SERVER, own_ends(rows), rows["peer"])
+
+
+class HandshakeWatch(EndWatch):
+    """One subject is one ip:port, in one network namespace. ok: handshakes that were through; failed, served: that failed, as clients and as its server saw it."""
+
+    metrics = ("ok", "failed", "served")
+
+    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+        done = rows.get("tls_handshake")
+        if done is None:
+            return np.empty(0, np.int64)
+        done = pick(done, (done["result"] == _OK) | (done["result"] == FAILED))
+        ends = served_at(done)
+        known = ends != NO_PEER
+        done, ends = done[known], ends[known]
+        if not len(done):
+            return np.empty(0, np.int64)
+        first, group = groups([done["netns"], ends])
+        n, there, good = len(first), done["role"] == SERVER, done["result"] == _OK
+        well, well_there, failed, served = (
+            np.bincount(group[of], minlength=n).astype(np.float64)
+            for of in (good & ~there, good & there, ~good & ~there, ~good & there)
+        )
+        chosen = np.sort(np.argsort(-(failed + served + well + well_there), kind="stable")[:MOST])
+        slots = self.slots(done["netns"][first[chosen]], ends[first[chosen]], second)
+        fits = slots >= 0
+        values = {"ok": np.maximum(well, well_there), "failed": failed, "served": served}
+        self.series.put(second, slots[fits], **{name: of[chosen][fits] for name, of in values.items()})
+        return slots[fits]

@@ -1,0 +1,73 @@
+"""TLS handshakes with an address fail, where hardly any did.
+
+A server that faces strangers has failures of their making (scans, old clients): what only the server saw counts where it usually has good ones all the time.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agent.correlate.catalogue import Symptom
+from agent.correlate.episode import Episode
+from agent.correlate.shakes import READS, HandshakeWatch
+from agent.correlate.thresholds import SECOND
+from agent.correlate.watch import Second
+from agent.correlate.words import Words, tell, value, when
+
+_WITHIN_S = 3
+_LEAST, _SHARE = 3, 0.3  # so many, and of all handshakes, within that time or less
+_STEADY = 1  # good ones a second, as a rule
+
+
+def judge(watch: HandshakeWatch, second: Second) -> list[Episode]:
+    series, at, slots = watch.series, second.at, second.slots
+    slots = slots[np.fmax(*(series.last(m, slots, at) for m in ("failed", "served"))) > 0]
+    if not len(slots):
+        return []
+    ok, failed, served = (
+        np.cumsum(np.nan_to_num(series.recent(metric, slots, at, _WITHIN_S))[:, ::-1], axis=1)
+        for metric in ("ok", "failed", "served")
+    )
+    usual = {metric: series.baseline(metric, slots, at, _WITHIN_S) for metric in ("ok", "failed", "served")}
+    steady = usual["ok"].median >= _STEADY
+    bad = np.maximum(failed, np.where(steady[:, None], served, 0))
+    share = np.where(bad >= _LEAST, bad / np.maximum(ok + bad, 1), 0.0).max(axis=1)
+    hardly = (usual["failed"].high == 0) & ((usual["served"].high == 0) | (failed[:, -1] > 0))
+    opened = []
+    for i in np.flatnonzero((bad[:, 0] > 0) & (share >= _SHARE) & hardly & (usual["ok"].seen >= watch.config.warm_s)):
+        slot = int(slots[i])
+        episode = watch.active.get((SYMPTOM.name, slot))
+        if episode is not None:
+            watch.extend(episode, at, float(share[i]))
+            continue
+        first = at - int(np.argmax(bad[i] == bad[i, -1]))
+        episode = watch.describe(SYMPTOM.name, slot)
+        episode.metric, episode.unit, episode.start_ns = "failed", SYMPTOM.unit, first * SECOND
+        watch.open(episode, at, float(share[i]), at - first + 1)
+        opened.append(episode)
+    return opened
+
+
+def clause(e: Episode) -> Words:
+    return tell(
+        "Up to {share} of the TLS handshakes with {peer} failed {when}",
+        share=value(e.value, "ratio"),
+        peer=e.subject,
+        when=when(e),
+    )
+
+
+SYMPTOM = Symptom(
+    "handshake_failures",
+    59,
+    "TLS handshakes with an address fail, where hardly any did",
+    "an address",
+    "",
+    "tls_handshake",
+    READS,
+    clause,
+    "see how they fail: tickscope query tls_handshake --where \"result = 'failed'\" --group-by peer,error",
+    HandshakeWatch,
+    judge,
+    measured={"failed": "result"},
+)

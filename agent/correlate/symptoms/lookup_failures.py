@@ -1,0 +1,66 @@
+"""Names that a process looked up well before do not resolve any more, at once or after a wait."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agent.correlate.catalogue import Symptom
+from agent.correlate.episode import Episode
+from agent.correlate.lookups import READS, LookupWatch
+from agent.correlate.thresholds import SECOND
+from agent.correlate.watch import Second
+from agent.correlate.words import Words, tell, value, when
+
+_WITHIN_S = 3
+_LEAST, _SHARE = 3, 0.5  # so many, and of all lookups, within that time or less
+
+
+def judge(watch: LookupWatch, second: Second) -> list[Episode]:
+    series, at, slots = watch.series, second.at, second.slots
+    slots = slots[series.last("lost", slots, at) > 0]
+    if not len(slots):
+        return []
+    ok, lost = (
+        np.cumsum(np.nan_to_num(series.recent(metric, slots, at, _WITHIN_S))[:, ::-1], axis=1)
+        for metric in ("ok", "lost")
+    )
+    share = np.where(lost >= _LEAST, lost / np.maximum(ok + lost, 1), 0.0).max(axis=1)
+    usual = series.baseline("lost", slots, at, _WITHIN_S)
+    opened = []
+    for i in np.flatnonzero((share >= _SHARE) & (usual.high == 0) & (usual.seen >= watch.config.warm_s)):
+        slot = int(slots[i])
+        episode = watch.active.get((SYMPTOM.name, slot))
+        if episode is not None:
+            watch.extend(episode, at, float(share[i]))
+            continue
+        first = at - int(np.argmax(lost[i] == lost[i, -1]))
+        episode = watch.describe(SYMPTOM.name, slot)
+        episode.metric, episode.unit, episode.start_ns = "lost", SYMPTOM.unit, first * SECOND
+        watch.open(episode, at, float(share[i]), at - first + 1)
+        opened.append(episode)
+    return opened
+
+
+def clause(e: Episode) -> Words:
+    return tell(
+        "Up to {share} of the names that {who} looked up, and knew before, did not resolve {when}",
+        share=value(e.value, "ratio"),
+        who=e.subject,
+        when=when(e),
+    )
+
+
+SYMPTOM = Symptom(
+    "lookup_failures",
+    57,
+    "names that a process knew before do not resolve any more",
+    "a process",
+    "",
+    "dns_lookup",
+    READS,
+    clause,
+    "ask its name server yourself: dig +tries=1 @SERVER NAME; tickscope query dns_lookup --group-by peer,result",
+    LookupWatch,
+    judge,
+    measured={"lost": "result"},
+)

@@ -1,0 +1,76 @@
+"""Names that do not resolve any more, where nothing that waits for them is watched."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.unit.correlate_scenarios import MS, START, T0, Host, S, code, latest, peer, run
+
+PID, UNTIL = 1900, 60
+SERVER = peer("10.0.0.53", 53)
+BAD = np.arange(30, 38, 0.5)
+
+
+def lookups(
+    host: Host,
+    at: np.ndarray,
+    result: str = "ok",
+    name: bytes = b"db.test",
+    to: bytes = SERVER,
+    pid: int = PID,
+    ms: float = 6,
+) -> None:
+    host.add("dns_lookup", len(at), t_ns=T0 + (at * S).astype(np.int64), pid=pid, tid=pid, proc_start_ns=START, comm=b"shop", name=name,
+             peer=np.frombuffer(to, "V18"), duration_ns=int(ms * MS), result=code("dns_lookup", "result", result))  # fmt: skip
+
+
+def host(result: str, to: bytes = SERVER, ms: float = 0.4, before: bool = True) -> Host:
+    out = Host()
+    if before:
+        lookups(out, np.arange(0, 30, 0.5))
+        lookups(out, np.arange(38, UNTIL, 0.5))
+    lookups(out, BAD, result, to=to, ms=ms)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [("servfail", "answered with servfail"), ("nxdomain", "answered with nxdomain"), ("timeout", "did not answer")],
+)
+def test_a_name_server_that_fails(result: str, words: str) -> None:
+    (one,) = latest(run(host(result), UNTIL))
+    assert (one["symptom"], one["cause"], one["cause_detail"], one["culprit_object"]) == (
+        "lookup_failures",
+        "dns",
+        result,
+        "10.0.0.53:53",
+    )
+    assert f"name server 10.0.0.53:53 {words}" in str(one["sentence"]) and "(db.test)" in str(one["sentence"])
+
+
+def test_one_that_is_not_there_is_the_one_that_answered_before() -> None:
+    (one,) = latest(run(host("error", to=bytes(18)), UNTIL))
+    assert (one["cause"], one["culprit_object"], one["state"]) == ("dns", "10.0.0.53:53", "closed")
+
+
+def test_two_processes_have_one_finding() -> None:
+    out = host("servfail")
+    lookups(out, np.arange(0, 30, 0.5) + 0.1, pid=PID + 1)
+    lookups(out, BAD + 0.1, "servfail", pid=PID + 1)
+    (one,) = latest(run(out, UNTIL))
+    assert "shop pid 1900" in str(one["sentence"]) and "shop pid 1901" in str(one["sentence"])
+
+
+def test_names_that_never_were_are_no_failure() -> None:
+    """A search list, a typing error, a list of bad senders."""
+    out = host("nxdomain", before=False)
+    lookups(out, np.arange(0, UNTIL, 0.25), name=b"known.test")
+    assert latest(run(out, UNTIL)) == []
+
+
+def test_now_and_then_is_none() -> None:
+    out = Host()
+    lookups(out, np.arange(0, UNTIL, 0.1))
+    lookups(out, np.array([31.05, 31.55, 32.05, 41.05]), "servfail")
+    assert latest(run(out, UNTIL)) == []
