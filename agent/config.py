@@ -19,7 +19,7 @@ from agent.common.duration import parse_ns
 from agent.common.settings import Section
 from agent.common.settings_file import Lines, parse, read_text
 from agent.errors import USAGE, AgentError
-from agent.limiters.model_settings import parse as parse_models
+from agent.limiters.settings import check as check_limiters
 from agent.log import FORMATS
 from agent.queues.catalogue import broker, brokers, names
 
@@ -44,7 +44,7 @@ class Config:
     second, with ``sampled``. slow_syscall_ms: from when a blocked call is an event. brokers: servers whose queues are watched, by kind; each kind is a key
     of the file (agent/queues/catalogue.py). poll_s: between two looks at queues. intake_keys: ``hashed`` or ``clear``.
     otlp: see exporters/otlp_settings.py. metrics: see exporters/page_settings.py. ntp: see agent/clock/daemons/ntp_settings.py.
-    limiter_models: how limiters decide of which no library says it, see agent/limiters/model_settings.py. limiter_functions: functions of the user's own, as agent/limiters/functions/settings.py keeps them. prometheus: listen address of the metrics page, empty for none. max_bytes, max_age_days:
+    limiter_models: how limiters decide of which no library says it, see agent/limiters/model_settings.py; limiter_names, key_salt: agent/limiters/settings.py. limiter_functions: functions of the user's own, as agent/limiters/functions/settings.py keeps them. prometheus: listen address of the metrics page, empty for none. max_bytes, max_age_days:
     of the store. without: probe families to leave out. log_format: of the lines on stderr. duration_s: stop by itself (``run --duration``).
     live: show the summary. source: the file and the flags that all this comes from, by which SIGHUP reads it again.
     """
@@ -64,6 +64,8 @@ class Config:
     jump_threshold: str = "all"
     limiter_models: Mapping[str, object] = field(default_factory=dict)
     limiter_functions: tuple[Mapping[str, object], ...] = ()
+    limiter_names: Mapping[str, object] = field(default_factory=dict)
+    key_salt: str = ""
     prometheus: str = "127.0.0.1:9469"
     max_bytes: int = 1 << 30
     max_age_days: float = 7.0
@@ -92,8 +94,7 @@ class Config:
             listen_address(self.prometheus)
         _TOP.number("duration_s", self.duration_s, 0, 1e9)
         NtpConfig.parse(self.ntp)
-        if self.limiter_models:
-            parse_models(self.limiter_models)
+        check_limiters(self.limiter_models, self.limiter_names, self.key_salt)
 
     def hooks(self) -> HookConfig:
         """The ``notices`` setting, checked. Raises AgentError."""
