@@ -20,7 +20,7 @@ from agent.common.settings import Section
 from agent.common.settings_file import Lines, parse, read_text
 from agent.errors import USAGE, AgentError
 from agent.limiters import script_settings
-from agent.limiters.model_settings import parse as parse_models
+from agent.limiters.settings import check as check_limiters
 from agent.log import FORMATS
 from agent.queues.catalogue import broker, brokers, names
 
@@ -47,7 +47,7 @@ class Config:
     otlp: see exporters/otlp_settings.py. metrics: see exporters/page_settings.py. ntp: see agent/clock/daemons/ntp_settings.py.
     redis_limiters: whether limiters in Redis are read from the wire, see agent/limiters/script_settings.py; redis_ports: beside those that are found;
     redis_decisions_per_s: of them, how many are told one by one.
-    limiter_models: how limiters decide of which no library says it, see agent/limiters/model_settings.py. limiter_functions: functions of the user's own, as agent/limiters/functions/settings.py keeps them. prometheus: listen address of the metrics page, empty for none. max_bytes, max_age_days:
+    limiter_models: how limiters decide of which no library says it, see agent/limiters/model_settings.py; limiter_names, key_salt: agent/limiters/settings.py. limiter_functions: functions of the user's own, as agent/limiters/functions/settings.py keeps them. prometheus: listen address of the metrics page, empty for none. max_bytes, max_age_days:
     of the store. without: probe families to leave out. log_format: of the lines on stderr. duration_s: stop by itself (``run --duration``).
     live: show the summary. source: the file and the flags that all this comes from, by which SIGHUP reads it again.
     """
@@ -71,6 +71,8 @@ class Config:
     redis_ports: tuple[str, ...] = ()
     redis_decisions_per_s: float = 1000.0
     redis_limiter_scripts: Mapping[str, object] = field(default_factory=dict)
+    limiter_names: Mapping[str, object] = field(default_factory=dict)
+    key_salt: str = ""
     prometheus: str = "127.0.0.1:9469"
     max_bytes: int = 1 << 30
     max_age_days: float = 7.0
@@ -99,9 +101,8 @@ class Config:
             listen_address(self.prometheus)
         _TOP.number("duration_s", self.duration_s, 0, 1e9)
         NtpConfig.parse(self.ntp)
-        if self.limiter_models:
-            parse_models(self.limiter_models)
         script_settings.check(self)
+        check_limiters(self.limiter_models, self.limiter_names, self.key_salt)
 
     def hooks(self) -> HookConfig:
         """The ``notices`` setting, checked. Raises AgentError."""

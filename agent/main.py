@@ -70,7 +70,7 @@ def _kernel_sources(
     window = SamplingWindow(helper, int(config.syscalls_window_ms * 1e6))
     kernel.hold = lambda: window.busy
     sources: list[Source] = [window, kernel, targets, targets.unseen]
-    settings = {"syscalls": config.syscalls, "window": window, "config": config, **extra, "limiter_functions": config.limiter_functions}  # fmt: skip
+    settings = {**vars(config), "config": config, "window": window, **extra}
     for family in loaded.families.values():
         if family.probe.setup is None or family.state == "unavailable":
             continue
@@ -118,7 +118,7 @@ def run(config: Config, to_keep: Child, to_help: Child, to_watch: Child) -> int:
 
     from agent.limiters.intake import bind as bind_intake
 
-    intake_sockets = bind_intake(sockets)
+    intake_sockets = bind_intake(sockets, config.key_salt)
 
     from agent.common.clocks import boot_ns
     from agent.kernel import bpf
@@ -202,7 +202,7 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: Helper, wat
     sources, clock, targets = _kernel_sources(config, loaded, kernel, helper, extra)
     answers: dict[str, control.Answer] = {}
     server = control.Control(control_socket, answers)
-    intake = intake_room.Intake(*intake_sockets, keys=config.intake_keys)
+    intake = intake_room.Intake(*intake_sockets, keys=config.intake_keys, names=config.limiter_names)
     notices, queues, daemons = (
         NoticeSource(watch, hooks),
         _queues(config, loaded, older),

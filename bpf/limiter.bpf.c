@@ -115,6 +115,7 @@ static __always_inline int limiter_ends(struct pt_regs *ctx, u32 library, struct
 	e = limiter_end(&key, &s, false);
 	if (!e)
 		return 0;
+	e->stack = at.frame == LIMITER_GOROUTINE ? limiter_stack_of(ctx, library) : 0;
 	if (at.frame != LIMITER_GOROUTINE)
 		e->goroutine = UNKNOWN64;
 	e->ok = ok;
@@ -157,6 +158,7 @@ static __always_inline int limiter_woke(struct pt_regs *ctx, u32 library, struct
 	e = limiter_end(&key, &s, s.asleep != 0);
 	if (!e)
 		return 0;
+	e->stack = limiter_stack_of(ctx, library);
 	e->ok = at.error == LIMITER_NOWHERE || limiter_word(ctx, s.limiter, at.error) == 0;
 	e->reserved = 0;
 	e->asleep = 0;

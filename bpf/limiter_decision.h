@@ -32,6 +32,7 @@ struct limiter_decision {
 	u64 key_size;		/* bytes, of which key_text holds the first */
 	u64 duration_ns;
 	u64 every;		/* 1, or k where only one second in k is watched */
+	u64 stack;		/* who called (limiter_stack.h), or 0 */
 	char library_version[24];
 	char key_text[64];
 	u8 ok;

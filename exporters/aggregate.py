@@ -162,6 +162,8 @@ class MetricStore:
 
     def _add(self, metric: Metric, rows: np.ndarray) -> None:
         keys, inverse = fold.group(metric, rows)
+        if metric.beside:
+            keys = fold.with_beside(metric, keys, self._series[metric])
         series = self._lookup(metric, keys, inverse, int(rows["t_ns"].min()))
         ends = np.full(len(series), NULL_I64)
         np.maximum.at(ends, inverse, rows["t_ns"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -97,6 +98,21 @@ def starting_keys(metric: Metric) -> np.ndarray:
         for column, value in values.items():
             rows[column][i] = value
     return group(metric, rows)[0]
+
+
+def with_beside(metric: Metric, keys: np.ndarray, known: Container[bytes]) -> np.ndarray:
+    """The keys, and behind them those of series that begin with new ones (``Metric.beside``)."""
+    assert metric.beside is not None
+    column, names = metric.beside
+    new = [at for at in range(len(keys)) if keys[at : at + 1].tobytes() not in known]
+    more = {}
+    for at in new:
+        for name in names:
+            key = keys[at : at + 1].copy()
+            key[column] = metric.column(column).code(name)
+            more[key.tobytes()] = key
+    have = {keys[at : at + 1].tobytes() for at in new}
+    return np.concatenate([keys, *(key for raw, key in more.items() if raw not in have and raw not in known)])
 
 
 def numbers(rows: np.ndarray, column: str) -> np.ndarray:

@@ -36,6 +36,7 @@ class Metric:
     distinct: a column: rows whose value has been counted before under the same labels are not counted again.
     client_only: a column that is left out unless this host opened the connection: a server's peers are unbounded.
     drift: a gauge that is the slope of ``value`` over ``t_ns``, in parts per 10^9, not its value.
+    beside: a column, and values of it whose series begin together, at 0 but for the one that came, where not all label sets are known from the start.
     magnitude: a histogram of absolute values. labels: attributes that every series of this table has.
     was: its name on the Prometheus page before base units, in the raw unit.
     """
@@ -62,6 +63,7 @@ class Metric:
     labels: tuple[tuple[str, str], ...] = ()
     was: str = ""
     values: Callable[[np.ndarray], np.ndarray] | None = None
+    beside: tuple[str, tuple[str, ...]] | None = None
 
     def full(self) -> Metric:
         """The same with all its detail."""

@@ -39,7 +39,7 @@ def _counted(
     name: str, unit: str, text: str, table: str, by: str, bounded: tuple[str, ...], more: tuple[str, ...], **rest: Any
 ) -> tuple[Metric, Metric]:
     """A counter that starts at 0 with its bounded labels, and ``NAME.by_BY``, which has more."""
-    alone = {k: v for k, v in rest.items() if k not in ("detail", "was")}
+    alone = {k: v for k, v in rest.items() if k not in ("detail", "was", "beside")}
     return (
         Metric(name, unit, "counter", text, table, bounded, **alone),
         Metric(f"{name}.by_{by}", unit, "counter", f"{text[:-1]}, by {by}.", table, (*bounded, *more), **rest),
@@ -118,7 +118,7 @@ METRICS: tuple[Metric, ...] = (
            "notice_status", (), "pending"),
     Metric("tickscope.clock.subscribers", "{subscriber}", "gauge", "Programs connected to the notice socket.", "notice_status", (), "subscribers"),
     *_counted("tickscope.limiter.decisions", "{decision}", "Decisions of rate limiters, as seen.", "limiter_decision", "limiter",
-              ("result",), ("comm", "limiter_id", "library", "source")),
+              ("result",), ("comm", "limiter_id", "library", "source"), beside=("result", ("allowed", "refused"))),
     Metric("tickscope.limiter.decision.duration", "s", "histogram", "Time that a decision itself took, without the delay that it imposed; without those whose caller gave up.",
            "limiter_decision", _LIMITER, "duration_ns", "ns", coarse=True, values=took, was="tickscope_limiter_decision_duration_nanoseconds"),
     Metric("tickscope.limiter.wait", "s", "histogram", "Delay imposed by a decision.", "limiter_decision", _LIMITER, "wait_ns", "ns", coarse=True,
@@ -146,6 +146,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("tickscope.probe.hits", "{hit}", "counter", "Times a probe ran.", "probe_status", ("probe",), "hits", absolute=True),
     Metric("tickscope.probe.run_time", "s", "counter", "Time a probe ran.", "probe_status", ("probe",), "run_ns", "ns", absolute=True,
            was="tickscope_probe_run_time_nanoseconds"),
+    # What exporters/limiter_use.py makes of decisions.
+    Metric("tickscope.limiter.rate", "{decision}/s", "gauge", "Decisions a second of a limiter, as seen, in the last ten seconds.", ""),
+    Metric("tickscope.limiter.refused_share", "1", "gauge", "Share of a limiter's decisions that were refused, or failed; not there while it does not decide.", ""),
+    Metric("tickscope.limiter.limit", "{unit}/s", "gauge", "Limit of all of a limiter's members and keys that decided together, units a second.", ""),
+    Metric("tickscope.limiter.use", "1", "gauge", "What a limiter let through, of its limit; above 1 while a burst is spent.", ""),
     # What the agent observes of itself (exporters/observed.py).
     *(Metric(f"tickscope.{name}", unit, instrument, text, "") for name, unit, instrument, text in (
         ("build.info", "{info}", "gauge", "Always 1; version, Python and kernel are labels."),

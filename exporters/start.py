@@ -33,6 +33,7 @@ def start(config: Config, boot: str, history: Any) -> Exports:
     if not otlp.enabled and not config.prometheus:
         return Exports([], None, None, {})
     from exporters.aggregate import MetricStore
+    from exporters.limiter_use import LimiterUse
     from exporters.page_settings import PageConfig, listen_address
     from exporters.resource import describe
 
@@ -40,7 +41,7 @@ def start(config: Config, boot: str, history: Any) -> Exports:
     metrics = MetricStore(max_samples=page.max_samples, full=page.detail == "full")
     given = resource_attributes(config.otlp)
     resource, missing, served = describe(boot, os.environ, VERSION, given), {}, None
-    sinks: list[Sink] = [metrics]
+    sinks: list[Sink] = [metrics, LimiterUse(metrics)]
     if otlp.enabled:
         from exporters.otlp import OtlpExporter
 

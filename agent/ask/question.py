@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Op = Literal["=", "<>", "<", "<=", ">", ">=", "in", "starts"]
-How = Literal["count", "min", "max", "last", "all"]
+How = Literal["count", "distinct", "sum", "min", "max", "last", "all"]
 
 #: By boot in the order of boots, then by CLOCK_BOOTTIME.
 TIME = ("boot_id", "t_ns")
@@ -32,7 +32,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class GroupValue:
-    """A value of each group: how many rows (``count``), or the smallest, largest or latest value of a column, or whether all of its values are true.
+    """A value of each group: how many rows (``count``), or how many values a column has (``distinct``), their sum, the smallest, largest or latest, or whether all are true.
     where: of the rows that meet it only."""
 
     name: str

@@ -61,6 +61,8 @@ def _value(value: GroupValue) -> str:
     column = quote(value.column)
     made = {
         "count": "count(*)",
+        "distinct": f"count(DISTINCT {column})",
+        "sum": f"sum({column})",
         "min": f"min({column})",
         "max": f"max({column})",
         "last": f"last({column} ORDER BY t_ns)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from agent.binaries import gofacts, openssl, ownfunction
+from agent.binaries import gocallers, gofacts, openssl, ownfunction
 from agent.binaries.elf import Elf
 
 
@@ -21,4 +21,5 @@ KINDS: dict[str, Callable[..., Any]] = {
     "openssl": openssl.facts,
     "go": gofacts.facts,
     "own": ownfunction.facts,
+    "callers": gocallers.callers,
 }

@@ -19,10 +19,22 @@ _FRAME = 16
 
 @dataclass(frozen=True)
 class BuildInfo:
-    """go_version as ``go1.26.8``, possibly with experiments behind it; modules: path -> version, empty where not recorded."""
+    """go_version as ``go1.26.8``, possibly with experiments behind it; modules: path -> version, empty where not recorded.
+
+    path: the import path of the package main; main: the module that it is in; empty where not recorded."""
 
     go_version: str
     modules: dict[str, str] = field(default_factory=dict)
+    path: str = ""
+    main: str = ""
+
+    @property
+    def program(self) -> str:
+        """What ``go build`` calls the program: the last element of its path, or the one before a version; empty where that says nothing."""
+        elements = self.path.split("/")
+        if len(elements) > 1 and re.fullmatch(r"v\d+", elements[-1]):
+            elements.pop()
+        return "" if self.path == "command-line-arguments" else elements[-1]
 
     @property
     def minor(self) -> int | None:
@@ -49,15 +61,18 @@ def inline_strings(data: bytes) -> tuple[bytes, bytes]:
 
 
 def parse(version: bytes, text: bytes) -> BuildInfo:
-    """Reads the module text: lines of ``mod``, ``dep`` or ``=>`` (a replacement of the line before), path and version, by tabs."""
+    """Reads the module text: lines of ``path``, ``mod``, ``dep`` or ``=>`` (a replacement of the line before), path and version, by tabs."""
     modules: dict[str, str] = {}
+    named = {"path": "", "mod": ""}
     if len(text) > 2 * _FRAME and text[-_FRAME - 1 : -_FRAME] == b"\n":
         last = ""
         for line in text[_FRAME:-_FRAME].decode("utf-8", "replace").split("\n"):
             kind, *fields = line.split("\t")
+            if kind in named and fields:
+                named[kind] = fields[0]
             if kind in ("mod", "dep") and len(fields) >= 2:
                 last = fields[0]
                 modules[last] = fields[1]
             elif kind == "=>" and len(fields) >= 2 and last:
                 modules[last] = fields[1]
-    return BuildInfo(version.decode("utf-8", "replace"), modules)
+    return BuildInfo(version.decode("utf-8", "replace"), modules, named["path"], named["mod"])

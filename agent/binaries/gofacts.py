@@ -31,7 +31,8 @@ LOOKUP, LOOKUP_MINOR = b"net.(*Resolver).goLookupIPCNAMEOrder", 18
 @dataclass
 class Probed:
     """What can be attached in a Go binary of a library that it contains. library: empty where it is not known which. state, reason and remedy as in probe_status; sites:
-    (program, file offsets); unversioned: why library_version is not known; mapped: the file is a shared library.
+    (program, file offsets); unversioned: why library_version is not known; mapped: the file is a shared library. packages: import paths of the library in it; modules: those that they
+    are in. program: what the program is called, build_id: of this build; empty where not recorded.
     """
 
     library: str = ""
@@ -43,6 +44,10 @@ class Probed:
     unversioned: str = ""
     mapped: bool = False
     sites: list[tuple[str, list[int]]] = field(default_factory=list)
+    packages: list[str] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
+    program: str = ""
+    build_id: str = ""
 
 
 @dataclass
@@ -123,8 +128,13 @@ def _is_other(package: bytes, roots: Iterable[str]) -> bool:
 
 def _probed(binary: GoBinary, name: str, seen: Seen, mine: Matched) -> Probed:
     assert binary.build is not None
-    one = Probed(name, go_version=binary.build.go_version)
+    packages = mine.packages[:MOST_OTHERS]
+    modules = sorted({root(package, binary.build) for package in packages})
+    one = Probed(
+        name, go_version=binary.build.go_version, packages=packages, modules=modules, program=binary.build.program
+    )
     try:
+        one.build_id = _build_id(binary)
         _version(binary, seen, mine, one)
         _refuse(binary, seen, one)
         if one.state == "attached":
@@ -132,6 +142,14 @@ def _probed(binary: GoBinary, name: str, seen: Seen, mine: Matched) -> Probed:
     except ElfError as error:
         one.state, one.reason = "unavailable", str(error)
     return one
+
+
+def _build_id(binary: GoBinary) -> str:
+    """What Go calls the content of the build, the last part of its own build id; else the GNU one."""
+    header = binary.section_header(".note.go.buildid")
+    if header is None or not 16 < int(header["size"]) <= 256:
+        return binary.build_id
+    return binary.read(int(header["addr"]), int(header["size"]))[16:].decode("ascii", "replace").rpartition("/")[2]
 
 
 def _version(binary: GoBinary, seen: Seen, mine: Matched, one: Probed) -> None:

@@ -18,7 +18,9 @@ _MAX_FUNCTIONS = 1 << 22
 
 @dataclass(frozen=True)
 class Header:
-    """Where the parts of a pclntab lie, as offsets from its start. relative: function entries count from the start of the text."""
+    """Where the parts of a pclntab lie, as offsets from its start. relative: function entries count from the start of the text.
+
+    units, files: of the tables by which a file's number is its name, 0 before Go 1.16; first_lines: a _func says where its function begins (Go 1.20)."""
 
     relative: bool
     quantum: int
@@ -27,6 +29,9 @@ class Header:
     names_end: int
     pctab: int
     functab: int
+    units: int = 0
+    files: int = 0
+    first_lines: bool = False
 
     @property
     def entry_size(self) -> int:
@@ -53,14 +58,17 @@ def parse(data: bytes, size: int) -> Header:
     if magic == _GO12:
         header = Header(False, quantum, words[0], 0, size, 0, 16)
     elif magic == _GO116:
-        header = Header(False, quantum, words[0], words[2], words[3], words[5], words[6])
+        header = Header(False, quantum, words[0], words[2], words[3], words[5], words[6], words[3], words[4])
     elif magic in (_GO118, _GO120):
-        header = Header(True, quantum, words[0], words[3], words[4], words[6], words[7])
+        newest = magic == _GO120
+        header = Header(True, quantum, words[0], words[3], words[4], words[6], words[7], words[4], words[5], newest)
     else:
         raise ElfError(f"unknown format of the Go function table: {magic:#x}")
     ends = (
         header.names,
         header.names_end,
+        header.units,
+        header.files,
         header.pctab,
         header.functab + (2 * header.functions + 1) * header.entry_size,
     )
@@ -70,21 +78,27 @@ def parse(data: bytes, size: int) -> Header:
 
 
 class Func(NamedTuple):
-    """Of a _func: the offset of its name, those of its pc tables in pctab (0: it has none), and the bytes of its arguments."""
+    """Of a _func: the offset of its name, those of its pc tables in pctab (0: it has none), the bytes of its arguments; how many tables of pcdata and of funcdata
+    follow, from which offset on, and where the names of its files begin in the units' table."""
 
     name: int
     pcsp: int
     pcfile: int
     pcln: int
     args: int = 0
+    pcdata: int = 0
+    funcdata: int = 0
+    tables: int = 0
+    unit: int = 0
 
 
-def parse_func(data: bytes, entry_size: int) -> Func:
+def parse_func(data: bytes, entry_size: int, first_lines: bool = False) -> Func:
     """Reads a _func. Raises ElfError where it is cut off."""
-    if len(data) < entry_size + 24:
+    if len(data) < entry_size + 40:
         raise ElfError("a Go function record is cut off")
-    name, args, _, pcsp, pcfile, pcln = struct.unpack_from("<6I", data, entry_size)
-    return Func(name, pcsp, pcfile, pcln, args)
+    name, args, _, pcsp, pcfile, pcln, pcdata, unit = struct.unpack_from("<8I", data, entry_size)
+    flags = entry_size + (36 if first_lines else 32)
+    return Func(name, pcsp, pcfile, pcln, args, pcdata, data[flags + 3], flags + 4, unit)
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

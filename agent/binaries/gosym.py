@@ -186,8 +186,7 @@ class GoBinary(Elf):
             + rb"/)[^\0/]{1,60}\.go\0"
         )
         for at in range(0, max(size, 0), _PIECE):
-            match = pattern.search(self.read(start + at, min(_PIECE + _MAX_NAME, size - at)))
-            if match:
+            if match := pattern.search(self.read(start + at, min(_PIECE + _MAX_NAME, size - at))):
                 return match[1].decode("utf-8", "replace")
         return ""
 
@@ -199,19 +198,24 @@ class GoBinary(Elf):
         if not positions:
             return []
         base, header = self._pclntab
-        origin = base + (header.functab if header.relative or header.names else 0)
+        origin = base + (header.functab if header.relative or header.names else 0)  # as _record has it
         wanted = np.fromiter(positions, np.uint32, len(positions))
         found = []
         indices = self._with_names(origin, wanted)
         if len(indices) > _MAX_NAMESAKES:
             raise ElfError("too many Go functions of one name")
         for index in indices:
-            record = gopcln.parse_func(self.read(origin + int(self._functab[index, 1]), 48), header.entry_size)
+            record = self._record(index)
             entry, end = self._bounds(index)
             if not 0 < end - entry <= _MAX_FUNCTION:
                 raise ElfError("a Go function of odd size")
             found.append(GoFunction(positions[record.name], entry, end, record))
         return found
+
+    def _record(self, index: int) -> gopcln.Func:
+        base, header = self._pclntab
+        at = base + (header.functab if header.relative or header.names else 0) + int(self._functab[index, 1])
+        return gopcln.parse_func(self.read(at, 48), header.entry_size, header.first_lines)
 
     def _with_names(self, origin: int, wanted: np.ndarray) -> list[int]:
         """Indices of the functions whose record has one of these name offsets, found a megabyte of records at a time."""
@@ -231,22 +235,22 @@ class GoBinary(Elf):
     def _bounds(self, index: int) -> tuple[int, int]:
         base, header = self._pclntab
         if header.relative:
-            return self._text + int(self._functab[index, 0]), self._text + int(self._functab[index + 1, 0])
+            return self._module[0] + int(self._functab[index, 0]), self._module[0] + int(self._functab[index + 1, 0])
         words = self.pointers([(base + header.functab + 16 * index, 3)])[0]
         return int(words[0]), int(words[2])
 
     @cached_property
-    def _text(self) -> int:
-        """Address from which function entries count, from moduledata: minpc, maxpc, text in a row, in agreement with functab."""
+    def _module(self) -> list[int]:
+        """Of moduledata: the address from which function entries count, and what follows. Found behind minpc and maxpc, all in agreement with functab."""
         first, last = int(self._functab[0, 0]), int(self._functab[-1, 0])
         for number, candidate in enumerate(self._moduledata_candidates()):
             if number >= _MAX_POINTERS:
                 raise ElfError(f"more than {_MAX_POINTERS} places look like Go moduledata")
             count = min(_MODULEDATA_WORDS, self.rest(candidate) // 8)
             words = self.pointers([(candidate, count)])[0].tolist() if count else []
-            for low, high, text in zip(words, words[1:], words[2:], strict=False):
+            for at, (low, high, text) in enumerate(zip(words, words[1:], words[2:], strict=False)):
                 if text and low == text + first and high == text + last:
-                    return int(text)
+                    return list(words[at + 2 :])
         raise ElfError("no Go moduledata that agrees with the function table")
 
     def _moduledata_candidates(self) -> Iterator[int]:
@@ -267,12 +271,12 @@ class GoBinary(Elf):
                 yield from entries["offset"][hits].tolist()
 
     def pc_table(self, function: GoFunction, offset: int) -> dict[range, int]:
-        """A pc table of a function (``record.pcsp`` ...), ranges of offsets in it -> value; empty where it has none."""
+        """A pc table of a function (``record.pcsp`` ...), at most ten bytes for each of its own: ranges of offsets in it -> value; empty where it has none."""
         base, header = self._pclntab
         if offset == 0:
             return {}
         start = base + header.pctab + offset
-        data = self.read(start, min(_MAX_PC_TABLE, self.rest(start)))
+        data = self.read(start, min(_MAX_PC_TABLE, 10 * (function.end - function.entry + 1), self.rest(start)))
         return gopcln.pc_values(data, header.quantum, function.end - function.entry)
 
     def lock(self, function: GoFunction) -> int | None:

@@ -55,7 +55,7 @@ class OwnGo(GoBinary):
         """The function that an address lies in."""
         base, header = self._pclntab
         entries = self._functab[:-1, 0].astype(np.int64)
-        offset = vaddr - self._text if header.relative else vaddr
+        offset = vaddr - self._module[0] if header.relative else vaddr
         index = int(np.searchsorted(entries, offset, "right")) - 1
         if index < 0:
             raise ElfError(f"no Go function lies at {vaddr:#x}")

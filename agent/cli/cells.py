@@ -102,6 +102,8 @@ def cell(name: str, value: Any, unit: str | None = None) -> str:
         unit = _units().get(name, "") if unit is None else unit
         if unit in ("ns", "us") and name not in _OFFSETS:
             return duration(value * (1000 if unit == "us" else 1))
+        if unit == "%":
+            return f"{value * 100:.3g}%"
         return f"{value:.6g}" if isinstance(value, float) else str(value)
     if isinstance(value, list):
         return printable(" ".join(map(str, value))) or "-"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,6 +23,19 @@ class WallStep(NamedTuple):
     size_ns: int
     actor: str
     wall_ns: int
+
+
+class Timed(Protocol):
+    """What is drawn over time. from_ns, to_ns: CLOCK_BOOTTIME ns; wall_ns: what to add to one to get a wall time."""
+
+    @property
+    def from_ns(self) -> int: ...
+    @property
+    def to_ns(self) -> int: ...
+    @property
+    def wall_ns(self) -> int: ...
+    @property
+    def steps(self) -> Sequence[WallStep]: ...
 
 
 @dataclass(frozen=True)

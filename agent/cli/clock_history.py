@@ -164,7 +164,7 @@ def _course(source: RowSource, boot: str, history: History, at: np.ndarray) -> C
     size = s.real_boot_ns[jumped] - s.real_boot_ns[jumped - 1]
     jumped, size = jumped[size != 0], size[size != 0]
     named = np.argsort(-np.abs(size), kind="stable")[:NAMED]
-    actors = {row["t_ns"]: _who(row) for row in _rows(source, boot, history, np.sort(jumped[named]))}
+    actors = {row["t_ns"]: who(row) for row in _rows(source, boot, history, np.sort(jumped[named]))}
     drawn = np.union1d(furthest(s.start_ns[jumped], size), named)
     steps = [WallStep(start, by, actors.get(start, ""), start + offset) for start, by, offset in zip(
         s.start_ns[jumped[drawn]].tolist(), size[drawn].tolist(), s.real_boot_ns[jumped[drawn]].tolist(), strict=True)]  # fmt: skip
@@ -189,7 +189,7 @@ def _course(source: RowSource, boot: str, history: History, at: np.ndarray) -> C
     )
 
 
-def _who(row: dict[str, Any]) -> str:
+def who(row: dict[str, Any]) -> str:
     if not row["pid"]:
         return "by whom was not seen"
     return f"{printable(row['comm'] or '')} {row['pid']}" + (

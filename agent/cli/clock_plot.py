@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from agent.cli.cells import duration
-from agent.cli.clock_course import NAMED, Course, extent
+from agent.cli.clock_course import NAMED, Course, Timed, extent
 from agent.cli.picture import Area, Line, Picture, Text
 
 _BLUE, _BAND, _RED, _GREEN, _GREY, _PALE = "#1f5fa8", "#c9dcf2", "#c0392b", "#2e7d32", "#8a8a8a", "#e4e4e4"
@@ -28,7 +28,7 @@ def nice(low: float, high: float, most: int) -> list[float]:
     return [i * step for i in range(first, math.floor(high / step) + 1)]
 
 
-def times(course: Course, most: int) -> list[tuple[int, str]]:
+def times(course: Timed, most: int) -> list[tuple[int, str]]:
     """Round local times in the range: (t_ns, label)."""
     span = (course.to_ns - course.from_ns) / 1e9
     every = next((s for s in _TIMES_S if span / s <= most), _TIMES_S[-1] * math.ceil(span / most / _TIMES_S[-1]))

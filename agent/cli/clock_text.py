@@ -8,7 +8,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from agent.cli.cells import cell, duration
-from agent.cli.clock_course import Course, WallStep
+from agent.cli.clock_course import Course, Timed, WallStep
 from agent.cli.clock_plot import nice, scaled, times, title
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
@@ -42,7 +42,7 @@ class Dots:
 
 def text(course: Course, columns: int, rows: int = 12) -> list[str]:
     """Lines of at most ``columns`` characters: the offset over time, an arrow under each jump, and the largest jumps with their actors."""
-    plain = not _can("⣿▲▼┤└─", sys.stdout.encoding)
+    plain = not can("⣿▲▼┤└─", sys.stdout.encoding)
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     low, high = course.reach(1000)
     size, unit = scaled(low, high)
@@ -69,16 +69,16 @@ def text(course: Course, columns: int, rows: int = 12) -> list[str]:
     out = [title(course)[:columns]]
     for i, line in enumerate(dots.rows(plain)):
         label = labels.get(rows - 1 - i, "")
-        out.append(f"{label:>{left}} {'|' if plain else '┤' if label else '│'}{_paint(line, '36', colour)}")
+        out.append(f"{label:>{left}} {'|' if plain else '┤' if label else '│'}{paint(line, '36', colour)}")
     axis = ["-" if plain else "─"] * room
     for begin, end in course.blank:
         for column in range(at_x(begin) // 2 + 1, at_x(end) // 2):
             axis[column] = "?"
     out.append(" " * (left + 1) + ("+" if plain else "└") + "".join(axis))
-    out.append(" " * (left + 2) + _arrows(course, room, at_x, plain, colour))
-    out.append(" " * (left + 2) + _clock(course, room, at_x))
+    out.append(" " * (left + 2) + arrows(course, room, at_x, plain, colour))
+    out.append(" " * (left + 2) + clock_line(course, room, at_x))
     largest = sorted(sorted(course.steps, key=lambda s: -abs(s.size_ns))[:_TOLD])
-    out += [_told(step, plain, colour) for step in largest]
+    out += [told_step(step, plain, colour) for step in largest]
     if more := course.jumps - len(largest):
         out.append(f"  and {more:,} smaller")
     longest = sorted(course.unwatched, key=lambda span: span[0] - span[1])[:_TOLD]
@@ -91,18 +91,18 @@ def text(course: Course, columns: int, rows: int = 12) -> list[str]:
     return out
 
 
-def _arrow(step: WallStep, plain: bool) -> str:
+def arrow(step: WallStep, plain: bool) -> str:
     return ("^" if plain else "▲") if step.size_ns > 0 else ("v" if plain else "▼")
 
 
-def _arrows(course: Course, room: int, at_x: Callable[[int], int], plain: bool, colour: bool) -> str:
+def arrows(course: Timed, room: int, at_x: Callable[[int], int], plain: bool, colour: bool) -> str:
     cells = [" "] * room
     for step in course.steps:
-        cells[min(at_x(step.t_ns) // 2, room - 1)] = _arrow(step, plain)
-    return "".join(_paint(c, "32" if c in "^▲" else "31", colour) if c != " " else c for c in cells).rstrip()
+        cells[min(at_x(step.t_ns) // 2, room - 1)] = arrow(step, plain)
+    return "".join(paint(c, "32" if c in "^▲" else "31", colour) if c != " " else c for c in cells).rstrip()
 
 
-def _clock(course: Course, room: int, at_x: Callable[[int], int]) -> str:
+def clock_line(course: Timed, room: int, at_x: Callable[[int], int]) -> str:
     line = ""
     for t, label in times(course, max(room // 12, 1)):
         column = max(0, at_x(t) // 2 - len(label) // 2)
@@ -111,16 +111,16 @@ def _clock(course: Course, room: int, at_x: Callable[[int], int]) -> str:
     return line
 
 
-def _told(step: WallStep, plain: bool, colour: bool) -> str:
-    arrow = _paint(_arrow(step, plain), "32" if step.size_ns > 0 else "31", colour)
-    return f"  {arrow} {cell('wall_ns', step.wall_ns)}  {'+' if step.size_ns > 0 else '-'}{duration(abs(step.size_ns))}  {step.actor}"
+def told_step(step: WallStep, plain: bool, colour: bool) -> str:
+    mark = paint(arrow(step, plain), "32" if step.size_ns > 0 else "31", colour)
+    return f"  {mark} {cell('wall_ns', step.wall_ns)}  {'+' if step.size_ns > 0 else '-'}{duration(abs(step.size_ns))}  {step.actor}"
 
 
-def _paint(words: str, code: str, colour: bool) -> str:
+def paint(words: str, code: str, colour: bool) -> str:
     return f"\x1b[{code}m{words}\x1b[0m" if colour and words.strip() else words
 
 
-def _can(characters: str, encoding: str | None) -> bool:
+def can(characters: str, encoding: str | None) -> bool:
     try:
         characters.encode(encoding or "ascii")
     except UnicodeEncodeError:

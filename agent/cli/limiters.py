@@ -6,54 +6,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from agent.cli import limiters_replay, limiters_try, options
+from agent.cli import limiters_replay, limiters_show, limiters_try, options
 from agent.errors import NO_ROWS
 
 if TYPE_CHECKING:
     from agent.ask.question import Question
 
 _COLUMNS = (
-    "limiter_id",
-    "library",
-    "library_version",
-    "source",
-    "pid",
-    "comm",
-    "decisions",
-    "allowed",
-    "refused",
-    "delayed",
-    "cancelled",
-    "errors",
-    "limit_per_s",
-    "unlimited",
-    "burst",
-    "step_immune",
-    "on_step_back",
-    "on_step_forward",
-    "sample_rate",
-    "last_ns",
-)
+    "limiter_id", "version", "clock", "step_proof", "per_s", "refused_share", "limit_use", "watch_cost", "state", "pid", "decisions", "library", "program",
+    "comm", "allowed", "refused", "delayed", "cancelled", "errors", "limit_per_s", "unlimited", "burst", "members", "keys", "site", "file", "line", "build_id",
+    "library_version", "source", "step_immune", "on_step_back", "on_step_forward", "sample_rate", "last_ns", "path", "boot_id", "proc_start_ns",
+)  # fmt: skip
+#: What a screen shows of them, and what it calls them; who it is stands below.
+_SHOWN = {"program": "program", "library": "library", "version": "version", "clock": "clock", "step_proof": "proof", "per_s": "per_s",
+          "refused_share": "refused", "limit_use": "used", "watch_cost": "cost"}  # fmt: skip
+_VERSION = 10  # letters of one
+_UNITS = {"refused": "%", "used": "%", "cost": "%"}
 _KNOWN = ("library", "language", "clock", "algorithm", "on_step_back", "on_step_forward", "versions", "probed")
-_LIMITER = ("limiter_id", "library", "library_version", "source", "pid")
-_RESULTS = {
-    "allowed": "allowed",
-    "refused": "refused",
-    "delayed": "delayed",
-    "cancelled": "cancelled",
-    "errors": "error",
-}
-
-
-def _decisions() -> Question:
-    """Each limiter in each process: its decisions by result, and what was seen of it last."""
-    from agent.ask.question import GroupValue, Question, Where
-
-    results = (GroupValue(name, "count", where=Where("result", "=", result)) for name, result in _RESULTS.items())
-    return Question("limiter_decision", group=("boot_id", *_LIMITER, "proc_start_ns"), order=("-decisions", "limiter_id", "pid"), values=(
-        GroupValue("comm", "last", "comm"), GroupValue("decisions", "count"), *results, GroupValue("limit_per_s", "last", "limit_per_s"),
-        GroupValue("unlimited", "last", "unlimited"), GroupValue("burst", "last", "burst"), GroupValue("step_immune", "all", "step_immune"),
-        GroupValue("sample_rate", "min", "sample_rate"), GroupValue("last_ns", "max", "t_ns")))  # fmt: skip
 
 
 def _binaries() -> Question:
@@ -80,10 +49,10 @@ def _binaries() -> Question:
 @options.reading
 @click.pass_context
 def command(ctx: click.Context, since: str, known: bool, fmt: str, store: str) -> None:
-    """Rate limiters: who uses them, their decisions, limits, and what a clock step would do to each.
+    """Rate limiters: who uses them, how often they decide, how much of the limit is used, what a clock step would do to each, and what watching costs.
 
-    Counts are of the decisions seen: where sample_rate is below 1, a share of them. On stderr: Go programs that contain
-    a known limiter and cannot be watched, with the reason.
+    per_s is of the decisions seen: where sample_rate is below 1, a share of them. limit_use is what was let through, of the most that the limit allows.
+    state is gone where the process has ended. -o json has everything. On stderr: Go programs that contain a known limiter and cannot be watched, with the reason.
     """
     if ctx.invoked_subcommand is None:
         _listed(since, known, fmt, store)
@@ -91,6 +60,7 @@ def command(ctx: click.Context, since: str, known: bool, fmt: str, store: str) -
 
 command.add_command(limiters_replay.command)
 command.add_command(limiters_try.command)
+command.add_command(limiters_show.command)
 
 
 def _listed(since: str, known: bool, fmt: str, store: str) -> None:
@@ -100,13 +70,19 @@ def _listed(since: str, known: bool, fmt: str, store: str) -> None:
     if known:
         emit_rows(_known(), fmt, _KNOWN)
         return
+    from agent.cli.limiters_seen import seen_in
     from agent.store.sources import opened
 
-    with opened(store, ["limiter_decision", "probe_status", "loss"], since) as source:
-        rows = [_judged(row) for row in source.rows(_decisions())]
+    with opened(store, ["limiter", "limiter_decision", "probe_status", "loss"], since) as source:
+        rows = seen_in(source)
         binaries = source.rows(_binaries())
         notes, gaps = source.notes, source.gaps()
-    emit_rows(rows, fmt, _COLUMNS, {"binaries": binaries, "gaps": gaps})
+    if fmt == "table":
+        emit_rows(
+            [_short(row) for row in rows], fmt, (*_SHOWN.values(), "limiter_id"), units=_UNITS, below="limiter_id"
+        )
+    else:
+        emit_rows(rows, fmt, _COLUMNS, {"binaries": binaries, "gaps": gaps})
     tell(gaps, notes, fmt)
     if fmt != "json":
         for one in binaries:
@@ -117,13 +93,25 @@ def _listed(since: str, known: bool, fmt: str, store: str) -> None:
         click.get_current_context().exit(NO_ROWS)
 
 
-def _judged(row: dict[str, Any]) -> dict[str, Any]:
-    """Adds what a step does to this limiter."""
-    from agent.limiters.catalogue import look_up
-
-    entry = look_up(row["library"] or "", row["library_version"] or "")
-    back, forward = ("none", "none") if row["step_immune"] else (entry.back, entry.forward) if entry else (None, None)
-    return {**row, "on_step_back": back, "on_step_forward": forward}
+def _short(row: dict[str, Any]) -> dict[str, Any]:
+    """As a screen shows it."""
+    who = [
+        row["limiter_id"],
+        *([f"pid {row['pid']}"] if row["pid"] is not None else []),
+        *(["gone"] if row["state"] == "gone" else []),
+    ]
+    rate = None if row["per_s"] is None else float(f"{row['per_s']:.3g}")
+    version = (
+        row["version"]
+        if row["version"] is None or len(row["version"]) <= _VERSION
+        else row["version"][: _VERSION - 1] + "…"
+    )
+    return {
+        **{short: row[name] for name, short in _SHOWN.items()},
+        "per_s": rate,
+        "version": version,
+        "limiter_id": ", ".join(who),
+    }
 
 
 def _known() -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _JUMPED = (
     "limiter_id", "jump_t_ns", "size_ns", "decisions", "admitted_program", "admitted_true", "over_admitted", "wrongly_refused", "excess",
-    "windows_overlapped", "windows_skipped", "quality", "reason", "algorithm", "library", "library_version", "pid", "comm", "clock", "refused_program",
+    "windows_overlapped", "windows_skipped", "quality", "reason", "algorithm", "library", "library_version", "pid", "comm", "member", "clock", "refused_program",
     "refused_true", "over_admitted_most", "wrongly_refused_most", "excess_from_ns", "excess_to_ns", "from_ns", "until_ns", "boot_id", "wall_ns",
 )  # fmt: skip
 _SPLIT = (

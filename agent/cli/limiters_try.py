@@ -127,10 +127,10 @@ def _show(
 
 def _rows(records: np.ndarray) -> list[dict[str, Any]]:
     """As limiter_decision would have them, but for the key."""
-    from agent.probes.beside.go_decisions import decided
+    from agent.probes.beside.go_decisions import decided, unnamed
     from agent.tables import TABLES
 
-    table, rows, keys = TABLES["limiter_decision"], decided(records), _keys(records)
+    table, rows, keys = TABLES["limiter_decision"], decided(records, unnamed), _keys(records)
     out = []
     for row, key in zip(rows, keys, strict=True):
         one: dict[str, Any] = {}

@@ -26,8 +26,8 @@ _CHANGE = TABLES["clock_change"]
 #: What jumps and their effects are made of.
 READS = {"clock_change": ("kind", "via", "unwatched_ns", "size_ns", "err_ns", "real_mono_before_ns", "real_mono_after_ns", "ret"),
          "limiter_decision": ("limiter_id", "library", "result", "limit_per_s", "burst", "window_ns", "wait_ns", "duration_ns", "step_immune",
-                              "goroutine", "sample_rate", "key", "remaining", "program_wall_ns", "library_version", "cost", "unlimited")}  # fmt: skip
-_REPLAYED = 3  # limiters, as many as a sentence names
+                              "goroutine", "sample_rate", "key", "remaining", "program_wall_ns", "library_version", "cost", "unlimited", "member")}  # fmt: skip
+_REPLAYED, _MEMBERS = 3, 64  # limiters, as many as a sentence names; members of all of them
 _REFUSED = (TABLES["limiter_decision"].code("result", "refused"), TABLES["limiter_decision"].code("result", "error"))
 
 
@@ -85,18 +85,20 @@ class ClockWatch:
         if not len(rows):
             return
         complete = int(rows["t_ns"][0]) if self.decisions.dropped else jump.t_ns - self._config.keep_ns
-        found = Decisions(rows, complete).around(
-            replay.Jump(jump.t_ns, jump.size_ns, 0, jump.until_ns), most=2 * _REPLAYED
-        )
-        for one in found:
-            for a in hit:
-                if (
-                    (a.limiter, a.pid) == (one.limiter_id, one.pid)
-                    and one.quality in ("exact", "bounded")
-                    and one.excess
-                ):
-                    a.excess, a.excess_exact = one.excess, one.quality == "exact"
-                    a.excess_ns = one.excess_from_ns or jump.t_ns, one.excess_to_ns or jump.t_ns
+        decisions = Decisions(rows, complete)
+        found = decisions.around(replay.Jump(jump.t_ns, jump.size_ns, 0, jump.until_ns), most=_MEMBERS)
+        for a in hit:
+            mine = [one for one in found if (one.limiter_id, one.pid) == (a.limiter, a.pid)]
+            if any(one.quality not in ("exact", "bounded") for one in mine) or (len(mine) > 1 and decisions.left_out):
+                continue
+            moved = [(one.excess, one) for one in mine if one.excess]
+            a.excess = sum(excess for excess, _ in moved)
+            a.excess_exact = all(one.quality == "exact" for _, one in moved) and len({e > 0 for e, _ in moved}) <= 1
+            if moved:
+                a.excess_ns = (
+                    min(one.excess_from_ns or jump.t_ns for _, one in moved),
+                    max(one.excess_to_ns or jump.t_ns for _, one in moved),
+                )
 
     def _place(self, jump: ClockJump) -> bool:
         """Puts a jump into its actor's series, else begins one; False where there is no room for another."""

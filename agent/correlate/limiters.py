@@ -23,7 +23,7 @@ _REFUSED, _DELAYED, ERROR, _CANCELLED = (
 
 #: What a symptom of limiters reads.
 READS = {"limiter_decision": ("tid", "limiter_id", "library", "result", "cost", "limit_per_s", "burst", "window_ns", "wait_ns", "duration_ns",
-                              "step_immune", "goroutine", "unlimited", "sample_rate")}  # fmt: skip
+                              "step_immune", "goroutine", "unlimited", "sample_rate", "member")}  # fmt: skip
 
 
 def took(rows: np.ndarray) -> np.ndarray:
@@ -63,7 +63,7 @@ class Hung:
 
 
 class LimiterWatch(Watch):
-    """One subject is one limiter of one process."""
+    """One subject is one limiter of one process, or all that one place asks: those have no limit together."""
 
     metrics = (
         "n",
@@ -87,6 +87,7 @@ class LimiterWatch(Watch):
         self.hung: dict[int, list[Hung]] = {}
         self._stalls: dict[int, list[tuple[int, float]]] = {}
         self._need: dict[int, int] = {}
+        self._several: set[int] = set()  # slots of which several members decided in one second
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         d = rows.get("limiter_decision")
@@ -123,6 +124,13 @@ class LimiterWatch(Watch):
             "limit": _last(np.where(d["unlimited"] == 1, np.inf, d["limit_per_s"]), group, len(n)),
             "burst": _last(d["burst"], group, len(n)),
         }
+        _, of_member = np.unique(np.stack([group, d["member"]]), axis=1, return_index=True)
+        several = np.bincount(group[of_member], minlength=len(n)) > 1
+        self._several.update(slots[several & fits].tolist())
+        if self._several:
+            apart = np.isin(slots, list(self._several))
+            values["limit"] = np.where(apart, np.nan, values["limit"])
+            values["burst"] = np.where(apart, np.nan, values["burst"])
         values["watched"] = np.ones(len(n))
         np.minimum.at(values["watched"], group, np.where(d["sample_rate"] < 1, d["sample_rate"], 1.0))
         self.series.put(second, slots[fits], **{k: v[fits] for k, v in values.items()})
@@ -143,6 +151,7 @@ class LimiterWatch(Watch):
             if self.names.get(slot) != name:
                 self.names[slot] = name
                 self.hung.pop(slot, None)
+                self._several.discard(slot)
                 self._stalls.pop(slot, None)
             self._need[slot] = max(self.config.warm_s, min(100, 2 * int(row["window_ns"]) // SECOND))
         return slot

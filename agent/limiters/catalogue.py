@@ -33,6 +33,11 @@ def seen() -> dict[str, Seen]:
     return {one.library: one.seen for one in CATALOGUE if one.seen is not None} | _declared
 
 
+def declared(library: str) -> bool:
+    """Whether it is a function that the settings declare, and name."""
+    return library in _declared
+
+
 def look_up(library: str, version: str = "") -> Step | None:
     """What a step does to a library's version (the last that is declared, where the version is not known); None for a library that is not known."""
     return next((one.step(version) for one in CATALOGUE if one.library == library), None)

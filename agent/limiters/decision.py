@@ -22,6 +22,7 @@ IDS = {"trace_id": re.compile(r"[0-9a-f]{32}"), "span_id": re.compile(r"[0-9a-f]
 NAMES = {"library": 48, "library_version": 24}
 #: More a message than a program can have dropped since its last one.
 _MOST_DROPPED = 1 << 31
+_salt = b""
 _RESULTS = {name: code for code, name in enumerate(TABLE.by_name["result"].names)}
 
 
@@ -30,10 +31,11 @@ class Malformed(ValueError):
 
 
 class Decoder:
-    """keys: ``hashed`` makes 8 bytes of BLAKE2b as hex of a key, ``clear`` leaves it, as its column holds it."""
+    """keys: ``hashed`` makes 8 bytes of BLAKE2b as hex of a key, ``clear`` leaves it, as its column holds it. called: what a limiter's id is, as its column holds it."""
 
-    def __init__(self, keys: str) -> None:
+    def __init__(self, keys: str, called: Callable[[str], bytes] | None = None) -> None:
         self.store_keys(keys)
+        self._called = called or _named
         self._decode = json.JSONDecoder(parse_constant=_no_constant).decode
 
     def store_keys(self, keys: str) -> None:
@@ -50,7 +52,7 @@ class Decoder:
         limiter, result = message.get("limiter"), message.get("result")
         if not (isinstance(limiter, str) and limiter and isinstance(result, str) and result in _RESULTS):
             raise Malformed("limiter or result")
-        values: dict[str, Any] = {"limiter_id": _text(limiter), "result": _RESULTS[result]}
+        values: dict[str, Any] = {"limiter_id": self._called(limiter), "result": _RESULTS[result]}
         key = message.get("key")
         if key is not None:
             if type(key) not in (str, int):
@@ -91,13 +93,23 @@ def _text(value: str, most: int = 48) -> bytes:
     return fitted(value.encode("utf-8", "replace"), most)
 
 
+def _named(limiter: str) -> bytes:
+    return _text(limiter, TABLE.by_name["limiter_id"].width)
+
+
 def _hashed(key: str) -> bytes:
     return hashed(key.encode("utf-8", "surrogatepass"))
 
 
+def use_salt(salt: bytes) -> None:
+    """Keys that this process hashes from now on are salted by it: equal where it is, and not to be guessed without it. None where it is empty."""
+    global _salt
+    _salt = blake2b(salt, digest_size=32).digest() if salt else b""
+
+
 def hashed(key: bytes) -> bytes:
     """8 bytes of BLAKE2b as hex, which is what stands for a key wherever keys are hashed."""
-    return blake2b(key, digest_size=8).hexdigest().encode()
+    return blake2b(key, digest_size=8, key=_salt).hexdigest().encode()
 
 
 _KEYS: dict[str, Callable[[str], bytes]] = {"hashed": _hashed, "clear": _text}

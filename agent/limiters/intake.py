@@ -20,7 +20,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,8 +29,10 @@ from agent.clock import timens
 from agent.columns import NULL_I64
 from agent.contracts import Finishing, Stating
 from agent.limiters.arrival import stamp
-from agent.limiters.decision import FLOATS, IDS, INTEGERS, NAMES, TABLE, Decoder, Malformed
+from agent.limiters.decision import FLOATS, IDS, INTEGERS, NAMES, TABLE, Decoder, Malformed, use_salt
+from agent.limiters.naming import Names
 from agent.limiters.senders import CONNECTIONS, Message, Senders
+from agent.limiters.settings import read_salt
 from agent.limiters.threads import Threads
 from agent.posix.rundir import RunDirectory
 
@@ -122,8 +124,10 @@ class IntakeSockets:
         return _heard(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
 
 
-def bind(directory: RunDirectory, queue_length: int = QUEUE_LENGTH) -> tuple[socket.socket, ...]:
-    """The datagram socket and those that listen for connections, in the run directory, open to everybody. Raises AgentError and OSError."""
+def bind(directory: RunDirectory, key_salt: str = "", queue_length: int = QUEUE_LENGTH) -> tuple[socket.socket, ...]:
+    """The datagram socket and those that listen for connections, in the run directory, open to everybody; and the salt of keys, which only the privileged start may read.
+    Raises AgentError and OSError."""
+    use_salt(read_salt(key_salt))
     make = IntakeSockets(queue_length)
     listener = directory.bind("intake.seq.sock", _MODE, make.listener, CONNECTIONS)
     lines = directory.bind("intake.stream.sock", _MODE, make.lines, CONNECTIONS)
@@ -134,7 +138,7 @@ class Intake(Stating, Finishing):
     """Reads decisions from sockets of ``IntakeSockets``; a ``Source``, see agent.contracts.
 
     keys: ``hashed`` stores 8 bytes of BLAKE2b as hex, ``clear`` the key itself, as its column holds it.
-    max_messages: read by one drain at most; the rest stays where it is.
+    max_messages: read by one drain at most; the rest stays where it is. names: what limiters are called, by what they call themselves.
     """
 
     name = "intake"
@@ -145,9 +149,10 @@ class Intake(Stating, Finishing):
         *listeners: socket.socket,
         keys: str = "hashed",
         max_messages: int = 512,
+        names: Mapping[str, object] | None = None,
     ) -> None:
         self.senders = Senders(datagrams, *listeners)
-        self._max_messages, self._decoder = max_messages, Decoder(keys)
+        self._max_messages, self._decoder = max_messages, Decoder(keys, Names(names).called)
         self._identities: dict[int, tuple[int, Identity]] = {}
         self._threads = Threads()
         self._lost: Counter[str] = Counter()

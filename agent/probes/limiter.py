@@ -11,7 +11,6 @@ from agent.batch import Batch
 from agent.kernel.probe import Probe, Program, Ring
 from agent.limiters.catalogue import seen
 from agent.limiters.library import Seen
-from agent.probes.beside.go_decisions import decided
 
 if TYPE_CHECKING:
     from agent.contracts import Source
@@ -24,28 +23,36 @@ if TYPE_CHECKING:
 MAX_HITS_PER_S = 20_000
 
 
-def decode_decisions(records: np.ndarray) -> Iterable[Batch]:
-    """Records of ``struct limiter_decision`` -> limiter_decision rows, in the same order; without those that beside/go_waits.py decodes."""
-    at_once = records[(records["asleep"] | records["woke"]) == 0]
-    return [Batch("limiter_decision", decided(at_once))] if len(at_once) else []
+def elsewhere(records: np.ndarray) -> Iterable[Batch]:
+    """Decisions are decoded by beside/go_named.py, once it is known what their limiters are called."""
+    del records
+    return ()
 
 
 def setup(
     family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: Mapping[str, object]
 ) -> Iterable[Source]:
-    """Attaches to every Go binary with a library that ``targets`` finds. config: ``limiter_max_hits_per_s``."""
+    """Attaches to every Go binary with a library that ``targets`` finds. config: ``limiter_max_hits_per_s``, ``limiter_names``, ``limiter_functions``."""
+    from agent.limiters.naming import Names
     from agent.probes.beside.declared_functions import ask
+    from agent.probes.beside.go_named import Named
+    from agent.probes.beside.go_sites import Sites
     from agent.probes.beside.go_waits import Waits
     from agent.probes.beside.golimiter import GoLimiters
     from agent.targets.asked import Ask
 
     budget = int(str(config.get("limiter_max_hits_per_s", MAX_HITS_PER_S)))
+    given = config.get("limiter_names", {})
+    names = Names(given if isinstance(given, Mapping) else {})
     source = GoLimiters(family, kernel.loaded.wire, helper, budget, targets.unseen)
     targets.exe(Ask("go", source.found, "limiter"))
     ask(cast("Iterable[Mapping[str, object]]", config.get("limiter_functions", ())), source, targets)
-    waits = Waits()
-    kernel.listen("limiter_decisions", waits.feed)
-    return [source, waits]
+    sites = Sites(family, kernel.loaded.wire, targets.analyst, source.binaries, names)
+    waits = Waits(sites.called)
+    named = Named(sites, waits)
+    kernel.listen("limiter_stacks", sites.feed)
+    kernel.listen("limiter_decisions", named.feed)
+    return [source, sites, named, waits]
 
 
 def _programs(chosen: Mapping[str, Seen]) -> Iterable[Program]:
@@ -68,10 +75,13 @@ def probe(only: Callable[[str], bool] = lambda library: True) -> Probe:
     return Probe(
         name="limiter",
         programs=tuple(_programs(chosen)),
-        rings=(Ring("limiter_decisions", "limiter_decision", decode_decisions),),
-        parts=("limiter_decision.h",),
+        rings=(
+            Ring("limiter_stacks", "limiter_stack", elsewhere),
+            Ring("limiter_decisions", "limiter_decision", elsewhere),
+        ),
+        parts=("limiter_decision.h", "limiter_stack.h"),
         text="".join(one.text(number) for number, (name, one) in enumerate(seen().items()) if name in chosen),
-        maps=("limiter_binaries", "limiter_counts", "limiter_deciding"),
+        maps=("limiter_binaries", "limiter_counts", "limiter_deciding", "limiter_secret"),
         setup=setup,
     )
 

@@ -18,6 +18,7 @@ import numpy as np
 from agent import log
 from agent.batch import Batch
 from agent.columns import NULL_I64
+from agent.common.alive import gone
 from agent.common.duration import span
 from agent.common.sentence import pieces, told
 from agent.errors import printable
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from agent.service.status import Status
 
 WINDOW_S = 10
+#: Limiters that are looked at for a screen, which has room for fewer.
+_LIMITERS = 256
 _SAID_S = 60  # how long a message of the agent stays on the screen
 _KEPT = (
     "tcp_rtt",
@@ -262,8 +265,11 @@ class Live:
             yield Part(5, [_label("limiters") + "no decisions seen"])
             return
         names = TABLES["limiter_decision"].by_name["result"].names
-        for limiter in np.unique(rows["limiter_id"]):
-            mine = rows[rows["limiter_id"] == limiter]
+        for limiter, pid in np.unique(rows[["limiter_id", "pid"]])[:_LIMITERS].tolist():
+            mine = rows[(rows["limiter_id"] == limiter) & (rows["pid"] == pid)]
+            start_ns = int(mine["proc_start_ns"][-1])
+            if pid != NULL_I64 and gone(pid, None if start_ns == NULL_I64 else start_ns):
+                continue
             results = [(names[code], n) for code, n in zip(*np.unique(mine["result"], return_counts=True), strict=True)]
             counts = [(4 if name == "allowed" else 5, f"{name} {n}") for name, n in results]
             timed = mine["duration_ns"][mine["duration_ns"] != NULL_I64].astype(float)

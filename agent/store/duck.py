@@ -40,6 +40,9 @@ def confine(db: duckdb.DuckDBPyConnection, directories: Iterable[str] = ()) -> N
     """From now on it opens files below these directories only."""
     db.execute(f"SET allowed_directories = [{', '.join(map(text, directories))}]")
     db.execute("SET enable_external_access = false")
+    db.execute(
+        "SET enable_progress_bar = false"
+    )  # which is drawn on stdout, amid the rows, where a query takes two seconds
     db.execute("SET lock_configuration = true")
 
 

@@ -87,7 +87,7 @@ def go_binary(kind: str = "plain", program: str = "limits") -> Path:
     """
     if not shutil.which("go"):
         pytest.skip("needs Go: apt install golang")
-    sources = b"".join(path.read_bytes() for path in sorted((PROGRAMS / program).glob("*.*")))
+    sources = b"".join(path.read_bytes() for path in sorted((PROGRAMS / program).rglob("*.*")))
     version = subprocess.run(["go", "version"], check=True, capture_output=True).stdout
     out = CACHE / hashlib.sha256(sources + version).hexdigest()[:16] / f"{program}-{kind}"
     if out.exists():

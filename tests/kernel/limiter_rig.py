@@ -22,19 +22,21 @@ RESULTS = TABLES["limiter_decision"].by_name["result"].names
 
 
 class Watch:
-    def __init__(self, attach: Callable[..., Attached], budget: int = 10_000_000, functions: Any = ()) -> None:
+    def __init__(
+        self, attach: Callable[..., Attached], budget: int = 10_000_000, functions: Any = (), **settings: object
+    ) -> None:
         self.attached = attach("limiter", "exec")
         self.helper = LocalAttacher()
         family = self.attached.loaded.families["limiter"]
         self.targets = Targets(self.helper, self.attached.source)
-        self.limiters, waits = setup(
+        self.limiters, *others = setup(
             family,
             self.attached.source,
             self.helper,
             self.targets,
-            {"limiter_max_hits_per_s": budget, "limiter_functions": functions},
+            {"limiter_max_hits_per_s": budget, "limiter_functions": functions, **settings},
         )
-        self.attached.extra.append(waits)
+        self.attached.extra += others
         self.targets.start()
         self.status: list[np.ndarray] = []
 
@@ -62,7 +64,7 @@ class Watch:
 
     def rows(self, pid: int, count: int) -> np.ndarray:
         """The process's decisions in order, after as many as expected and some time in which a surplus would show."""
-        found = self.attached.wait("limiter_decision", lambda r: r[r["pid"] == pid], lambda r: len(r) >= count)
+        found = self.attached.wait("limiter_decision", lambda r: r[r["pid"] == pid], lambda r: len(r) >= count, 15)
         return np.sort(found, order="t_ns")
 
     def close(self) -> None:

@@ -85,7 +85,9 @@ def by_the_log(mode: str, rows: np.ndarray, truth: list[dict[str, Any]]) -> None
         assert row["cost"] == told["cost"]
         assert row["key"] == key_of(told)
         if told["limiter"]:
-            assert row["limiter_id"].decode() == told["limiter"]
+            assert f"{row['member']:#x}" == told["limiter"].partition("@")[2]
+        assert row["limiter_id"].startswith(b"libraries:"), row["limiter_id"]
+        assert b"@main." in row["limiter_id"] or b"@tollbooth/" in row["limiter_id"], row["limiter_id"]
         assert (row["wait_ns"] == NULL_I64) == (name in ("refused", "error")), (mode, row)
         if mode in ("throttled", "ulule", "golimiter", "redis") and name != "error":
             assert row["remaining"] == told["remaining"], (mode, row, told)

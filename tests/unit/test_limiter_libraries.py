@@ -238,7 +238,7 @@ def test_decisions_of_several_libraries_in_one_batch() -> None:
     r["granted"] = [2, UNKNOWN, UNKNOWN]
     r["limit"][[0, 2]], r["period"] = 5, 10**9
     r["wait"], r["ok"] = 7, [0, 1, 1]
-    rows = go_decisions.decided(r)
+    rows = go_decisions.decided(r, go_decisions.unnamed)
     assert rows["library"].tolist() == [numbers[i].encode() for i in (juju, x, juju)]
     assert [name.partition(b"@")[0] for name in rows["limiter_id"].tolist()] == [
         b"ratelimit.Bucket",
@@ -272,7 +272,7 @@ def test_what_could_not_be_read_is_unknown(library: str) -> None:
     for name in ("limit", "burst", "period", "tokens", "granted", "n", "now_wall", "now_ext", "act_wall", "act_ext"):
         r[name] = UNKNOWN
     r["library"] = list(catalogue.seen()).index(library)
-    rows = go_decisions.decided(r)
+    rows = go_decisions.decided(r, go_decisions.unnamed)
     assert np.isnan(rows["limit_per_s"]).all()
     assert np.isnan(rows["burst"]).all()
     assert set(rows["window_ns"]) == {NULL_I64}

@@ -20,8 +20,8 @@ from agent.kernel.load import BPF_DIR
 from agent.kernel.wire import Wire
 from agent.limiters.catalogue import CATALOGUE, look_up, seen
 from agent.limiters.gotime import elapsed_ns, unix_ns
+from agent.probes.beside.go_decisions import at_once, unnamed
 from agent.probes.beside.go_waits import MOST, Waits
-from agent.probes.limiter import decode_decisions
 from agent.store.hot import HotStore
 from agent.tables import TABLES
 
@@ -78,7 +78,7 @@ def test_decisions() -> None:
     r["last_wall"][4] = r["last_ext"][4] = 0
     r["limit"][5] = r["burst"][5] = r["tokens"][5] = ~np.uint64(0)  # could not be read
     r["every"][5] = 4
-    (batch,) = decode_decisions(r)
+    (batch,) = at_once(r, unnamed)
     rows = batch.rows
     assert [RESULT.names[i] for i in rows["result"]] == [
         "allowed",
@@ -98,7 +98,8 @@ def test_decisions() -> None:
     ]  # 0.1 s at 10 a second since ``last``; a fresh bucket is full
     assert np.isnan([rows["remaining"][5], rows["burst"][5], rows["limit_per_s"][5]]).all()
     assert rows["sample_rate"].tolist() == [1, 1, 1, 1, 1, 0.25]
-    assert set(rows["limiter_id"]) == {b"rate.Limiter@0xc000012340"}
+    assert set(rows["limiter_id"]) == {b"rate.Limiter@?"}
+    assert set(rows["member"]) == {0xC000012340}
     assert set(rows["step_immune"]) == {1}
 
 
@@ -106,7 +107,7 @@ def test_no_limit_is_a_word_and_no_number() -> None:
     """rate.Inf is the largest double."""
     r = records(3)
     r["limit"] = np.array([np.finfo(np.float64).max, np.inf, 5.0]).view(np.uint64)
-    (batch,) = decode_decisions(r)
+    (batch,) = at_once(r, unnamed)
     assert np.isnan(batch.rows["limit_per_s"][:2]).all()
     assert batch.rows["limit_per_s"][2] == 5
     assert batch.rows["unlimited"].tolist() == [1, 1, 0]
@@ -135,7 +136,7 @@ def told(waits: Waits, now_ns: int) -> list[tuple[int, str, int, int]]:
 def test_a_wait_is_told_when_it_ends_however_records_are_cut() -> None:
     both = np.concatenate([asleep([1, 2, 3]), woken([2, 9], 0, 1_020_000_000), woken([1], 1, 1_050_000_000)])
     for cut in range(len(both) + 1):
-        waits, out = Waits(), []
+        waits, out = Waits(unnamed), []
         for part in (both[:cut], both[cut:]):
             waits.feed(part)
             out += told(waits, 1_060_000_000)
@@ -146,13 +147,13 @@ def test_a_wait_is_told_when_it_ends_however_records_are_cut() -> None:
 
 
 def test_a_goroutine_that_decides_anew_has_woken_up() -> None:
-    waits = Waits()
+    waits = Waits(unnamed)
     waits.feed(np.concatenate([asleep([1]), asleep([1]), woken([1], 0, 1_020_000_000)]))
     assert [result for _, result, _, _ in told(waits, 10**9)] == ["delayed", "cancelled"]
 
 
 def test_more_sleepers_than_are_held_are_told_early_and_that_is_told() -> None:
-    waits = Waits()
+    waits = Waits(unnamed)
     waits.feed(asleep(list(range(1, MOST + 6)), wait_ns=10**12))
     batches = list(waits.drain(10**9))
     assert [(b.table, len(b.rows)) for b in batches] == [("limiter_decision", 5), ("probe_status", 1)]
@@ -197,7 +198,7 @@ def store(tmp_path: Path) -> Path:
         state=TABLES["probe_status"].code("state", "unavailable"),
         reason=b"/old: built by go1.16",
     )
-    batches: list[Batch] = [*decode_decisions(exposed), *decode_decisions(immune), status]
+    batches: list[Batch] = [*at_once(exposed, unnamed), *at_once(immune, unnamed), status]
     hot = HotStore(tmp_path, this_boot(), "host-a", seal_command=())
     hot.append(batches)
     hot.close()
@@ -218,9 +219,82 @@ def test_limiters_verb(store: Path) -> None:
     assert doc["binaries"][0]["reason"] == "/old: built by go1.16"
 
 
+def test_what_is_worked_out_of_a_limiter(tmp_path: Path) -> None:
+    """Two of one place, 100 decisions in 10 s each, half refused; the process of the second is gone."""
+    now, result = time.clock_gettime_ns(time.CLOCK_BOOTTIME), TABLES["limiter_decision"].by_name["result"]
+    begun = int(Path("/proc/self/stat").read_bytes().rsplit(b")", 1)[1].split()[19]) * 10_000_000
+    given = {"limiter_id": b"shop:rate.Limiter@shop/api.(*S).Pay", "library": b"golang.org/x/time/rate", "library_version": b"v0.5.0", "cost": 1.0, "limit_per_s": 4.0,
+             "burst": 0.0, "unlimited": 0, "step_immune": 0, "sample_rate": 1.0, "source": 0, "comm": b"shop-main", "member": np.arange(100) % 2}  # fmt: skip
+    decided = np.where(np.arange(100) % 4 < 2, result.code("allowed"), result.code("refused"))
+    t = now - 10_000_000_000 + np.arange(100) * 100_000_000
+    batches = [
+        make("limiter_decision", 100, t_ns=t, pid=pid, proc_start_ns=start, result=decided, **given)
+        for pid, start in ((os.getpid(), begun), (4_100_000, 5))
+    ]
+    batches.append(make("limiter", 1, t_ns=t[0], limiter_id=given["limiter_id"], library=given["library"], program=b"shop", site=b"example.com/shop/api.(*S).Pay",
+                        file=b"api/pay.go", line=17, build_id=b"b1"))  # fmt: skip
+    batches.append(
+        make(
+            "clock_change",
+            1,
+            t_ns=t[50],
+            kind=TABLES["clock_change"].code("kind", "step"),
+            size_ns=-500_000_000,
+            comm=b"chronyd",
+            pid=7,
+            ret=0,
+        )
+    )
+    hot = HotStore(tmp_path, this_boot(), "host-a", seal_command=())
+    hot.append(batches)
+    hot.close()
+    alive, dead = json.loads(tickscope(tmp_path, "-o", "json").stdout)["rows"]
+    assert (alive["pid"], alive["state"], dead["state"]) == (os.getpid(), "alive", "gone")
+    assert alive["per_s"] == pytest.approx(10, rel=0.5)
+    assert dead["per_s"] == pytest.approx(100 / 9.9, rel=0.001)
+    assert (dead["refused_share"], dead["members"], dead["program"], dead["clock"], dead["step_proof"]) == (
+        0.5,
+        2,
+        "shop",
+        "caller",
+        False,
+    )
+    assert dead["limit_use"] == pytest.approx(50 / (2 * 4 * 9.9), rel=0.001)
+    assert dead["watch_cost"] == pytest.approx(10.1 * 26e-6, rel=0.01)
+    assert (dead["site"], dead["file"], dead["line"]) == ("example.com/shop/api.(*S).Pay", "api/pay.go", 17)
+    for given_id in ("shop:rate", "S).Pay", "shop:rate.Limiter@shop/api.(*S).Pay"):
+        shown = tickscope(tmp_path, "show", given_id, "-o", "json")
+        assert shown.returncode == 0, shown.stderr
+        doc = json.loads(shown.stdout)
+        assert sum(
+            piece["asked"] * (piece["to_ns"] - piece["from_ns"]) / 1e9 for piece in doc["rows"]
+        ) == pytest.approx(200)
+        assert sum(
+            piece["admitted"] * (piece["to_ns"] - piece["from_ns"]) / 1e9 for piece in doc["rows"]
+        ) == pytest.approx(100)
+        assert {piece["limit"] for piece in doc["rows"]} == {16.0}  # two members in each of two processes
+        assert [step["size_ns"] for step in doc["steps"]] == [-500_000_000]
+    one = json.loads(tickscope(tmp_path, "show", "shop", "--pid", "4100000", "-o", "json").stdout)
+    assert {piece["limit"] for piece in one["rows"]} == {8.0}
+    screen = tickscope(tmp_path, "show", "shop")
+    assert "200 units" in screen.stdout
+    assert "refused      100 (50%)" in screen.stdout
+    assert "-500ms  chronyd 7" in screen.stdout
+    assert "api/pay.go:17" in screen.stdout
+    assert all(len(line) <= 100 for line in screen.stdout.split("\n")[:18])
+    none = tickscope(tmp_path, "show", "nobody")
+    assert none.returncode == 3
+    assert "shop:rate.Limiter" in none.stderr
+    for name in ("a.svg", "a.png"):
+        drawn = tickscope(tmp_path, "show", "shop", "--plot", str(tmp_path / name))
+        assert drawn.returncode == 0, drawn.stderr
+        assert (tmp_path / name).stat().st_size > 1000
+    assert "chronyd 7" in (tmp_path / "a.svg").read_text()
+
+
 def test_limiters_verb_without_rows_and_known(store: Path) -> None:
     table = tickscope(store)
-    assert "rate.Limiter@0xc000012340" in table.stdout
+    assert "rate.Limiter@?" in table.stdout
     assert "built by go1.16" in table.stderr
     none = tickscope(store, "--since", "0s")
     assert none.returncode == 3, none.stderr

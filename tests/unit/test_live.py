@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import time
 from datetime import datetime
 from types import SimpleNamespace
@@ -10,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from agent.batch import Batch, make
+from agent.columns import NULL_I64
 from agent.service.live import Live
 from agent.service.screen import cut, joined, row, shortened
 from agent.tables import TABLES
@@ -90,7 +93,7 @@ def busy(live: Live) -> None:
     """Eight limiters, of which two refuse, four queues, three findings."""
     for i in range(8):
         result = [0] * 1234 + [1] * (17 * (i in {3, 6}))
-        live.offer(make("limiter_decision", len(result), limiter_id=b"rate.Limiter@0xc00005e0%02d" % i, comm=b"checkout-server", pid=1234567, result=result,
+        live.offer(make("limiter_decision", len(result), limiter_id=b"rate.Limiter@0xc00005e0%02d" % i, comm=b"checkout-server", pid=os.getpid(), result=result,
                         duration_ns=2_345_678))  # fmt: skip
     for i in range(4):
         live.offer(
@@ -150,6 +153,17 @@ def test_rates_take_as_many_lines_as_they_need(live: Live) -> None:
     lines = [line for line in shown(live) if " 1000" in line]
     assert all(len(line) <= 80 for line in lines)
     assert sorted(re.findall(r"(\w+) 1000", " ".join(lines))) == sorted(TABLES)
+
+
+def test_limiters_of_processes_that_are_gone_are_not_shown(live: Live) -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    for name, pid in ((b"dead", child.pid), (b"alive", os.getpid()), (b"told", NULL_I64)):
+        live.offer(make("limiter_decision", 3, limiter_id=name, pid=pid, result=0))
+    lines = " ".join(shown(live))
+    assert "dead" not in lines
+    assert "alive" in lines
+    assert "told" in lines
 
 
 def test_escape_sequences_take_no_room() -> None:

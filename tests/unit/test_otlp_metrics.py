@@ -474,7 +474,7 @@ def test_unknown_values_are_left_out_not_counted_as_zero() -> None:
     store.offer(make("limiter_decision", 3, t_ns=1, wait_ns=[NULL_I64, 4, NULL_I64], duration_ns=NULL_I64))
     assert [s.count for s in _series(store, "tickscope.limiter.wait")] == [1]
     assert _series(store, "tickscope.limiter.decision.duration") == []
-    assert [s.value for s in _series(store, "tickscope.limiter.decisions.by_limiter")] == [3]
+    assert [s.value for s in _series(store, "tickscope.limiter.decisions.by_limiter")] == [3, 0, 0]
 
 
 def test_series_beyond_the_bound_go_into_one_that_says_so() -> None:

@@ -138,7 +138,6 @@ def test_decisions_by_the_declaration() -> None:
     assert columns["wait_ns"].tolist() == [1_500_000, NULL_I64]
     assert columns["limit_per_s"].tolist() == [5.0, 0.0]
     assert columns["program_wall_ns"].tolist() == [1_700_000_000_000_000_000, 1_700_000_001_000_000_000]
-    assert columns["limiter_id"].tolist() == [b"n", b"n"]
     assert set(columns["step_immune"]) == {0} and set(columns["window_ns"]) == {2 * 10**9}
     (function,) = seen(one, 3).functions
     assert sorted(function.programs()) == ["limiter_own3_entered", "limiter_own3_left", "limiter_own3_returned"]

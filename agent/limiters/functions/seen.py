@@ -65,7 +65,6 @@ def read(one: OwnFunction, r: np.ndarray) -> dict[str, np.ndarray]:
     limit, rate = (_said(one, numbers, key, len(r)) for key in ("limit", "per_s"))
     through = (result == ALLOWED) | (result == DELAYED)
     columns = {
-        "limiter_id": _ids(one, r),
         "library": np.full(len(r), LIBRARY.encode(), "S48"),
         "cost": numbers.get("cost", np.ones(len(r))),
         "result": result,
@@ -120,13 +119,6 @@ def _result(one: OwnFunction, r: np.ndarray, wait: np.ndarray, error: np.ndarray
     if error is not None:
         codes[error != 0] = ERROR
     return codes
-
-
-def _ids(one: OwnFunction, r: np.ndarray) -> np.ndarray:
-    if "limiter" not in one.arguments:
-        return np.full(len(r), one.name.encode(), "S48")
-    addresses, which = np.unique(r["limiter"], return_inverse=True)
-    return np.array([f"{one.name}@{address:#x}" for address in addresses.tolist()], "S48")[which]
 
 
 def _keys(values: np.ndarray) -> np.ndarray:

@@ -22,7 +22,7 @@ from agent.tables import TABLES
 #: Columns of ``limiter_decision`` that are gone by.
 COLUMNS = (
     "t_ns", "pid", "proc_start_ns", "comm", "limiter_id", "library", "library_version", "key", "result", "cost", "limit_per_s", "burst", "window_ns",
-    "remaining", "duration_ns", "program_wall_ns", "step_immune", "sample_rate", "unlimited",
+    "remaining", "duration_ns", "program_wall_ns", "step_immune", "sample_rate", "unlimited", "member",
 )  # fmt: skip
 #: Limiters that are replayed at once, those with the most decisions; so many with clocks of their own have been seen in one program.
 MOST = 256
@@ -64,7 +64,11 @@ class Decisions:
         if len(rows):
             first, name = codes([rows["limiter_id"], rows["library"]])
             own = np.array([not ruled(rows[at], said).shared for at in first.tolist()])[name]
-            _, self._limiter = codes([name, rows["pid"] * own, rows["proc_start_ns"] * own])
+            # Each member has a state of its own, whoever asks it; who shares a state shares it by what it is called.
+            member = np.where(own, rows["member"], NULL_I64)
+            _, of_library = codes([rows["library"]])
+            what = np.where(member == NULL_I64, name, -1 - of_library)
+            _, self._limiter = codes([what, member, rows["pid"] * own, rows["proc_start_ns"] * own])
             if (rows["key"] != b"").any():
                 _, self._key = codes([rows["key"]])
 
@@ -159,9 +163,9 @@ class _About:
             row[name].decode("utf-8", "backslashreplace")
             for name in ("limiter_id", "library", "library_version", "comm")
         )
-        pid = int(row["pid"])
+        pid, member = (None if row[name] == NULL_I64 or rule.shared else int(row[name]) for name in ("pid", "member"))
         return TwoClocks(
-            limiter, library, version, None if pid == NULL_I64 or rule.shared else pid, comm, rule.model.name if rule.model else "", rule.clock, jump.t_ns, jump.size_ns,
+            limiter, member, library, version, pid, comm, rule.model.name if rule.model else "", rule.clock, jump.t_ns, jump.size_ns,
             jump.t_ns, self.until_ns, decisions, quality, reason, windows_overlapped=overlapped, windows_skipped=skipped, **counts,
         )  # fmt: skip
 

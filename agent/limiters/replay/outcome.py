@@ -12,7 +12,7 @@ QUALITIES = ("exact", "bounded", "estimated")
 
 @dataclass(frozen=True)
 class TwoClocks:
-    """A limiter's decisions on the clock that its program had, and on one that was not moved.
+    """A limiter's decisions on the clock that its program had, and on one that was not moved. member: which of those that one place asks, where it has a state of its own.
 
     Counts are of decisions from ``from_ns`` to ``until_ns`` (CLOCK_BOOTTIME). over_admitted: admitted by the program's clock, refused by true time;
     wrongly_refused: the other way round; None with all other counts where it cannot be told (``reason``). excess: how far the admitted got ahead of true time at the
@@ -21,6 +21,7 @@ class TwoClocks:
     """
 
     limiter_id: str
+    member: int | None
     library: str
     library_version: str
     pid: int | None

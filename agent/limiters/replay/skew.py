@@ -66,7 +66,9 @@ def _one(rows: np.ndarray, decisions: Decisions, window_ns: int, skew_ns: int, w
     t, _, _, _ = clocks(rows, Jump(int(rows["t_ns"][0]), 0, int(rows["t_ns"][0]) + wall_ns, int(rows["t_ns"][-1])))
     of_process, process = codes([rows["pid"], rows["proc_start_ns"]])
     replica = process % 2 if len(of_process) > 1 else np.arange(len(rows)) % 2
-    _, keys = codes([rows["key"]])
+    _, keys = codes(
+        [rows["key"], rows["member"]] if len(of_process) == 1 else [rows["key"]]
+    )  # addresses of two processes say nothing
     order = np.argsort(keys, kind="stable")
     t, replica, keys, rows = t[order], replica[order], keys[order], rows[order]
     arrivals = Arrivals(t, np.where(rows["cost"] > 0, rows["cost"], 1.0), starts_of(keys))

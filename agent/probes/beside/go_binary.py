@@ -18,7 +18,7 @@ class Binary(Probed):
     """A Go binary that contains a library, or might.
 
     key: of ``limiter_binaries``; file: our descriptor of it while it is attached; measured: its hits can be counted; every: 1 watched always, k one second in k;
-    turned_ns: when its probes were last turned off; attaching: they are being turned on.
+    turned_ns: when its probes were last turned off; attaching: they are being turned on; uid: whose process it was found in.
     """
 
     path: str
@@ -32,6 +32,7 @@ class Binary(Probed):
     since_ns: int = 0
     decisions: int = 0
     turned_ns: int = 0
+    uid: int = 0
 
 
 def name_of(one: Binary) -> str:
@@ -50,7 +51,11 @@ def key_of(fd: int, shared: bool, library: int = 0) -> bytes:
         "/proc/self/mountinfo", "rb"
     ) as mounts:  # lines end with \n alone, whatever else a user has put into a name
         known = not shared and any(line.split(b" ", 3)[2] == b"%d:%d" % (major, minor) for line in mounts)
-    return struct.pack("<QII", st.st_ino, major << 20 | minor if known else 0, library)
+    return key_of_file(st.st_ino, major << 20 | minor if known else 0, library)
+
+
+def key_of_file(inode: int, device: int, library: int) -> bytes:
+    return struct.pack("<QII", inode, device, library)
 
 
 def any_file(library: int) -> bytes:

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+from agent.batch import Batch
+from agent.columns import NULL_I64
 from agent.kernel.wire import decode
-from agent.limiters.catalogue import seen
+from agent.limiters.catalogue import declared, seen
 from agent.limiters.decision import hashed
+from agent.limiters.naming import WIDTH, Names
 from agent.limiters.reading import CANCELLED, UNKNOWN, number
 from agent.tables import TABLES
 
 __all__ = ["CANCELLED", "decided"]
 
+#: Records -> the ids of their limiters, S (n,).
+Called = Callable[[np.ndarray], np.ndarray]
 _SOURCE = TABLES["limiter_decision"].code("source", "uprobe")
 
 
-def limiter_ids(libraries: np.ndarray, addresses: np.ndarray) -> np.ndarray:
-    """``rate.Limiter@0xc000012345`` for each library's number and address, S48 (n,); one process's limiters differ, pid tells processes apart."""
-    names, known = np.empty(len(addresses), "S48"), tuple(seen().values())
-    for library in np.unique(libraries).tolist():
-        mine = libraries == library
-        unique, which = np.unique(addresses[mine], return_inverse=True)
-        names[mine] = np.array([f"{known[library].limiter}@{a:#x}" for a in unique.tolist()], "S48")[which]
-    return names
+def unnamed(records: np.ndarray) -> np.ndarray:
+    """Ids of limiters of which it is not known who asks them, or which the settings name where they declare them."""
+    names = Names()
+    ids = (
+        names.called(one.limiter) if declared(name) else names.of("", one.limiter, None) for name, one in seen().items()
+    )
+    known = np.array([*ids], f"S{WIDTH}")
+    return np.asarray(known[records["library"]])
+
+
+def at_once(records: np.ndarray, called: Called) -> list[Batch]:
+    """Rows of those that do not sleep, in the same order; beside/go_waits.py decodes the others."""
+    mine = records[(records["asleep"] | records["woke"]) == 0]
+    return [Batch("limiter_decision", decided(mine, called))] if len(mine) else []
 
 
 def keys(texts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -41,11 +54,12 @@ def keys(texts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return out
 
 
-def decided(records: np.ndarray) -> np.ndarray:
-    """A row for each record, as of the return from the decision. What a library does not tell is unknown; a call that names no cost asks for 1."""
+def decided(records: np.ndarray, called: Called) -> np.ndarray:
+    """A row for each record, as of the return from the decision. What a library does not tell is unknown; a call that names no cost asks for 1. called: the limiters' ids."""
     r = np.ascontiguousarray(records)
     rows = decode(r, "limiter_decision").rows
-    rows["limiter_id"] = limiter_ids(r["library"], r["limiter"])
+    rows["limiter_id"] = called(r)
+    rows["member"] = np.where(r["limiter"] == UNKNOWN, NULL_I64, r["limiter"].astype(np.int64))
     rows["source"] = _SOURCE
     rows["cost"] = np.where(r["n"] == UNKNOWN, 1.0, number(r["n"]))
     rows["key"] = keys(r["key_text"], r["key_size"])

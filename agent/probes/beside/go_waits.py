@@ -13,7 +13,7 @@ import numpy as np
 from agent.batch import Batch, make
 from agent.columns import NULL_I64
 from agent.contracts import Finishing
-from agent.probes.beside.go_decisions import CANCELLED, decided
+from agent.probes.beside.go_decisions import CANCELLED, Called, decided
 from agent.tables import TABLES
 
 #: Held at once, as many as the kernel's side keeps; the oldest beyond it are told as ``delayed`` early.
@@ -30,7 +30,8 @@ class Waits(Finishing):
 
     name = "limiter_waits"
 
-    def __init__(self) -> None:
+    def __init__(self, called: Called) -> None:
+        self._called = called
         self._records: np.ndarray | None = None  # in the order in which they came
         self._new: list[np.ndarray] = []
         self._due_ns = np.empty(0, np.int64)
@@ -55,7 +56,7 @@ class Waits(Finishing):
         over[: max(0, len(over) - MOST)] = True
         if over.any():
             self.early += int(np.count_nonzero(self._due_ns[over] >= now_ns))
-            yield from _batch(decided(self._keep(~over)))
+            yield from _batch(decided(self._keep(~over), self._called))
         if self.early > self._early_told and now_ns - self._told_ns >= _TELL_NS:
             yield self._status(now_ns)
 
@@ -64,7 +65,7 @@ class Waits(Finishing):
         del wait
         yield from self.drain(now_ns)
         if len(self._due_ns):
-            yield from _batch(decided(self._keep(np.zeros(len(self._due_ns), np.bool_))))
+            yield from _batch(decided(self._keep(np.zeros(len(self._due_ns), np.bool_)), self._called))
 
     def _pair(self, records: np.ndarray) -> Iterator[Batch]:
         """What woke up, or must have, since its goroutine decides anew."""
@@ -76,8 +77,8 @@ class Waits(Finishing):
         ended, still = order[slept & again], np.sort(order[slept & ~again])
         after = records[next_of[slept & again]]
         self._records = records[still]
-        self._due_ns = _due_ns(self._records)
-        rows = decided(records[ended])
+        self._due_ns = _due_ns(decided(self._records, self._called))
+        rows = decided(records[ended], self._called)
         woke = after["woke"] != 0
         rows["duration_ns"] += np.where(woke, after["t_ns"].astype(np.int64) - rows["t_ns"], 0)
         rows["t_ns"] = np.where(woke, after["t_ns"].astype(np.int64), rows["t_ns"])
@@ -111,9 +112,7 @@ def _batch(rows: np.ndarray) -> Iterable[Batch]:
     return (Batch("limiter_decision", rows),) if len(rows) else ()
 
 
-def _due_ns(records: np.ndarray) -> np.ndarray:
+def _due_ns(rows: np.ndarray) -> np.ndarray:
     """By when each sleep must have ended, CLOCK_BOOTTIME."""
-    wait = decided(records)["wait_ns"]
-    return np.asarray(
-        records["t_ns"].astype(np.int64) + np.minimum(np.where(wait == NULL_I64, 0, wait), LONGEST_NS) + _SLACK_NS
-    )
+    wait = rows["wait_ns"]
+    return np.asarray(rows["t_ns"] + np.minimum(np.where(wait == NULL_I64, 0, wait), LONGEST_NS) + _SLACK_NS)

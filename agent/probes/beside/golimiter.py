@@ -85,6 +85,7 @@ class GoLimiters:
         one = Binary(
             path=printable(path_of(target.fd) or target.path),
             key=any_file(number) if mapped else key_of(target.fd, shared=not target.file.device, library=number),
+            uid=target.owner.uid,
             **known,
         )
         place = target.file, one.library

@@ -1,0 +1,127 @@
+"""What a limiter did over time: asked, admitted and its limit by interval, and the jumps of the clock between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agent.cli.clock_course import WallStep
+
+if TYPE_CHECKING:
+    from agent.ask.question import Where
+    from agent.ask.source import RowSource
+
+#: Intervals of a drawing, at most; the shortest.
+PIECES = 360
+_LEAST_NS = 1_000_000_000
+_LISTED = 5
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One interval, CLOCK_BOOTTIME ns. asked, admitted: units a second. limit: of all members that decided in it, units a second; None where it is not known, or there is none."""
+
+    from_ns: int
+    to_ns: int
+    asked: float
+    admitted: float
+    limit: float | None
+
+
+@dataclass(frozen=True)
+class LimiterCourse:
+    """One limiter in one boot. Times CLOCK_BOOTTIME ns. wall_ns: what to add to a time to get the wall time. steps: jumps of the wall clock.
+    members: those of them that asked most, as rows."""
+
+    limiter_id: str
+    boot_id: str
+    from_ns: int
+    to_ns: int
+    wall_ns: int
+    pieces: Sequence[Piece]
+    steps: Sequence[WallStep]
+    members: Sequence[dict[str, Any]]
+
+    def most(self) -> float:
+        """The largest rate of all."""
+        return max((max(p.asked, p.admitted, p.limit or 0.0) for p in self.pieces), default=0.0)
+
+
+def course(source: RowSource, limiter_id: str, *where: Where) -> LimiterCourse | None:
+    """Of the newest boot in the source's window in which it decided; None where it did not."""
+    import numpy as np
+
+    from agent.ask.question import GroupValue, Question
+    from agent.ask.question import Where as Condition
+    from agent.columns import NULL_I64
+
+    mine = (Condition("limiter_id", "=", limiter_id), *where)
+    spans = source.rows(Question("limiter_decision", where=mine, group=("boot_id",), order=("boot_id",), values=(
+        GroupValue("first", "min", "t_ns"), GroupValue("last", "max", "t_ns"))))  # fmt: skip
+    if not spans:
+        return None
+    boot, first, last = (spans[-1][name] for name in ("boot_id", "first", "last"))
+    mine = (*mine, Condition("boot_id", "=", boot))
+    every = max(_LEAST_NS, -(-(last - first + 1) // PIECES))
+    pieces = _pieces(source, mine, first, every)
+    wall = int(source.wall(boot, np.array([last], np.int64))[0])
+    wall_ns = 0 if wall == NULL_I64 else wall - last
+    return LimiterCourse(
+        limiter_id,
+        boot,
+        first,
+        max(last, first + every),
+        wall_ns,
+        pieces,
+        _jumps(source, boot, first, last),
+        _members(source, mine),
+    )
+
+
+def _pieces(source: RowSource, where: Sequence[Where], first: int, every: int) -> list[Piece]:
+    from agent.ask.question import Question
+    from agent.ask.sql import conditions
+
+    asked = "coalesce(cost, 1)"
+    found = source.run(
+        f"SELECT (t_ns - {first}) // {every} AS piece, sum({asked}), coalesce(sum({asked}) FILTER (result IN ('allowed', 'delayed')), 0), last(limit_per_s ORDER BY t_ns),"
+        f" bool_or(unlimited), count(DISTINCT (pid, proc_start_ns, member, key))"
+        f" FROM limiter_decision WHERE {conditions(Question('limiter_decision', where=tuple(where)), source.window)} GROUP BY piece ORDER BY piece"
+    )
+    told = {int(row[0]): row for row in found.rows}
+    seconds, out = every / 1e9, list[Piece]()
+    for at in range(max(told, default=-1) + 1):
+        begin = first + at * every
+        if at not in told:
+            out.append(Piece(begin, begin + every, 0.0, 0.0, out[-1].limit if out else None))
+            continue
+        _, asked_units, admitted, limit, unlimited, apart = told[at]
+        limit = None if limit is None or unlimited else float(limit) * int(apart)
+        out.append(Piece(begin, begin + every, float(asked_units) / seconds, float(admitted) / seconds, limit))
+    return out
+
+
+def _jumps(source: RowSource, boot: str, first: int, last: int) -> list[WallStep]:
+    import numpy as np
+
+    from agent.ask.question import Question, Where
+    from agent.cli.clock_history import who
+
+    jumped = (Where("boot_id", "=", boot), Where("kind", "in", ("step", "leap")), Where("size_ns", "<>", 0), Where("ret", ">=", 0, or_unknown=True),
+              Where("t_ns", ">=", first), Where("t_ns", "<=", last))  # fmt: skip
+    rows = source.rows(
+        Question("clock_change", ("t_ns", "size_ns", "pid", "comm", "via"), jumped, within=False, order=("t_ns",))
+    )
+    walls = source.wall(boot, np.array([row["t_ns"] for row in rows], np.int64)).tolist() if rows else []
+    return [WallStep(row["t_ns"], row["size_ns"], who(row), wall) for row, wall in zip(rows, walls, strict=True)]
+
+
+def _members(source: RowSource, where: Sequence[Where]) -> list[dict[str, Any]]:
+    """Of several: those that were asked most."""
+    from agent.ask.question import GroupValue, Question, Where
+
+    refused = Where("result", "in", ("refused", "error"))
+    rows = source.rows(Question("limiter_decision", where=tuple(where), group=("pid", "proc_start_ns", "member"), order=("-decisions", "member"), limit=_LISTED, values=(
+        GroupValue("decisions", "count"), GroupValue("refused", "count", where=refused), GroupValue("limit_per_s", "last", "limit_per_s"))))  # fmt: skip
+    return rows if len(rows) > 1 else []

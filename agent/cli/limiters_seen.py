@@ -1,0 +1,95 @@
+"""The limiters that took decisions, each with what is known and worked out of it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agent.ask.question import Question, Where
+    from agent.ask.source import RowSource
+
+_LIMITER = ("limiter_id", "library", "library_version", "source", "pid")
+_RESULTS = {
+    "allowed": "allowed",
+    "refused": "refused",
+    "delayed": "delayed",
+    "cancelled": "cancelled",
+    "errors": "error",
+}
+#: Of watching a decision of a Go program: two uprobe hits (docs/costs.md), ns.
+_WATCHED_NS = 26_000
+_PLACES = ("program", "path", "build_id", "site", "file", "line")
+
+
+def seen_in(source: RowSource, *where: Where) -> list[dict[str, Any]]:
+    """Each limiter in each process, those with most decisions first. where: of these decisions."""
+    from agent.ask.window import this_boot
+
+    boot, now_ns = this_boot(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    places = {(row["limiter_id"], row["library"]): row for row in source.rows(_limiters())}
+    out = []
+    for row in source.rows(_decisions(*where)):
+        place = places.get((row["limiter_id"], row["library"]), {})
+        told = {name: place.get(name) for name in _PLACES} | {
+            "program": place.get("program") or row["comm"],
+            "version": row["library_version"],
+        }
+        out.append({**row, **told, **_judged(row), **_worked_out(row, boot, now_ns)})
+    return sorted(out, key=lambda one: one["state"] == "gone")
+
+
+def _decisions(*where: Where) -> Question:
+    """Each limiter in each process: its decisions by result, and what was seen of it last."""
+    from agent.ask.question import GroupValue, Question, Where
+
+    results = (GroupValue(name, "count", where=Where("result", "=", result)) for name, result in _RESULTS.items())
+    admitted = Where("result", "in", ("allowed", "delayed"))
+    return Question("limiter_decision", where=where, group=("boot_id", *_LIMITER, "proc_start_ns"), order=("-decisions", "limiter_id", "pid"), values=(
+        GroupValue("comm", "last", "comm"), GroupValue("decisions", "count"), *results, GroupValue("units", "sum", "cost", admitted),
+        GroupValue("limit_per_s", "last", "limit_per_s"), GroupValue("unlimited", "last", "unlimited"), GroupValue("burst", "last", "burst"),
+        GroupValue("step_immune", "all", "step_immune"), GroupValue("sample_rate", "min", "sample_rate"), GroupValue("members", "distinct", "member"),
+        GroupValue("keys", "distinct", "key"), GroupValue("first_ns", "min", "t_ns"), GroupValue("last_ns", "max", "t_ns")))  # fmt: skip
+
+
+def _limiters() -> Question:
+    """Where each is asked, as it was told last."""
+    from agent.ask.question import Question
+
+    return Question("limiter", ("limiter_id", "library", *_PLACES), within=False, order=("boot_id", "t_ns"))
+
+
+def _judged(row: dict[str, Any]) -> dict[str, Any]:
+    """Its clock, and what a step does to it."""
+    from agent.limiters.catalogue import CATALOGUE, look_up
+
+    library = next((one for one in CATALOGUE if one.library == row["library"]), None)
+    entry = look_up(row["library"] or "", row["library_version"] or "")
+    back, forward = ("none", "none") if row["step_immune"] else (entry.back, entry.forward) if entry else (None, None)
+    proof = None if back is None else back == forward == "none"
+    clock = "monotonic" if row["step_immune"] else library.clock if library else None
+    return {"on_step_back": back, "on_step_forward": forward, "step_proof": proof, "clock": clock}
+
+
+def _worked_out(row: dict[str, Any], boot: str, now_ns: int) -> dict[str, Any]:
+    """How often it decides, from its first decision in the window until now, or until its last one where its process is gone."""
+    from agent.common.alive import gone
+
+    dead = row["boot_id"] != boot or (row["pid"] is not None and gone(row["pid"], row["proc_start_ns"]))
+    state = "gone" if dead else None if row["pid"] is None else "alive"
+    seconds = max(((row["last_ns"] if dead else max(now_ns, row["last_ns"])) - row["first_ns"]) / 1e9, 1.0)
+    per_s, failed = row["decisions"] / seconds, row["refused"] + row["errors"]
+    units = row["units"] if row["units"] is not None else float(row["allowed"] + row["delayed"])
+    apart = max(row["members"] or 0, 1) * max(row["keys"] or 0, 1)
+    most = (
+        apart * ((row["limit_per_s"] or 0.0) * seconds + (row["burst"] or 0.0))
+        if row["limit_per_s"] is not None
+        else 0.0
+    )
+    return {
+        "state": state,
+        "per_s": round(per_s, 3),
+        "refused_share": failed / row["decisions"],
+        "limit_use": min(units / most, 1.0) if most and not row["unlimited"] else None,
+        "watch_cost": per_s * _WATCHED_NS / 1e9 if row["source"] == "uprobe" else None,
+    }

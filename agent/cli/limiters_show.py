@@ -1,0 +1,156 @@
+"""``tickscope limiters show``: one limiter over time."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from agent.cli import options
+from agent.errors import NO_ROWS, USAGE, AgentError, printable
+
+if TYPE_CHECKING:
+    from agent.ask.source import RowSource
+
+_NEAR, _FEW = 5, 0.3
+
+
+@click.command("show")
+@click.argument("limiter", metavar="ID")
+@click.option(
+    "--since",
+    metavar="TIME",
+    default="1h",
+    show_default=True,
+    help="From then on: 90s, 5m, 2h, 1d, ISO 8601, boot+SECONDS.",
+)
+@click.option("--until", metavar="TIME", help="Up to then.")
+@click.option("--pid", type=click.IntRange(1), metavar="N", help="Of this process alone, where several have it.")
+@click.option(
+    "--plot", metavar="FILE", help="Draw it into FILE.svg or FILE.png; - for the terminal's plot, which is the default."
+)
+@options.reading
+def command(
+    limiter: str, since: str, until: str | None, pid: int | None, plot: str | None, fmt: str, store: str
+) -> None:
+    """A limiter over time: what was asked, what it let through, its limit, and the jumps of the clock; and its figures.
+
+    ID is the limiter's, its beginning, or a part that no other has; `tickscope limiters` lists them. What several processes of it decided is added up.
+
+    \b
+    tickscope limiters show shop:rate
+    tickscope limiters show 'Handler).Pay' --since 6h --plot pay.svg
+    tickscope limiters show shop:rate -o json
+    """
+    from agent.ask.question import Where
+    from agent.cli.gaps import tell
+    from agent.cli.limiters_course import course
+    from agent.cli.limiters_seen import seen_in
+    from agent.cli.output import emit_doc, emit_rows, note, quiet_pipe
+    from agent.cli.picture import FORMATS
+    from agent.store.sources import opened
+
+    if plot and plot != "-" and Path(plot).suffix.lower() not in FORMATS:
+        raise AgentError(f"cannot draw {plot}", why=f"its name ends in none of {', '.join(FORMATS)}", exit_code=USAGE)
+    with opened(
+        store, ["limiter", "limiter_decision", "clock_change", "clock_offset", "loss"], since, until, whole=True
+    ) as source:
+        name = _chosen(source, limiter)
+        where = (Where("pid", "=", pid),) if pid is not None else ()
+        rows = seen_in(source, Where("limiter_id", "=", name), *where)
+        drawn = course(source, name, *where)
+        gaps, notes = source.gaps(), source.notes
+    if drawn is None:
+        raise AgentError(
+            f"{printable(name)} decided nothing in process {pid} in that time",
+            remedy="see: tickscope limiters -o json",
+            exit_code=NO_ROWS,
+        )
+    tell(gaps, notes, "table" if plot else fmt)
+    if plot and plot != "-":
+        from agent.cli.limiters_plot import draw
+
+        draw(drawn).write(Path(plot))
+        note(f"wrote {plot}")
+    elif plot or fmt == "table":
+        from agent.cli.limiters_text import text
+
+        with quiet_pipe():
+            click.echo("\n".join(text(drawn, _one(rows), shutil.get_terminal_size((100, 40)).columns)))
+        if len(rows) > 1:
+            note(
+                f"note: of {len(rows)} processes together; --pid N shows one: {', '.join(str(row['pid']) for row in rows[:_NEAR])}"
+            )
+    elif fmt == "json":
+        told = {name: value for name, value in asdict(drawn).items() if name not in ("pieces", "steps")}
+        emit_doc(
+            {
+                **told,
+                "steps": [step._asdict() for step in drawn.steps],
+                "processes": rows,
+                "gaps": gaps,
+                "rows": [asdict(p) for p in drawn.pieces],
+            }
+        )
+    else:
+        emit_rows([asdict(piece) for piece in drawn.pieces], fmt, ("from_ns", "to_ns", "asked", "admitted", "limit"))
+
+
+def _one(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of several processes: sums, and what the one with most decisions has besides."""
+    out = dict(rows[0])
+    for name in ("decisions", "members", "per_s", "watch_cost"):
+        known = [row[name] for row in rows if row[name] is not None]
+        out[name] = sum(known) if known else None
+    uses = [row["limit_use"] for row in rows if row["limit_use"] is not None]
+    out["limit_use"] = sum(uses) / len(uses) if uses else None
+    return out
+
+
+def _chosen(source: RowSource, given: str) -> str:
+    """The id that is meant. Raises AgentError: exit 3 where there is none, 2 where there are several."""
+    import difflib
+
+    from agent.ask.question import GroupValue, Question
+
+    found = source.rows(
+        Question(
+            "limiter_decision",
+            group=("limiter_id",),
+            values=(GroupValue("decisions", "count"),),
+            order=("-decisions", "limiter_id"),
+        )
+    )
+    names = [row["limiter_id"] for row in found if row["limiter_id"]]
+    if not names:
+        raise AgentError(
+            "no limiter decided anything in that time",
+            remedy="widen --since, or see `tickscope probes`",
+            exit_code=NO_ROWS,
+        )
+    if given in names:
+        return given
+    for fits in (str.startswith, str.__contains__):
+        fitting = [name for name in names if fits(name, given)]
+        if len(fitting) == 1:
+            return str(fitting[0])
+        if fitting:
+            few = "; ".join(map(printable, fitting[:_NEAR])) + (
+                f"; and {len(fitting) - _NEAR} more" if len(fitting) > _NEAR else ""
+            )
+            raise AgentError(
+                f"{len(fitting)} limiters are called like {printable(given)}",
+                why=few,
+                remedy="say more of it",
+                exit_code=USAGE,
+            )
+    near = difflib.get_close_matches(given, names, _NEAR, _FEW) or names[:_NEAR]
+    raise AgentError(
+        f"no limiter {printable(given)} decided anything in that time",
+        why=f"there are: {'; '.join(map(printable, near))}",
+        remedy="widen --since, or see `tickscope limiters`",
+        exit_code=NO_ROWS,
+    )

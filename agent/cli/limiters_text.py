@@ -1,0 +1,148 @@
+"""What a limiter did over time, drawn with Braille dots for a terminal, and the figures beneath."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from agent.cli.cells import cell, duration
+from agent.cli.clock_plot import nice
+from agent.cli.clock_text import Dots, arrows, can, clock_line, paint, told_step
+from agent.cli.limiters_course import LimiterCourse
+from agent.errors import printable
+
+_TOLD = 6
+#: What is drawn, what lies on top last: name, colour, what stands for it where there is no Braille.
+_SERIES = (("asked", "33", "*"), ("admitted", "32", "#"), ("limit", "31", "-"))
+
+
+def text(course: LimiterCourse, row: dict[str, Any], columns: int, rows: int = 12) -> list[str]:
+    """Lines of at most ``columns`` characters. row: of ``seen_in``, for the figures."""
+    plain = not can("⣿▲▼┤└─", sys.stdout.encoding)
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    most = course.most() * 1.05 or 1.0
+    labels = {round(value / most * (rows - 1)): f"{value:g}/s" if value else "0" for value in nice(0.0, most, 5)}
+    left = max(map(len, labels.values())) + 1
+    room = max(columns - left - 2, 20)
+    out = [printable(course.limiter_id)[:columns]]
+    legend = (
+        f"{paint(mark if plain else '⣿' if name != 'limit' else '⠒', code, colour)} {name}"
+        for name, code, mark in _SERIES
+    )
+    out.append(
+        " " * (left + 2)
+        + "   ".join(legend)
+        + f", units a second, each {duration(course.pieces[0].to_ns - course.pieces[0].from_ns)}"
+    )
+    for i, line in enumerate(_drawn(course, room, rows, most, plain, colour)):
+        label = labels.get(rows - 1 - i, "")
+        out.append(f"{label:>{left}} {'|' if plain else '┤' if label else '│'}{line}")
+    out.append(" " * (left + 1) + ("+" if plain else "└") + ("-" if plain else "─") * room)
+    if course.steps:
+        out.append(" " * (left + 2) + arrows(course, room, _across(course, room), plain, colour))
+    out.append(" " * (left + 2) + clock_line(course, room, _across(course, room)))
+    largest = sorted(sorted(course.steps, key=lambda s: -abs(s.size_ns))[:_TOLD])
+    out += [told_step(step, plain, colour) for step in largest]
+    if more := len(course.steps) - len(largest):
+        out.append(f"  and {more:,} smaller jumps")
+    return [*out, "", *figures(course, row)]
+
+
+def figures(course: LimiterCourse, row: dict[str, Any]) -> list[str]:
+    """What was asked and let through in numbers, a line each."""
+    asked, admitted = (
+        sum(getattr(p, name) * (p.to_ns - p.from_ns) / 1e9 for p in course.pieces) for name in ("asked", "admitted")
+    )
+    limit = "none" if row["unlimited"] else "not known" if row["limit_per_s"] is None else f"{row['limit_per_s']:g}/s"
+    burst = f", burst {row['burst']:g}" if row["burst"] is not None and not row["unlimited"] else ""
+    each = (
+        f", for each of {row['members']} members"
+        if (row["members"] or 0) > 1
+        else f", for each of {row['keys']} keys"
+        if (row["keys"] or 0) > 1
+        else ""
+    )
+    told = [
+        ("asked", f"{asked:,.0f} units, {max((p.asked for p in course.pieces), default=0.0):g}/s at most"),
+        ("admitted", f"{admitted:,.0f} ({_share(admitted, asked)})"),
+        ("refused", f"{asked - admitted:,.0f} ({_share(asked - admitted, asked)})"),
+        (
+            "limit",
+            f"{limit}{burst}{each}"
+            + (f", {cell('limit_use', row['limit_use'], '%')} used" if row["limit_use"] is not None else ""),
+        ),
+        (
+            "clock",
+            f"{row['clock'] or 'not known'}; step-proof: {cell('step_proof', row['step_proof']).replace('-', 'not known')}",
+        ),
+        ("back by D", row["on_step_back"] or "not known"),
+        ("forward by D", row["on_step_forward"] or "not known"),
+        ("library", " ".join(filter(None, (row["library"], row["version"]))) or "not known"),
+        ("asked in", _place(row)),
+        (
+            "process",
+            f"{printable(row['comm'] or '')} {row['pid']}, {row['state']}" if row["pid"] is not None else "not known",
+        ),
+    ]
+    if row["watch_cost"] is not None:
+        told.append(("watching", f"{cell('watch_cost', row['watch_cost'], '%')} of a CPU"))
+    told += [
+        ("member", f"{m['member']:#x} of pid {m['pid']}: {m['decisions']:,} decisions, {m['refused']:,} refused")
+        for m in course.members
+        if m["member"] is not None
+    ]
+    return [f"  {name:13}{printable(value)}" for name, value in told]
+
+
+def _place(row: dict[str, Any]) -> str:
+    if not row["site"]:
+        return "not known"
+    where = f" ({row['file']}:{row['line']})" if row["file"] and row["line"] else ""
+    return f"{row['site']}{where}" + (f", build {row['build_id']}" if row["build_id"] else "")
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole * 100:.3g}%" if whole else "-"
+
+
+def _across(course: LimiterCourse, room: int) -> Any:
+    def at_x(t: int) -> int:
+        return round((t - course.from_ns) / (course.to_ns - course.from_ns) * (2 * room - 1))
+
+    return at_x
+
+
+def _drawn(course: LimiterCourse, room: int, rows: int, most: float, plain: bool, colour: bool) -> list[str]:
+    """Each series on dots of its own; a character has the colour of the one that lies on top of it."""
+    at_x = _across(course, room)
+    grids = []
+    for name, _, _ in _SERIES:
+        dots = Dots(room, rows)
+        before: tuple[int, int] | None = None
+        for piece in course.pieces:
+            value = getattr(piece, name)
+            if value is None:
+                before = None
+                continue
+            y = round(min(value / most, 1.0) * (dots.height - 1))
+            begin, end = at_x(piece.from_ns), max(at_x(piece.to_ns) - 1, at_x(piece.from_ns))
+            for x in range(begin, end + 1):
+                dots.line(x, 0 if name == "admitted" else y, x, y)
+            if before is not None and name != "admitted":
+                dots.line(begin, before[1], begin, y)
+            before = end, y
+        grids.append(dots.rows(plain=False))
+    out = []
+    for lines in zip(*grids, strict=True):
+        line = ""
+        for marks in zip(*lines, strict=True):
+            bits = [ord(mark) - 0x2800 if mark != " " else 0 for mark in marks]
+            top = max((i for i, some in enumerate(bits) if some), default=None)
+            if top is None:
+                line += " "
+            else:
+                shown = _SERIES[top][2] if plain else chr(0x2800 + (bits[0] | bits[1] | bits[2]))
+                line += paint(shown, _SERIES[top][1], colour)
+        out.append(line)
+    return out

@@ -1,0 +1,28 @@
+"""Whether a process that rows tell of is still there."""
+
+from __future__ import annotations
+
+import os
+
+_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+_ROUNDED_NS = 2 * _TICK_NS
+
+
+def gone(pid: int, start_ns: int | None) -> bool:
+    """Whether the process with this pid that began then (CLOCK_BOOTTIME, as /proc rounds it or exactly; None: not known) has ended, or its number is another's by now."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            told = file.read(1024)
+        words = told[told.rindex(b")") + 2 :].split()
+        if words[0] in (b"Z", b"X"):
+            return True
+        return start_ns is not None and abs(int(words[19]) * _TICK_NS - start_ns) > _ROUNDED_NS
+    except (OSError, ValueError, IndexError):
+        pass  # ended, or hidden from us (hidepid)
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        pass
+    return False

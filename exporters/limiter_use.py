@@ -1,0 +1,153 @@
+"""How often limiters decide, what share they refuse, and how much of their limits is used: over the last seconds, as gauges.
+
+The most active limiters only. Members and keys are counted by the bits that their hashes set (linear counting), so that a limiter takes 4 kB, however many it has.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from agent.batch import Batch
+from agent.tables import TABLES
+from exporters.aggregate import MetricStore
+from exporters.fold import Attributes
+
+#: Limiters at a time; those without a decision for so long make room.
+MOST, _FORGOTTEN_NS = 256, 300 * 10**9
+EVERY_NS = 10 * 10**9
+_WAITING_BYTES = 1 << 20
+_BITS = 4096
+_SAME = ("limiter_id", "comm", "library")
+_TABLE = TABLES["limiter_decision"]
+_ADMITTED = tuple(_TABLE.code("result", name) for name in ("allowed", "delayed"))
+_FAILED = tuple(_TABLE.code("result", name) for name in ("refused", "error"))
+
+
+@dataclass
+class _Used:
+    """Of one limiter since the gauges were set last. limit_per_s: of each member and key, NaN where it is not known or there is none."""
+
+    attributes: Attributes
+    seen_ns: int = 0
+    decisions: float = 0.0
+    failed: float = 0.0
+    units: float = 0.0
+    limit_per_s: float = math.nan
+    bits: np.ndarray = field(default_factory=lambda: np.zeros(_BITS, np.bool_))
+
+    def apart(self) -> float:
+        """How many members and keys decided; NaN where too many did."""
+        free = _BITS - int(self.bits.sum())
+        return max(round(-_BITS * math.log(free / _BITS)), 1) if free > _BITS // 16 else math.nan
+
+
+class LimiterUse:
+    """Implements ``agent.contracts.Sink``; gives ``metrics`` what it makes of decisions."""
+
+    name = "limiter_use"
+
+    def __init__(self, metrics: MetricStore) -> None:
+        self._metrics = metrics
+        self._seed = np.uint64(int.from_bytes(os.urandom(8), "little") | 1)
+        self._waiting: list[np.ndarray] = []
+        self._bytes = 0
+        self._used: dict[int, _Used] = {}
+        self._set_ns = 0
+        self.left_out = 0
+
+    def offer(self, batch: Batch) -> None:
+        """Sets the gauges when it is time, whatever comes."""
+        if not len(batch.rows):
+            return
+        now_ns = int(batch.rows["t_ns"][-1])
+        if batch.table == _TABLE.name:
+            self._waiting.append(batch.rows)
+            self._bytes += batch.rows.nbytes
+            if self._bytes > _WAITING_BYTES:
+                self._fold()
+        self._set_ns = self._set_ns or int(batch.rows["t_ns"][0])
+        if now_ns - self._set_ns >= EVERY_NS:
+            self._fold()
+            self._set((now_ns - self._set_ns) / 1e9, now_ns)
+            self._set_ns = now_ns
+
+    def losses(self) -> dict[str, int]:
+        """``limiter_limit``: decisions of limiters beyond ``MOST``, which no gauge tells of."""
+        return {"limiter_limit": self.left_out}
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def _fold(self) -> None:
+        waiting, self._waiting, self._bytes = self._waiting, [], 0
+        if not waiting:
+            return
+        rows = np.concatenate(waiting) if len(waiting) > 1 else waiting[0]
+        ids, first, group = np.unique(self._mixed(rows, _SAME), return_index=True, return_inverse=True)
+        member = self._mixed(rows, ("member", "key"))
+        weights = {
+            "decisions": np.ones(len(rows)),
+            "failed": np.isin(rows["result"], _FAILED).astype(np.float64),
+            "units": np.where(
+                np.isin(rows["result"], _ADMITTED), np.where(np.isnan(rows["cost"]), 1.0, rows["cost"]), 0.0
+            ),
+        }
+        sums = {name: np.bincount(group, given, len(ids)) for name, given in weights.items()}
+        for at in np.argsort(-sums["decisions"]).tolist():
+            one = self._of(int(ids[at]), rows[first[at]])
+            if one is None:
+                self.left_out += int(sums["decisions"][at])
+                continue
+            mine = group == at
+            for name, values in sums.items():
+                setattr(one, name, getattr(one, name) + float(values[at]))
+            last = rows[np.flatnonzero(mine)[-1]]
+            one.seen_ns = max(one.seen_ns, int(last["t_ns"]))
+            one.limit_per_s = math.nan if last["unlimited"] == 1 else float(last["limit_per_s"])
+            one.bits[(member[mine] % np.uint64(_BITS)).astype(np.int64)] = True
+
+    def _of(self, number: int, row: np.void) -> _Used | None:
+        one = self._used.get(number)
+        if one is None and len(self._used) < MOST:
+            labels = (
+                (_TABLE.by_name[name].attribute or f"tickscope.{name}", row[name].decode("utf-8", "backslashreplace"))
+                for name in _SAME
+            )
+            one = self._used[number] = _Used(tuple((name, value) for name, value in labels if value))
+        return one
+
+    def _mixed(self, rows: np.ndarray, columns: tuple[str, ...]) -> np.ndarray:
+        """A hash of these columns, u64 (n,)."""
+        mixed = np.zeros(len(rows), np.uint64)
+        for name in columns:
+            column = np.ascontiguousarray(rows[name])
+            width = -(-column.dtype.itemsize // 8)
+            padded = np.zeros((len(rows), width * 8), np.uint8)
+            padded[:, : column.dtype.itemsize] = column.view(np.uint8).reshape(len(rows), -1)
+            for word in padded.view(np.uint64).T:
+                mixed = (mixed ^ word) * self._seed
+                mixed ^= mixed >> np.uint64(29)
+        return mixed
+
+    def _set(self, seconds: float, now_ns: int) -> None:
+        self._used = {number: one for number, one in self._used.items() if now_ns - one.seen_ns < _FORGOTTEN_NS}
+        gauges: dict[str, list[tuple[Attributes, float]]] = {
+            name: [] for name in ("rate", "refused_share", "limit", "use")
+        }
+        for one in self._used.values():
+            limit = one.limit_per_s * one.apart()
+            gauges["rate"].append((one.attributes, one.decisions / seconds))
+            if one.decisions:
+                gauges["refused_share"].append((one.attributes, one.failed / one.decisions))
+            if limit > 0:
+                gauges["limit"].append((one.attributes, limit))
+                gauges["use"].append((one.attributes, one.units / seconds / limit))
+            one.decisions = one.failed = one.units = 0.0
+            if one.seen_ns > now_ns - EVERY_NS:
+                one.bits[:] = False
+        for name, values in gauges.items():
+            self._metrics.observe(f"tickscope.limiter.{name}", values, now_ns)

@@ -1,0 +1,155 @@
+"""Many limiters that one place asks: one id, a state each."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+
+from agent.batch import make
+from agent.common.alive import gone
+from agent.limiters.models.catalogue import MODELS
+from agent.limiters.models.model import Arrivals, Limit
+from agent.limiters.replay.jump import Decisions, Jump
+from agent.limiters.replay.skew import split
+from agent.tables import TABLES
+from exporters.aggregate import MetricStore
+from exporters.limiter_use import EVERY_NS, MOST, LimiterUse
+from tests.unit.correlate_scenarios import APP_PID, START, T0, Host, S, latest, run
+
+BASE = 1_790_000_000 * S
+RATE = Limit(per_s=5.0, burst=10.0)
+RESULT = TABLES["limiter_decision"].by_name["result"]
+
+
+def columns(t: np.ndarray, step_ns: int, member: int) -> dict[str, object]:
+    """A token bucket of its own for a member, whose clock is stepped at T0 + 30 s."""
+    wall = t + BASE + step_ns * (t >= T0 + 30 * S)
+    program = MODELS["token bucket"].decide(Arrivals.of(wall), RATE)
+    rest = np.append(9.0, np.full(len(t) - 1, np.nan))
+    return {"t_ns": t, "pid": APP_PID, "proc_start_ns": START, "comm": b"shop", "limiter_id": b"shop:rate.Limiter@shop.(*S).Customer", "member": member,
+            "library": b"golang.org/x/time/rate", "library_version": b"v0.5.0", "cost": 1.0, "limit_per_s": 5.0, "burst": 10.0, "program_wall_ns": wall,
+            "duration_ns": 0, "sample_rate": 1.0, "result": np.where(program, RESULT.code("allowed"), RESULT.code("refused")), "step_immune": 0,
+            "unlimited": 0, "remaining": rest}  # fmt: skip
+
+
+def arrivals(seed: int) -> np.ndarray:
+    return np.asarray(T0 + np.cumsum(np.random.default_rng(seed).exponential(S / 9, 320)).astype(np.int64))
+
+
+def test_each_member_is_replayed_by_itself() -> None:
+    """And one that two places ask is one bucket."""
+    given = [columns(arrivals(seed), 2 * S, 0xC000 + seed) for seed in (1, 2, 3)]
+    given[2]["limiter_id"] = np.where(
+        np.arange(320) % 2, b"shop:rate.Limiter@shop.(*S).A", b"shop:rate.Limiter@shop.(*S).B"
+    )
+    rows = np.concatenate([make("limiter_decision", 320, **one).rows for one in given])
+    jump = Jump(T0 + 30 * S, 2 * S, T0 + 30 * S + BASE, int(rows["t_ns"].max()))
+    found = {one.member: one for one in Decisions(rows, T0).around(jump)}
+    assert sorted(found) == [0xC001, 0xC002, 0xC003]
+    for seed in (1, 2, 3):
+        t = arrivals(seed)
+        after = t >= T0 + 30 * S
+        program, true = (
+            MODELS["token bucket"].decide(Arrivals.of(t + BASE + step * after), RATE)[after] for step in (2 * S, 0)
+        )
+        one = found[0xC000 + seed]
+        assert one.quality in ("exact", "bounded"), one.reason  # of others' requests it would be an estimate
+        assert one.admitted_program == int(program.sum())
+        assert one.over_admitted is not None
+        most = one.over_admitted if one.over_admitted_most is None else one.over_admitted_most
+        assert 0 < one.over_admitted <= int((program & ~true).sum()) <= most
+
+
+def test_the_sentence_adds_up_what_members_let_through() -> None:
+    host, excess = Host(), 0
+    for seed in (1, 2):
+        t = arrivals(seed)
+        host.add("limiter_decision", 320, **columns(t, 2 * S, seed))
+        wall = t + BASE + 2 * S * (t >= T0 + 30 * S)
+        program, true = (
+            MODELS["token bucket"].decide(Arrivals.of(clock), RATE)[t >= T0 + 30 * S] for clock in (wall, t + BASE)
+        )
+        ahead = np.cumsum(program.astype(int) - true)
+        excess += int(ahead[np.argmax(np.abs(ahead))])
+    host.step(30, 2 * S)
+    (found,) = latest(run(host, 45))
+    (entry,) = (e for e in found["evidence"] if "limiter" in e)  # type: ignore[attr-defined]
+    assert excess > 10
+    assert 0 < entry["excess"] <= excess
+
+
+def test_a_window_is_split_by_member_where_one_process_has_several() -> None:
+    rows = np.concatenate([make("limiter_decision", 320, **columns(arrivals(seed), 0, seed)).rows for seed in (1, 2)])
+    (one,) = split(Decisions(rows, T0), S, 300_000_000, BASE)
+    assert one.decisions == 640
+    assert one.most_same <= 5
+
+
+def test_use_of_the_limit_in_ten_seconds() -> None:
+    store = MetricStore()
+    use = LimiterUse(store)
+    t = np.arange(1000, dtype=np.int64)
+    allowed = np.where(t % 4 == 0, RESULT.code("allowed"), RESULT.code("refused"))
+    rows = make("limiter_decision", 1000, t_ns=S + t * (10 * S // 1000), limiter_id=b"shop:pay", comm=b"shop", library=b"x", member=t % 5, result=allowed, cost=1.0,
+                limit_per_s=10.0)  # fmt: skip
+    use.offer(rows)
+    assert not any(m.name == "tickscope.limiter.rate" for m, _ in store.collect())
+    use.offer(make("tcp_rtt", 1, t_ns=S + EVERY_NS))
+    told = {m.name: series for m, series in store.collect()}
+    values = {name: told[f"tickscope.limiter.{name}"][0].value for name in ("rate", "refused_share", "limit", "use")}
+    assert values == {"rate": 100.0, "refused_share": 0.75, "limit": 50.0, "use": 0.5}
+    assert dict(told["tickscope.limiter.rate"][0].attributes) == {
+        "rate_limiting.limiter.id": "shop:pay",
+        "process.command": "shop",
+        "tickscope.library": "x",
+    }
+    use.offer(make("tcp_rtt", 1, t_ns=S + 2 * EVERY_NS))
+    told = {m.name: series for m, series in store.collect()}
+    assert told["tickscope.limiter.rate"][0].value == 0
+    assert "tickscope.limiter.refused_share" not in told
+    many = make(
+        "limiter_decision", 2 * MOST, t_ns=3 * EVERY_NS, limiter_id=[b"l%d" % i for i in range(2 * MOST)], result=0
+    )
+    use.offer(many)
+    use.offer(make("tcp_rtt", 1, t_ns=5 * EVERY_NS))
+    assert len(next(series for m, series in store.collect() if m.name == "tickscope.limiter.rate")) == MOST
+    assert use.losses()["limiter_limit"] == MOST + 1
+
+
+def test_refusals_of_a_limiter_are_counted_from_0() -> None:
+    store = MetricStore()
+    store.offer(
+        make("limiter_decision", 3, t_ns=S, limiter_id=b"shop:pay", comm=b"shop", result=RESULT.code("allowed"))
+    )
+
+    def counts() -> dict[object, float]:
+        series = next(s for m, s in store.collect() if m.name == "tickscope.limiter.decisions.by_limiter")
+        return {dict(one.attributes)["rate_limiting.result"]: one.value for one in series}
+
+    assert counts() == {"allowed": 3, "refused": 0}
+    store.offer(
+        make("limiter_decision", 2, t_ns=2 * S, limiter_id=b"shop:pay", comm=b"shop", result=RESULT.code("refused"))
+    )
+    assert counts() == {"allowed": 3, "refused": 2}
+
+
+def test_whether_a_process_is_gone() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        words = Path(f"/proc/{child.pid}/stat").read_bytes().rsplit(b")", 1)[1].split()
+        start_ns = int(words[19]) * 10_000_000
+        assert not gone(child.pid, start_ns)
+        assert not gone(child.pid, start_ns + 9_999_999)
+        assert not gone(child.pid, None)
+        assert gone(child.pid, start_ns - S)  # another process had that number
+    finally:
+        child.kill()
+        time.sleep(0.2)
+        assert gone(child.pid, None)  # not waited for yet
+        child.wait()
+    assert gone(child.pid, None)
+    assert not gone(os.getpid(), None)
