@@ -98,7 +98,7 @@ install_for() {
 	if [ "$1" = test ]; then
 		packages+=(netbase procps gcc g++ libc6-dev libssl-dev binutils gdb haproxy musl-tools prometheus qemu-system-x86 xz-utils)
 		command -v node >/dev/null || packages+=(nodejs)
-		PATH=$PATH:$HOME/.cargo/bin command -v rustc >/dev/null || packages+=(rustc)
+		PATH=$PATH:${HOME:-/root}/.cargo/bin command -v rustc >/dev/null || packages+=(rustc)
 		command -v java >/dev/null || packages+=(default-jdk-headless)
 		extra='test'
 	fi
