@@ -19,7 +19,7 @@ _LISTED = 5
 
 
 @dataclass(frozen=True)
-class Piece:
+class Stretch:
     """One interval, CLOCK_BOOTTIME ns. asked, admitted: units a second. limit: of all members that decided in it, units a second; None where it is not known, or there is none."""
 
     from_ns: int
@@ -39,7 +39,7 @@ class LimiterCourse:
     from_ns: int
     to_ns: int
     wall_ns: int
-    pieces: Sequence[Piece]
+    pieces: Sequence[Stretch]
     steps: Sequence[WallStep]
     members: Sequence[dict[str, Any]]
 
@@ -79,7 +79,7 @@ def course(source: RowSource, limiter_id: str, *where: Where) -> LimiterCourse |
     )
 
 
-def _pieces(source: RowSource, where: Sequence[Where], first: int, every: int) -> list[Piece]:
+def _pieces(source: RowSource, where: Sequence[Where], first: int, every: int) -> list[Stretch]:
     from agent.ask.question import Question
     from agent.ask.sql import conditions
 
@@ -90,15 +90,15 @@ def _pieces(source: RowSource, where: Sequence[Where], first: int, every: int) -
         f" FROM limiter_decision WHERE {conditions(Question('limiter_decision', where=tuple(where)), source.window)} GROUP BY piece ORDER BY piece"
     )
     told = {int(row[0]): row for row in found.rows}
-    seconds, out = every / 1e9, list[Piece]()
+    seconds, out = every / 1e9, list[Stretch]()
     for at in range(max(told, default=-1) + 1):
         begin = first + at * every
         if at not in told:
-            out.append(Piece(begin, begin + every, 0.0, 0.0, out[-1].limit if out else None))
+            out.append(Stretch(begin, begin + every, 0.0, 0.0, out[-1].limit if out else None))
             continue
         _, asked_units, admitted, limit, unlimited, apart = told[at]
         limit = None if limit is None or unlimited else float(limit) * int(apart)
-        out.append(Piece(begin, begin + every, float(asked_units) / seconds, float(admitted) / seconds, limit))
+        out.append(Stretch(begin, begin + every, float(asked_units) / seconds, float(admitted) / seconds, limit))
     return out
 
 
