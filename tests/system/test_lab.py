@@ -81,6 +81,8 @@ def test_faults_are_felt_from_the_mild_end_on(tmp_path: Path) -> None:
         "broker_refusing",
         "broker_full_clients",
         "overload",
+        "retry_storm",
+        "deadline_chain",
     )
     some = (
         "api-flock",
@@ -93,6 +95,11 @@ def test_faults_are_felt_from_the_mild_end_on(tmp_path: Path) -> None:
         "tls-server",
         "api-tls12",
         "link",
+        "shop",
+        "eager",
+        "back",
+        "middle",
+        "front",
     )
     there, plan = {name: programs()[name] for name in some}, []
     for name in names:

@@ -90,6 +90,18 @@ def test_requests_that_are_given_up_by_chance_are_none(seed: int) -> None:
     assert latest(run(host, UNTIL)) == []
 
 
+def test_programs_that_run_for_one_request_each_are_told() -> None:
+    """As a shell script that has curl ask."""
+    host = Host()
+    for n, at in enumerate(np.arange(0, UNTIL, 0.5)):
+        late = 30 <= at < 35
+        requests(host, np.array([at]), 5000 + n, MIDDLE, 1.0 if late else None, b"curl")
+        for batch in host.made[-2:]:
+            batch.rows["proc_start_ns"] = T0 + int(at * S) - 20 * MS
+    (found,) = latest(run(host, UNTIL))
+    assert (found["symptom"], found["cause"], found["culprit_object"]) == ("deadline_exceeded", "broker_slow", "10.0.0.2:8082")  # fmt: skip
+
+
 def test_a_check_that_always_runs_out_is_usual() -> None:
     host = Host()
     requests(host, np.arange(0, UNTIL, 2.0), FRONT_PID, MIDDLE, 1.0)

@@ -5,7 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.unit.correlate_scenarios import APP_PID, MS, REDIS, START, T0, UNTIL, US, Host, S, code, latest, peer, run
+from agent.correlate.resent import Resent, _after
+from tests.unit.correlate_scenarios import (
+    APP_PID,
+    MS,
+    REDIS,
+    START,
+    T0,
+    UNTIL,
+    US,
+    Host,
+    S,
+    code,
+    latest,
+    network_loss,
+    peer,
+    run,
+)
 
 PEER = np.frombuffer(REDIS, "V18")
 OTHER = np.frombuffer(peer("127.0.0.1", 80), "V18")
@@ -250,3 +266,27 @@ def test_slow_round_trips_while_processors_are_short_are_less_sure() -> None:
     (sure,), (unsure,) = latest(run(asking(0.6, 290), UNTIL)), latest(run(host, UNTIL))
     assert sure["cause"] == unsure["cause"] == "network_rtt"
     assert float(sure["confidence"]) > 0.8 > 0.7 > float(unsure["confidence"])  # type: ignore[arg-type]
+
+
+def sums(host: Host, doubled: int) -> None:
+    """Of the second after the stall: what was sent to Redis, and how much of that it had already."""
+    host.add("tcp_rtt", 1, t_ns=T0 + 31 * S + 900 * MS, pid=APP_PID, proc_start_ns=START, role=code("tcp_rtt", "role", "client"), peer=np.frombuffer(REDIS, "V18"),
+             samples=5, rtt_sum_us=225, rtt_min_us=40, rtt_max_us=50, srtt_us=45, segments=60, again=3, doubled=doubled, interval_ns=S)  # fmt: skip
+
+
+@pytest.mark.parametrize(("doubled", "cause"), [(0, "network_loss"), (1, "network_loss"), (3, "broker_slow")])
+def test_what_the_peer_had_already_was_not_lost(doubled: int, cause: str) -> None:
+    host = network_loss()
+    sums(host, doubled)
+    (found,) = latest(run(host, UNTIL))
+    assert found["cause"] == cause
+    said = str(found["sentence"]) + str(found["ruled_out"])
+    assert "3 of 60 TCP segments between it and redis-server (pid 900) at 127.0.0.1:6399 had to be sent again" in said
+    assert ("but it had 3 of them already" in said) == (doubled == 3)
+
+
+@pytest.mark.parametrize(("tries", "syn", "waited_s", "share"), [(1, False, 0.5, 1.0), (1, False, 6.0, 0.1), (3, False, 3.0, 1.0), (1, True, 3.0, 1.0), (1, True, 30.0, 0.1)])  # fmt: skip
+def test_so_many_tries_explain_a_wait_of_so_long(tries: int, syn: bool, waited_s: float, share: float) -> None:
+    most = _after(tries, 1e9 if syn else 2e8, 0.0)
+    assert Resent(tries, 100, 0, most).explains(waited_s * 1e9) == pytest.approx(share)
+    assert Resent(tries, 100, tries, most).explains(waited_s * 1e9) == 0

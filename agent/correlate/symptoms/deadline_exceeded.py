@@ -35,7 +35,8 @@ def judge(watch: GivenUpWatch, second: Second) -> list[Episode]:
             episode.facts["n"] += float(new)
             continue
         row = whose(alike)
-        usual = watch.usually("given", slot, second.at, LAST_S, int(row["tick"]) // 100)
+        each = len(np.unique(alike["pid"])) >= _LEAST  # a process for each request: none of them can be known for long
+        usual = watch.usually("given", slot, second.at, LAST_S, 0 if each else int(row["tick"]) // 100)
         if usual is None or usual > 0 or watch.habits.has(slot, "given", second.at, age):
             continue
         watch.who[slot] = row
