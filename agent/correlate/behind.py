@@ -86,6 +86,11 @@ def _named(blows: list[Blow], names: dict[int, str]) -> list[Blow]:
     return [replace(b, fate=replace(b.fate, comm=b.fate.comm or names.get(b.fate.pid, ""))) for b in blows]
 
 
+def answering(episode: Episode, view: View) -> list[Blow]:
+    """Of a service; one that ends in order had answered."""
+    return [*(blow for blow in own(episode, view) if blow.fate.stop or not blow.fate.orderly), *peers(episode, view)]
+
+
 def either(episode: Episode, view: View) -> list[Blow]:
     return [*own(episode, view), *peers(episode, view)]
 
@@ -190,7 +195,7 @@ FELT: dict[str, Rule] = {
     "refusals": peers,
     "queue_lag": consumers,
     "accept_overflow": own,
-    "service_latency": either,
+    "service_latency": answering,
     "blocked_time": stopped,
     "broker_down": broker,
     "broker_stall": broker,

@@ -48,7 +48,7 @@ class LookupWatch(Watch):
         for i, n in zip(first[:_A_SECOND], np.bincount(group).tolist(), strict=False):
             pid, tick, name = int(done["pid"][i]), int(done["proc_start_ns"][i]) // 10_000_000, bytes(done["name"][i])
             server = self._known.pop((pid, tick, name), None)
-            if well[i]:
+            if well[i] and (server is None or done["peer"][i] != NO_PEER[0]):
                 server = done["peer"][i].tobytes()
             if server is None:
                 continue

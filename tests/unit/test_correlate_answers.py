@@ -167,6 +167,15 @@ def test_a_process_that_was_stopped() -> None:
     assert one["cause"] == "process_stopped"
 
 
+def test_a_process_that_ended_in_order_had_answered() -> None:
+    """One of a server's many: its session was over."""
+    host = stalled(requests=20, calls=False)
+    host.add("process_event", 1, t_ns=T0 + int(31.38 * S), pid=SHOP_PID, tid=SHOP_PID, proc_start_ns=START, comm=b"shop",
+             kind=code("process_event", "kind", "exited"), exit_code=0)  # fmt: skip
+    (one,) = found(host)
+    assert one["cause"] == "unknown"
+
+
 def test_no_processor() -> None:
     host = stalled(calls=False)
     host.add("cpu_wait", 1, t_ns=T0 + 31 * S + 990 * MS, interval_ns=S, pid=SHOP_PID, proc_start_ns=START, comm=b"shop", by_pid=55, by_comm=b"burner",
