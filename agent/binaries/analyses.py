@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from agent.binaries import gofacts, openssl, ownfunction
+from agent.binaries import gofacts, nearest, openssl, ownfunction
 from agent.binaries.elf import Elf
 
 
@@ -21,4 +21,6 @@ KINDS: dict[str, Callable[..., Any]] = {
     "openssl": openssl.facts,
     "go": gofacts.facts,
     "own": ownfunction.facts,
+    "functions at": nearest.in_file,
+    "kernel functions at": nearest.in_kernel,
 }
