@@ -20,7 +20,7 @@ struct reclaim_who {
 	u32 tid;
 	u32 kind;
 };
-BPF_TABLE("hash", struct reclaim_who, u64, reclaim_begun, 1024);
+BPF_TABLE("lru_hash", struct reclaim_who, u64, reclaim_begun, 1024);	/* where a kernel tells no end, what began goes by itself */
 
 static __always_inline int reclaim_begins(u32 kind)
 {

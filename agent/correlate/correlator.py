@@ -75,7 +75,7 @@ class Correlator:
 
     def troubles(self) -> list[Trouble]:
         """What is wrong just now, and with which processes."""
-        return list(troubles(self._held, self._findings, self._second or 0))
+        return list(troubles(self._held, self._findings, self._second or 0, self._view.serving))
 
     def losses(self) -> dict[str, int]:
         """Rows that could not be taken into account, by reason.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from agent.correlate.episode import Episode
@@ -10,7 +10,7 @@ from agent.correlate.finding import Finding
 
 
 class Trouble(NamedTuple):
-    """One episode that goes on. pids: (pid, start in units of 10 ms, None where it is not known), of who suffers and then of who is blamed. finding_id: empty while
+    """One episode that goes on. pids: (pid, start in units of 10 ms, None where it is not known), of who suffers, or serves the peer that it is about, and then of who is blamed. finding_id: empty while
     it is in no finding. episode: the same for the same episode."""
 
     symptom: str
@@ -20,21 +20,30 @@ class Trouble(NamedTuple):
     episode: tuple[object, ...]
 
 
-def troubles(held: Iterable[Episode], findings: Iterable[Finding], second: int) -> Iterator[Trouble]:
+#: Who of this host serves the peer that an episode is about: (comm, pid).
+Serving = Callable[[Episode], "tuple[str, int] | None"]
+
+
+def troubles(held: Iterable[Episode], findings: Iterable[Finding], second: int, serving: Serving) -> Iterator[Trouble]:
     """Of episodes that were bad in one of the last two seconds before this one; those of findings first, the newest first of all."""
     for found in sorted(findings, key=lambda f: -f.start_ns):
         if not found.closed:
             blamed = found.cause.culprit.pid
-            yield from (_of(e, found.finding_id, blamed) for e in found.episodes if _now(e, second))
-    yield from (_of(e, "", None) for e in held if _now(e, second))
+            yield from _of(found.episodes, found.finding_id, blamed, second, serving)
+    yield from _of(held, "", None, second, serving)
 
 
-def _now(episode: Episode, second: int) -> bool:
-    return episode.pid is not None and episode.pid > 0 and episode.last_bad >= second - 2
-
-
-def _of(e: Episode, finding_id: str, blamed: int | None) -> Trouble:
-    assert e.pid is not None
-    pids: list[tuple[int, int | None]] = [(e.pid, e.start_tick)]
-    pids += [(blamed, None)] if blamed is not None and blamed not in (0, e.pid) else []
-    return Trouble(e.symptom, e.comm, tuple(pids), finding_id, (e.symptom, e.subject, e.start_ns))
+def _of(episodes: Iterable[Episode], finding_id: str, blamed: int | None, second: int, serving: Serving) -> Iterator[Trouble]:  # fmt: skip
+    for e in episodes:
+        if e.last_bad < second - 2:
+            continue
+        comm, pids = e.comm, list[tuple[int, "int | None"]]()
+        if e.pid is not None and e.pid > 0:
+            pids.append((e.pid, e.start_tick))
+        elif (server := serving(e)) is not None:
+            comm = server[0]
+            pids.append((server[1], None))
+        if blamed is not None and blamed not in (0, *(pid for pid, _ in pids)):
+            pids.append((blamed, None))
+        if pids:
+            yield Trouble(e.symptom, comm, tuple(pids), finding_id, (e.symptom, e.subject, e.start_ns))

@@ -33,6 +33,8 @@ _LOOKS = {
     "broker_stall": _HELD_UP,
     "queue_lag": _HELD_UP,
     "silence": _HELD_UP,
+    "deadline_exceeded": _HELD_UP,
+    "window_shut": _HELD_UP,
     "accept_overflow": _CONNECTING,
     "connect_latency": _CONNECTING,
     "connect_failures": _CONNECTING,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
+
+import numpy as np
+import pytest
 
 from agent.correlate.correlator import Correlator
 from tests.unit.correlate_scenarios import (
@@ -12,6 +14,7 @@ from tests.unit.correlate_scenarios import (
     START,
     T0,
     UNTIL,
+    WEB_PID,
     Host,
     S,
     accept_overflow,
@@ -19,8 +22,10 @@ from tests.unit.correlate_scenarios import (
     call,
     code,
     latest,
+    peer,
     run,
 )
+from tests.unit.test_correlate_connects import API, slow
 
 END = T0 + 35 * S  # of the look, three seconds after the stalled decision
 MB = 1_000_000
@@ -144,22 +149,42 @@ def test_syns_that_the_hosts_own_locks_keep_waiting() -> None:
         assert not any(c["cause"] == "kernel_lock" for f in found for c in f["causes"])  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("here", [True, False])
+def test_slow_connects_to_a_server_of_this_host_whose_syn_acks_are_late(here: bool) -> None:
+    """And not to one elsewhere, whose port somebody here has too. Who serves it is looked at."""
+    host = slow()
+    _syns(host, 900, 443)
+    lock(800, path="handshake")(host)
+    if here:
+        host.add("tcp_rtt", 60, t_ns=T0 + np.arange(60) * S, pid=WEB_PID, proc_start_ns=START, comm=b"nginx", role=code("tcp_rtt", "role", "server"), netns=4026531840,
+                 saddr=np.frombuffer(API[:16], "V16"), sport=443, peer=np.frombuffer(peer("10.0.0.9", 40000), "V18"), samples=1, rtt_sum_us=50, srtt_us=50)  # fmt: skip
+    told = list[tuple[tuple[int, int | None], ...]]()
+    found = latest(
+        run(
+            host,
+            UNTIL,
+            each=lambda correlator: told.extend(
+                t.pids for t in correlator.troubles() if t.symptom == "connect_latency"
+            ),
+        )
+    )
+    assert [(f["symptom"], f["cause"]) for f in found] == ([("connect_latency", "kernel_lock")] if here else [])
+    assert set(told) == ({((WEB_PID, None),)} if here else set())
+
+
 def test_what_is_wrong_now_and_with_whom() -> None:
     """As the correlator tells it to who looks closer: while it goes on, and with its finding once there is one."""
     host = Host()
     host.decisions(0, 60)
     host.decisions(30, 36, ms=900, rate=5)
-    correlator, told = Correlator(), list[tuple[float, str, bool]]()
-    seconds = [T0 + i * S for i in range(61)]
-    for before, after in pairwise(seconds):
-        for batch in host.made:
-            chosen = batch.rows[(batch.rows["t_ns"] > before) & (batch.rows["t_ns"] <= after)]
-            if len(chosen):
-                correlator.feed(type(batch)(batch.table, chosen))
-        correlator.advance(after)
+    told = list[tuple[int, str, bool]]()
+
+    def look(correlator: Correlator) -> None:
         for trouble in correlator.troubles():
             assert trouble.pids[0] == (APP_PID, START // 10_000_000)
-            told.append(((after - T0) / S, trouble.symptom, bool(trouble.finding_id)))
+            told.append(((correlator._second or 0) - T0 // S, trouble.symptom, bool(trouble.finding_id)))
+
+    run(host, UNTIL, each=look)
     assert {symptom for _, symptom, _ in told} == {"decision_latency"}
     assert min(t for t, _, _ in told) >= 30 and max(t for t, _, _ in told) <= 40
     assert any(named for _, _, named in told)

@@ -52,6 +52,8 @@ def waited(episode: Episode, view: View) -> Iterator[Verdict]:
 
 def answered_late(episode: Episode, view: View) -> Iterator[Verdict]:
     """SYN-ACKs of this host that were late, with locks waited for between the SYN's arrival and them."""
+    if episode.symptom != "accept_overflow" and view.serving(episode) is None:
+        return  # it is another host that answers
     answers, locks = looked(episode, view, "syn_ack"), looked(episode, view, "lock_contention")
     found = _PORT.search(episode.subject)
     port = int(found[1]) if found else -1
@@ -96,5 +98,6 @@ CAUSE = Cause(
         "blocked_time": waited,
         "accept_overflow": answered_late,
         "connect_failures": answered_late,
+        "connect_latency": answered_late,
     },
 )
