@@ -17,7 +17,7 @@ from tests.patience import PATIENCE
 from tests.system.agent import Agent
 from tests.system.frozen import FrozenDisk
 
-USUAL_S, FREEZE_S, FAULT_S = 10, 0.7, 30
+USUAL_S, FREEZE_S, FAULT_S = 16, 0.7, 40
 
 #: In a mount namespace of its own: a file system on the slow disk, and a limiter's decisions each of which waits for a file on it.
 JOURNAL = """
