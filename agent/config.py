@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from agent.clock.hook_settings import HookConfig
 
 DEFAULT_FILE = Path("/etc/tickscope/tickscope.yaml")
+INVESTIGATE = ("auto", "off")
 SYSCALL_MODES = ("blocked", "sampled", "full", "off")
 _TOP = Section()
 _NOT_IN_FILES = ("brokers", "duration_s", "live", "source")
@@ -42,7 +43,7 @@ class Config:
     notices: hooks that are told of clock jumps, see agent/clock/hook_settings.py. jump_threshold: smaller steps are
     findings only where a limiter is affected, larger ones alarms; ``all``: every step is a finding, and an alarm from 128 ms on.
     store: directory; run_dir: of the sockets. syscalls: how much of system call time is measured; syscalls_window_ms: of each
-    second, with ``sampled``. slow_syscall_ms: from when a blocked call is an event. brokers: servers whose queues are watched, by kind; each kind is a key
+    second, with ``sampled``. investigate: whether what is wrong is looked at closer, ``auto`` or ``off``. slow_syscall_ms: from when a blocked call is an event. brokers: servers whose queues are watched, by kind; each kind is a key
     of the file (agent/queues/catalogue.py). poll_s: between two looks at queues. intake_keys: ``hashed`` or ``clear``.
     otlp: see exporters/otlp_settings.py. metrics: see exporters/page_settings.py. ntp: see agent/clock/daemons/ntp_settings.py.
     redis_limiters: whether limiters in Redis are read from the wire, see agent/limiters/script_settings.py; redis_ports: beside those that are found;
@@ -57,6 +58,7 @@ class Config:
     syscalls: str = "sampled"
     syscalls_window_ms: float = 20.0
     slow_syscall_ms: float = 10.0
+    investigate: str = "auto"
     brokers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     poll_s: float = 1.0
     intake_keys: str = "hashed"
@@ -83,9 +85,8 @@ class Config:
     source: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _TOP.one_of("syscalls", self.syscalls, SYSCALL_MODES)
-        _TOP.one_of("intake_keys", self.intake_keys, ("hashed", "clear"))
-        _TOP.one_of("log_format", self.log_format, FORMATS)
+        for name, words in (("syscalls", SYSCALL_MODES), ("investigate", INVESTIGATE), ("intake_keys", ("hashed", "clear")), ("log_format", FORMATS)):  # fmt: skip
+            _TOP.one_of(name, getattr(self, name), words)
         _TOP.number("syscalls_window_ms", self.syscalls_window_ms, 1, 500)
         _TOP.number("slow_syscall_ms", self.slow_syscall_ms, 0.1, 60_000)
         jump_threshold_ns(self.jump_threshold)
@@ -170,7 +171,7 @@ def _coerce(key: str, value: Any) -> Any:
     if isinstance(wanted, bool) or isinstance(value, bool):
         if isinstance(wanted, bool) and isinstance(value, bool):
             return value
-        if key == "syscalls" and value is False:  # YAML reads a bare off as false
+        if key in ("syscalls", "investigate") and value is False:  # YAML reads a bare off as false
             return "off"
         if key == "redis_limiters":
             return "on" if value else "off"

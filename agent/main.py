@@ -48,10 +48,10 @@ def _families(config: Config) -> list[Any]:
     from agent.probes import discover
     from agent.tables import TABLES
 
-    off = {*config.without, *(n for n, how in (("syscalls", config.syscalls), ("redis", config.redis_limiters)) if how == "off")}  # fmt: skip
+    off = {*config.without, *{"off": ("syscalls",), "full": ("calls",)}.get(config.syscalls, ()), *(("redis",) if config.redis_limiters == "off" else ())}  # fmt: skip
     found = discover(config.limiter_functions)
     TABLES.freeze()
-    return [probe for name, probe in found.items() if name not in off]
+    return [p for name, p in found.items() if name not in off and not (p.closer and config.investigate == "off")]
 
 
 def _kernel_sources(
@@ -121,9 +121,11 @@ def run(config: Config, to_keep: Child, to_help: Child, to_watch: Child) -> int:
     intake_sockets = bind_intake(sockets, config.key_salt)
 
     from agent.common.clocks import boot_ns
+    from agent.investigate.start import kernel_symbols
     from agent.kernel import bpf
     from agent.kernel.load import load
     from agent.posix.signals import Signals
+    from agent.queues.older import names_of_older
     from agent.service.reload import Reload
 
     options = {"SYSCALLS_SLOW_NS": int(config.slow_syscall_ms * 1e6)}
@@ -131,7 +133,8 @@ def run(config: Config, to_keep: Child, to_help: Child, to_watch: Child) -> int:
     if loaded.uprobe_multi:
         helper.restrict()
     clock = loaded.families.get("clock")
-    older = _older_sockets()
+    older = names_of_older()
+    kallsyms = kernel_symbols(config.investigate != "off")
     watch.begin(clock.maps.get("clock_last", -1) if clock else -1)
     privilege.set_name("tickscope")
     lost = loaded.shared.get("lost", -1)
@@ -139,7 +142,7 @@ def run(config: Config, to_keep: Child, to_help: Child, to_watch: Child) -> int:
     privilege.drop_unless_needed(uid, gid, privilege.CAP_BPF, lambda: lost < 0 or bpf.allowed(lost))
 
     loop, status, live, changes = _assemble(
-        config, store_fd, loaded, helper, watch, hooks, sockets, intake_sockets, control_socket, older
+        config, store_fd, loaded, helper, watch, hooks, sockets, intake_sockets, control_socket, older, kallsyms
     )
     signals = Signals(loop, Reload(config, loop, changes).start, live.draw if live else None)
     status.ready_s = time.monotonic() - started
@@ -167,7 +170,7 @@ def run(config: Config, to_keep: Child, to_help: Child, to_watch: Child) -> int:
 
 def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: Helper, watch: Any, hooks: list[Any],
               sockets: RunDirectory, intake_sockets: tuple[socket.socket, ...], control_socket: socket.socket,
-              older: Any) -> tuple[Loop, Status, Live | None, dict[str, Callable[[Config], None]]]:  # fmt: skip
+              older: Any, kallsyms: int) -> tuple[Loop, Status, Live | None, dict[str, Callable[[Config], None]]]:  # fmt: skip
     """Everything unprivileged: sources, store, correlator, sinks, the control socket and the live view; and what settings can change in it."""
     from agent.clock.history import History
     from agent.clock.last import LastReading
@@ -175,6 +178,7 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: Helper, wat
     from agent.correlate.correlator import Correlator
     from agent.correlate.reported import ReportedWaits
     from agent.correlate.thresholds import with_threshold
+    from agent.investigate.start import investigator
     from agent.kernel.source import KernelSource
     from agent.limiters import intake as intake_room
     from agent.probes.beside.watched import WatchedProcesses
@@ -227,8 +231,12 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: Helper, wat
     if "syscalls" in loaded.families:
         loop.filters.append(ReportedWaits(WatchedProcesses(loaded.families["syscalls"])))
     loop.filters.append(resources)
+    closer = investigator(kernel, helper, targets, kallsyms, correlator.troubles)
+    if closer is not None:
+        loop.add(closer)
     shown = {"clock": Shown(clock, clock.state), "notices": Shown(notices, notices.state), "time_daemons": Shown(daemons, daemons.state),
              "intake": Shown(intake, intake.state), "programs": Shown(targets.unseen, targets.unseen.told), "examining": Shown(targets, targets.examining)}  # fmt: skip
+    shown |= {"investigation": Shown(closer, closer.state)} if closer is not None else {}
     status = Status(config, loop, loaded, helper, watch, history, shown, exports.page)
     loop.each_second.append(status.tell)
     answers["status"] = status.document
@@ -244,20 +252,7 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: Helper, wat
         loop.each_second.append(live.show)
     if live is None or not os.isatty(sys.stderr.fileno()):  # else they are in the summary on the same terminal
         loop.sinks.append(FindingLog(status.wall))
-    return loop, status, live, appliers(loop, intake, queues, brokers)
-
-
-def _older_sockets() -> Any:
-    """Names holders of sockets that are older than the kernel programs; needs root."""
-    from agent.queues.older import OlderSockets
-
-    try:
-        return OlderSockets().name
-    except OSError as error:
-        say(
-            f"tickscope: cannot list the sockets that are there ({error.strerror}): queues of older connections will have no process"
-        )
-        return None
+    return loop, status, live, appliers(loop, intake, queues, brokers, closer)
 
 
 def _queues(config: Config, loaded: Loaded, older: Any) -> QueuePoller:

@@ -53,6 +53,10 @@ _BY = (
 )
 
 
+#: Of rows that are made while something is wrong only, and for seconds (agent/investigate/).
+_LOOK = text("investigation", 16, "the closer look that it is of; empty: of none")
+
+
 def _declared(room: str, later: str) -> str:
     """The names of what is declared there, a file each, and of what will be: they are taken already."""
     return " ".join(
@@ -118,7 +122,7 @@ _ALL = (
            peer("remote ip:port for waits on a socket"),
            i64("count", "calls, as seen"), i64("errors", "calls that returned an error"), i64("sum_ns", "total", "ns"),
            i64("max_ns", "longest", "ns"), i64("run_queue_ns", "blocked basis: runnable but not running", "ns"),
-           hist("ns"), measure="max_ns"),
+           hist("ns"), _LOOK, measure="max_ns"),
     _table("slow_syscall", "one slow system call, or a wait inside a decision", *PROC,
            enum("kind", "slow waiting", "held up, or waiting for input"), peer("remote ip:port where the fd is a socket"),
            text("syscall", 24, "system call", "syscall.name"), i64("nr", "system call number", "", "syscall.nr"),
@@ -228,6 +232,30 @@ _ALL = (
            i64("events", "in the interval: periods in which a quota withheld the processor, charges beyond the memory's limit, processes killed"),
            i64("faults", "memory: pages that it had to read in the interval"), i64("waited_ns", "cpu: for how long it was withheld, summed over processors", "ns"),
            i64("uid", "the process's real user"), measure="used"),
+    _table("investigation", "a closer look at a process, for seconds, while something is wrong with it or with whom it holds up: its latest state", text("investigation", 16, "its name, by which its rows are found: LOOK.NUMBER; the look's own rows, as of disks, have number 0"), *PROC,
+           i64("uid", "the process's real user"), text("symptom", 24, "what was wrong", names=SYMPTOMS), text("finding_id", 32, "the finding that it became, where one is known by now", "tickscope.finding.id"),
+           enum("state", "running done failed", "failed: nothing could be attached"), text("looked", 96, "what was attached: calls offcpu block contention reclaim synack"),
+           i64("begun_ns", "when it began, CLOCK_BOOTTIME", "ns"), i64("interval_ns", "for how long", "ns"), i64("found", "rows that it made"),
+           text("reason", 160, "what of it failed, and why"), measure="interval_ns", latest_by="investigation"),
+    _table("off_cpu", "where threads of a process were while they did not run, during a closer look: time by stack, the longest first", *PROC, _LOOK, _INTERVAL,
+           enum("state", "sleeping uninterruptible ready", "uninterruptible: for a disk or a lock of the kernel's, mostly; ready: kept waiting for a processor"),
+           text("syscall", 24, "the system call that it was in; empty: none, as at a page fault", "syscall.name"), enum("kind", "slow waiting", "held up, or waiting for input, time or others, as in slow_syscall; a sleep outside of calls is slow"),
+           i64("count", "times"), i64("sum_ns", "total, summed over threads; a thread that did not run in all the time counts, too", "ns"), i64("max_ns", "the longest", "ns"),
+           text("kernel_stack", 512, "the kernel's functions, innermost first; the name of one alone where the thread slept from before the look to after it; a number where the name is not known"),
+           text("user_stack", 768, "the program's functions, innermost first, as far as frame pointers lead; FILE+0xOFFSET where a file does not name them"), measure="sum_ns"),
+    _table("block_io", "requests of a process to a disk during a closer look; one row a disk for all together", *PROC, _LOOK, _INTERVAL, text("device", 16, "the disk: sda nvme0n1 dm-0"),
+           enum("op", "read write flush discard other all", "all: the disk's own sum"), i64("count", "requests that were completed"), i64("unfinished", "that were not, at the end; their time so far counts"), i64("bytes", "of these", "bytes"), i64("errors", "that failed"),
+           i64("sum_ns", "time that the device had them", "ns"), i64("max_ns", "for the slowest", "ns"), i64("queued_ns", "time that they waited before the device had them", "ns"),
+           f64("in_flight", "requests with the device, on average"), hist("ns"), measure="max_ns"),
+    _table("lock_contention", "waits for one lock of the kernel's own during a closer look, on one way through the kernel", *PROC, _LOOK, _INTERVAL,
+           text("lock", 64, "its name where it has one, else the function that takes it"), text("address", 20, "where it is"), text("kind", 24, "spin mutex rtmutex percpu, read, write"),
+           enum("path", "process handshake", "of the process; between a SYN's arrival and the SYN-ACK, in whichever process's time"), i64("count", "waits"),
+           i64("sum_ns", "total", "ns"), i64("max_ns", "the longest", "ns"), text("kernel_stack", 512, "as in off_cpu"), measure="sum_ns"),
+    _table("memory_stall", "time that a process's threads took to make room in memory, during a closer look", *PROC, _LOOK, _INTERVAL,
+           enum("kind", "reclaim compaction", "of pages; for large pages"), i64("count", "times"), i64("sum_ns", "total", "ns"), i64("max_ns", "the longest", "ns"),
+           i64("pages", "pages that were freed"), measure="sum_ns"),
+    _table("syn_ack", "how long this host took from a SYN's arrival to its SYN-ACK, by local port, during a closer look", _LOOK, _INTERVAL, i64("netns", "inode number of the network namespace"),
+           i64("sport", "local port", "", "network.local.port"), i64("count", "SYNs answered"), i64("sum_ns", "total", "ns"), i64("max_ns", "the longest", "ns"), hist("ns"), measure="max_ns"),
     _table("finding", "a finding, its latest state", text("finding_id", 32, "its id", "tickscope.finding.id"), enum("state", "open closed", "still going on?"),
            enum("severity", "notice alarm", "notice: a clock jump below the threshold (--jump-threshold) with no symptom after it"),
            i64("start_ns", "first seen, CLOCK_BOOTTIME", "ns"), i64("end_ns", "last seen, CLOCK_BOOTTIME", "ns"),

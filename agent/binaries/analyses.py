@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from agent.binaries import gocallers, gofacts, openssl, ownfunction
+from agent.binaries import gocallers, gofacts, nearest, openssl, ownfunction
 from agent.binaries.elf import Elf
 
 
@@ -22,4 +22,6 @@ KINDS: dict[str, Callable[..., Any]] = {
     "go": gofacts.facts,
     "own": ownfunction.facts,
     "callers": gocallers.callers,
+    "functions at": nearest.in_file,
+    "kernel functions at": nearest.in_kernel,
 }

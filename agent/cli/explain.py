@@ -30,6 +30,7 @@ def command(finding: str, fmt: str, store: str) -> None:
     import numpy as np
 
     from agent.ask.question import Where
+    from agent.cli import closer
     from agent.cli.findings import in_wall_time, latest, left_open, none
     from agent.cli.gaps import tell, unjudged
     from agent.cli.output import emit, note
@@ -41,7 +42,7 @@ def command(finding: str, fmt: str, store: str) -> None:
             remedy="name an id that `tickscope findings` shows, or: last",
             exit_code=USAGE,
         )
-    with opened(store, ["finding", "loss", "probe_status"]) as source:
+    with opened(store, ["finding", "investigation", *closer.TABLES_OF, "loss", "probe_status"]) as source:
         rows = latest(source, *() if finding == "last" else [Where("finding_id", "starts", finding.lower())])
         gaps = source.gaps()
         if rows:
@@ -50,6 +51,7 @@ def command(finding: str, fmt: str, store: str) -> None:
             row["sentence"] = in_wall_time(source, row, utc=fmt != "table")
             began_ns = int(source.wall(row["boot_id"], np.array([row["start_ns"]], np.int64))[0])
             gaps = [gap for gap in gaps if _overlaps(gap, row)]
+            looks = closer.read(source, row)
         left_out = [] if rows else unjudged(source)
         notes = [*source.notes, *left_out]
     tell(gaps if rows or finding == "last" else [], notes, fmt if rows else "table")
@@ -67,7 +69,12 @@ def command(finding: str, fmt: str, store: str) -> None:
             remedy="give more of the id",
             exit_code=USAGE,
         )
-    emit({"finding": row, "gaps": gaps}, fmt, lambda: click.echo("\n".join(map(printable, told(row, began_ns, ended)))))
+    lines = [*told(row, began_ns, ended), *closer.told(looks, row["start_ns"], _wrapped)] if fmt == "table" else []
+    emit(
+        {"finding": row, "investigations": looks, "gaps": gaps},
+        fmt,
+        lambda: click.echo("\n".join(map(printable, lines))),
+    )
 
 
 def _overlaps(gap: dict[str, Any], found: dict[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from agent.cli import options
-from agent.config import SYSCALL_MODES, Config, resolve
+from agent.config import INVESTIGATE, SYSCALL_MODES, Config, resolve
 from agent.log import FORMATS, use
 from agent.posix.signals import hold
 
@@ -50,6 +50,11 @@ def flags(duration: float | None, **given: Any) -> dict[str, Any]:
 @click.option(
     "--syscalls", type=click.Choice(SYSCALL_MODES), help="How much of system call time is measured [default: sampled]."
 )
+@click.option(
+    "--investigate",
+    type=click.Choice(INVESTIGATE),
+    help="Whether to look closer, for seconds, at processes with which something is wrong [default: auto].",
+)
 @click.option("--store", type=click.Path(file_okay=False), help="The store's directory [default: /var/lib/tickscope].")
 @click.option(
     "--jump-threshold",
@@ -67,6 +72,7 @@ def command(
     config_file: str | None,
     duration: float | None,
     syscalls: str | None,
+    investigate: str | None,
     store: str | None,
     jump_threshold: str | None,
     log_format: str | None,
@@ -84,6 +90,7 @@ def command(
     given = flags(
         duration,
         syscalls=syscalls,
+        investigate=investigate,
         store=store,
         jump_threshold=jump_threshold,
         log_format=log_format,

@@ -91,6 +91,17 @@ def dearest(rules: Sequence[dict[str, Any]]) -> str:
     return f"{sum(rule['run_ns'] for rule in ran) / 1e9:.2f} s in {sum(rule['runs'] for rule in ran)} calls; dearest: {', '.join(each)}"
 
 
+def closer(told: dict[str, Any]) -> str:
+    """Whether processes are looked at closer now, and what that has taken so far."""
+    if not told:
+        return "off; --investigate auto turns it on"
+    now = told["running"]
+    doing = f"now at pid {', '.join(map(str, now['pids']))} ({now['symptom']}): {' '.join(now['looked'])}" if now else "none now"  # fmt: skip
+    refused = "".join(f"; {n} left out: {why}" for why, n in told["refused"].items())
+    off = "" if told["on"] else "turned off; "
+    return f"{off}{doing}; {told['looks']} so far, {told['spent_s']:.1f} s{refused}"
+
+
 def _human(d: dict[str, Any]) -> None:
     from agent.cli.cells import cell
     from agent.service.unjudged import NAME as UNJUDGED
@@ -127,6 +138,7 @@ def _human(d: dict[str, Any]) -> None:
             )
     if costs := dearest(d.get("rules", [])):
         output.echo(f"diagnosis  {costs}")
+    output.echo(f"closer look  {closer(d.get('investigation') or {})}")
     for told in d["time_daemons"]:
         of = f" of {told['source']}" if told["source"] else ""
         offset = (

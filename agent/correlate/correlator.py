@@ -17,6 +17,7 @@ from agent.correlate.rank import Judge
 from agent.correlate.rows import Inbox, compact, together
 from agent.correlate.steps import JumpSeries
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
+from agent.correlate.troubles import Trouble, troubles
 from agent.correlate.view import View
 from agent.correlate.watch import Watch
 
@@ -71,6 +72,10 @@ class Correlator:
     def judge_jumps(self, config: CorrelatorConfig) -> None:
         """Jumps of the clock from now on by this configuration's thresholds."""
         self._clock.judge(config)
+
+    def troubles(self) -> list[Trouble]:
+        """What is wrong just now, and with which processes."""
+        return list(troubles(self._held, self._findings, self._second or 0, self._view.serving))
 
     def losses(self) -> dict[str, int]:
         """Rows that could not be taken into account, by reason.

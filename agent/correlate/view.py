@@ -146,6 +146,11 @@ class View:
         """(comm, pid) of the process of this host that serves a peer, for somebody in that network namespace, where one was seen."""
         return self.servers.find(peer, netns, self.has_address(peer, netns, episode))
 
+    def serving(self, episode: Episode) -> tuple[str, int] | None:
+        """The same of the peer that an episode is about (agent/correlate/ends.py), where it is about one."""
+        netns, raw = episode.key if len(episode.key) == 2 else (None, None)
+        return self.servers.find(raw, netns) if isinstance(raw, bytes) and isinstance(netns, int) else None
+
     def has_address(self, peer: bytes, netns: int | None, episode: Episode) -> bool:
         """Whether the peer's address is also the asker's own."""
         rows = self.rings["tcp_rtt"].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND)

@@ -9,7 +9,11 @@ import struct
 
 from agent.kernel import syscall
 
-_RAW_TRACEPOINTS = (b"sys_enter", b"sys_exit", b"tcp_probe", b"sock_send_length")
+_RAW_TRACEPOINTS = frozenset(
+    b"""sys_enter sys_exit tcp_probe sock_send_length sched_switch block_io_start block_rq_issue block_rq_complete contention_begin contention_end
+    mm_vmscan_direct_reclaim_begin mm_vmscan_direct_reclaim_end mm_vmscan_memcg_reclaim_begin mm_vmscan_memcg_reclaim_end mm_compaction_begin
+    mm_compaction_end netif_receive_skb net_dev_queue""".split()
+)
 _PERF_EVENT_OPEN = 298 if os.uname().machine == "x86_64" else 241
 _IOC_ENABLE, _IOC_SET_BPF = 0x2400, 0x40042408
 _BPF_RAW_TRACEPOINT_OPEN, _BPF_LINK_CREATE, _TRACE_UPROBE_MULTI = 17, 28, 48

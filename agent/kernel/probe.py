@@ -69,6 +69,7 @@ class Aggregate:
 class Probe:
     """A family. ``options`` are compile-time numbers, each a ``-DNAME=value`` that configuration may override.
 
+    closer: nothing of it is attached but for seconds, by an investigation (agent/investigate/); left out with ``--investigate off``.
     text: C text behind the sources, which declarations made.
     parts: C files of the family that come before its main one (BCC rewrites map methods only in the text it is given, so no #include).
     after: families whose C text this one's uses where it is there (``#ifdef`` of something that they define): they come before it.
@@ -90,6 +91,7 @@ class Probe:
     after: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
     text: str = ""
+    closer: bool = False
     setup: Callable[..., Iterable[Source]] | None = None
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -64,3 +65,14 @@ def _walk(cookies: dict[int, int], holders: dict[int, set[int]], end: float) -> 
                 if time.monotonic() > end:
                     return False
     return True
+
+
+def names_of_older() -> Callable[[np.ndarray], None] | None:
+    """What names the holders of sockets that are older than the kernel programs; None where they cannot be listed. Needs root."""
+    try:
+        return OlderSockets().name
+    except OSError as error:
+        say(
+            f"tickscope: cannot list the sockets that are there ({error.strerror}): queues of older connections will have no process"
+        )
+        return None

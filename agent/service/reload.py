@@ -23,6 +23,7 @@ from agent.log import NOTICE, WARNING, say
 from agent.posix.signals import sheltered
 
 if TYPE_CHECKING:
+    from agent.investigate.source import Investigator
     from agent.limiters.intake import Intake
     from agent.queues.poller import QueuePoller
     from agent.queues.process import Brokers
@@ -136,7 +137,9 @@ class Reload:
         return changed, [name for name in differing if name not in self._appliers]
 
 
-def appliers(loop: Loop, intake: Intake, queues: QueuePoller, brokers: Brokers) -> dict[str, Callable[[Config], None]]:
+def appliers(
+    loop: Loop, intake: Intake, queues: QueuePoller, brokers: Brokers, closer: Investigator | None
+) -> dict[str, Callable[[Config], None]]:
     """What each setting that can change does."""
     from agent import log
     from agent.config import jump_threshold_ns
@@ -152,7 +155,12 @@ def appliers(loop: Loop, intake: Intake, queues: QueuePoller, brokers: Brokers) 
     def ask(config: Config) -> None:
         brokers.use(config.brokers, config.poll_s)
 
+    def look(config: Config) -> None:
+        assert closer is not None
+        closer.on = config.investigate != "off"
+
     return {
+        **({"investigate": look} if closer is not None else {}),  # what was not loaded at the start needs another
         "log_format": lambda config: log.use(config.log_format),
         "max_bytes": limit,
         "max_age_days": limit,

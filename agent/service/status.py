@@ -39,7 +39,7 @@ class Shown(NamedTuple):
 
 class Status:
     """Facts of the running agent. ``ready_s``: from start to all attached. shown: by the document's sections ``clock notices time_daemons intake programs
-    examining``; page: of the metrics, where it is served."""
+    examining investigation``; page: of the metrics, where it is served."""
 
     ready_s = 0.0
 
@@ -165,6 +165,10 @@ class Status:
         """What looking into files takes."""
         return dict(self._said("examining", {}))
 
+    def investigation(self) -> dict[str, Any]:
+        """Whether processes are looked at closer now, and what that has taken; empty where it is off."""
+        return dict(self._said("investigation", {}))
+
     def _said(self, section: str, otherwise: Any) -> Any:
         """Nothing of a source that is left out."""
         shown = self._shown.get(section)
@@ -209,6 +213,7 @@ class Status:
             "loss": self.losses(), "clock": self.clock(), "notices": self.notices(), "time_daemons": self.time_daemons(),
             "store": {"dir": self._config.store, **self._loop.store.state()},
             "export": self.export(), "helper": self.helper(), "programs": self.programs(), "examining": self.examining(),
+            "investigation": self.investigation(),
         }  # fmt: skip
 
     def tell(self, now_ns: int) -> None:

@@ -284,8 +284,9 @@ def run(
     every_ms: int = 100,
     shuffle: int | None = None,
     tables: Collection[str] = ("finding",),
+    each: Callable[[Correlator], object] = lambda _: None,
 ) -> list[Batch]:
-    """All findings (or what else the correlator makes) emitted while advancing to ``until`` seconds after T0; rows arrive before their watermark, in shuffled batches if asked."""
+    """All findings (or what else the correlator makes) emitted while advancing to ``until`` seconds after T0; rows arrive before their watermark, in shuffled batches if asked. each: called after each advance."""
     correlator = Correlator(config or CorrelatorConfig())
     pieces: list[tuple[int, Batch]] = []
     for table, rows in host.made:
@@ -304,6 +305,7 @@ def run(
         for batch in due.get(tick, []):
             correlator.feed(batch)
         out += [b for b in correlator.advance((tick + 1) * every_ms * MS - 1) if b.table in tables]
+        each(correlator)
     return out
 
 

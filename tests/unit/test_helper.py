@@ -183,7 +183,7 @@ def test_what_is_asked_at_once_does_not_wait_for_a_stopped_helper(helper: Helper
     os.kill(helper.pid, signal.SIGCONT)
     assert pump_until(lambda: not helper.silent, [helper], 10)
     with pytest.raises(PermissionError):  # its own answer: not a tracepoint that may be asked for
-        helper.attach_raw_tracepoint(0, "sched_switch")
+        helper.attach_raw_tracepoint(0, "sched_process_fork")
 
 
 def test_a_dead_one_is_gone(helper: Helper) -> None:

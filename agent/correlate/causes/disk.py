@@ -1,4 +1,4 @@
-"""A disk kept calls on files waiting: its file system was frozen, or another process wrote much to it meanwhile."""
+"""A disk kept calls on files waiting: its file system was frozen, another process wrote much to it meanwhile, or it took long itself."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from agent.correlate import closer
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Culprit, Episode, Verdict, item
 from agent.correlate.rows import groups, start_ticks
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View
 from agent.correlate.waits import SHARE, SYSCALLS, WAITING, spent
-from agent.correlate.words import Fact, process, span, tell, text, value
+from agent.correlate.words import Fact, Words, process, span, tell, text, value
 
 _FILES, _LOCKS = (b"file", b"directory", b"block device"), (b"flock", b"fcntl", b"fcntl64")
 _MUCH_BYTES = 1 << 20
 _TIMES = 4  # what another process wrote, against what the one that waited wrote itself
+#: A request that takes so long, and such a part of what the call took, explains it.
+_SLOW_NS, _PART = 20_000_000, 0.3
 _REACH_NS = 10 * SECOND  # the other's call may go on for longer
 
 
@@ -58,13 +61,7 @@ def busy(episode: Episode, view: View) -> Iterator[Verdict]:
         return
     writer = _writer(episode, view, mine) if disk else None
     if writer is None:
-        yield Verdict(
-            CAUSE.name,
-            0.0,
-            "",
-            tell("no other process was seen to write much to {disk} meanwhile", disk=facts["disk"]),
-            culprit=where,
-        )
+        yield _by_itself(episode, closer.disk(episode, view, disk), facts, score, float(longest["duration_ns"]), where)
         return
     who, wrote = writer
     words = tell(
@@ -85,6 +82,26 @@ def busy(episode: Episode, view: View) -> Iterator[Verdict]:
         detail="contended",
         culprit=Culprit(who.pid, who.comm, where.object),
     )
+
+
+def _by_itself(episode: Episode, seen: closer.Disk | None, facts: dict[str, Fact], score: float, longest_ns: float, where: Culprit) -> Verdict:  # fmt: skip
+    """What a closer look at the disk says, where there was one."""
+    none = tell("no other process was seen to write much to {disk} meanwhile", disk=facts["disk"])
+    if seen is None:
+        return Verdict(CAUSE.name, 0.0, "", none, culprit=where)
+    entry = item("block_io", "the slowest request", seen.slowest_ns, "ns", column="max_ns", object=facts["disk"], requests=seen.requests,
+                 each_ns=round(seen.each_ns), queued_ns=round(seen.queued_ns))  # fmt: skip
+    told = {**facts, "slowest": span(seen.slowest_ns), "each": span(seen.each_ns)}
+    if seen.slowest_ns < max(_SLOW_NS, _PART * longest_ns):
+        words = tell("{none}, and it took {each} for a request, and {slowest} for the slowest", none=none, **told)
+        return Verdict(CAUSE.name, 0.0, "", words, (entry,), culprit=where)
+    by: Words = ""
+    who = where
+    if seen.writer is not None:
+        who = Culprit(seen.writer.pid, seen.writer.comm, where.object)
+        by = tell("; {other} wrote {mb} MB to it meanwhile", other=process(who.comm, who.pid), mb=value(round(seen.wrote / 1e6, 1)))  # fmt: skip
+    words = tell("{disk} took up to {slowest} for a request, while {call} of {who} waited for {longest}{by}", by=by, **told)  # fmt: skip
+    return Verdict(CAUSE.name, score, episode.scope, words, (entry,), detail="slow", culprit=who)
 
 
 def _writer(episode: Episode, view: View, mine: np.ndarray) -> tuple[Culprit, float] | None:
@@ -121,8 +138,8 @@ def _beside(mine: np.ndarray, others: np.ndarray) -> float:
 CAUSE = Cause(
     "disk",
     68,
-    "a disk kept calls on files waiting: it was frozen, or another process kept it busy",
-    SYSCALLS,
+    "a disk kept calls on files waiting: it was frozen, another process kept it busy, or it was slow itself",
+    {**SYSCALLS, "block_io": closer.READS["block_io"]},
     "see who writes: tickscope query slow_syscall --columns comm,pid,syscall,device,written_bytes,frozen,duration_ns; give the writer less of the disk (io.max), or a disk of its own",
     {"decision_latency": busy, "accept_overflow": busy, "service_latency": busy, "blocked_time": busy},
 )

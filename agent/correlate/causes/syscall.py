@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from agent.correlate.catalogue import Cause
+from agent.correlate.closer import READS as CLOSER
+from agent.correlate.closer import slept
 from agent.correlate.episode import NOBODY, Culprit, Episode, Verdict, item
 from agent.correlate.rows import groups, known
 from agent.correlate.shortage import DISK, full
@@ -72,7 +74,7 @@ def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
         else 0.0,
         episode.scope,
         words,
-        (entry,),
+        (entry, *slept(episode, view, call)),
         detail=call,
         culprit=culprit,
     )
@@ -120,7 +122,7 @@ CAUSE = Cause(
     "syscall",
     70,
     "a system call was held up, on something other than a peer",
-    {**PEERS, **READS, **SYSCALLS, **ROOM},
+    {**PEERS, **READS, **SYSCALLS, **ROOM, "off_cpu": CLOSER["off_cpu"]},
     "see what it works on: tickscope query slow_syscall --columns comm,syscall,fd_type,file,device,holder_comm,holder_pid,duration_ns; a disk, a lock, or a pipe that nobody reads",
     {"decision_latency": held_up, "accept_overflow": held_up, "service_latency": held_up, "blocked_time": held_up},
 )

@@ -1,0 +1,167 @@
+"""What closer looks saw (agent/investigate/), for ``tickscope explain``: read from the source, and told in lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agent.ask.question import Where
+    from agent.ask.source import RowSource
+
+#: Tables of what looks make, in the order in which they are told.
+TABLES_OF = ("off_cpu", "block_io", "lock_contention", "memory_stall", "syn_ack", "syscall_latency")
+#: Looks of one finding that are told; entries of each table; who asked most of a disk; functions of a stack.
+_LOOKS, _ENTRIES, _ASKERS, _FRAMES = 3, 4, 3, 12
+#: A look begins so late after what it is about, at most.
+_AFTER_NS = 5_000_000_000
+#: Tables of which a look has rows that are of no process.
+_SHARED = ("block_io", "syn_ack")
+Wrap = Callable[[str, str, int], list[str]]
+
+
+def read(source: RowSource, finding: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The finding's looks, the first one first, each with its rows by table."""
+    from agent.ask.question import Question, Where
+
+    boot = Where("boot_id", "=", finding["boot_id"])
+    looks = _of(source, finding, Where("finding_id", "=", finding["finding_id"]), boot)
+    pids = tuple({e["pid"] for e in finding["evidence"] if isinstance(e.get("pid"), int)})
+    if not looks and pids:  # something else was wrong with the same process meanwhile
+        looks = _of(source, finding, Where("pid", "in", pids), boot)
+    seen: set[str] = set()
+    for look in looks:
+        whole = look["investigation"].partition(".")[0]
+        for table in TABLES_OF:
+            shared = table in _SHARED
+            mark = (
+                Where("investigation", "starts", whole + ".")
+                if shared
+                else Where("investigation", "=", look["investigation"])
+            )
+            look[table] = [] if shared and whole in seen else source.rows(Question(table, where=(mark, boot)))
+        seen.add(whole)
+    return looks
+
+
+def _of(source: RowSource, finding: Mapping[str, Any], which: Where, boot: Where) -> list[dict[str, Any]]:
+    """The first few looks that lay in the finding's time."""
+    from agent.ask.question import Question
+
+    looks = source.rows(Question("investigation", where=(which, boot), latest=("investigation",)))
+    after = [
+        look
+        for look in looks
+        if look["begun_ns"] <= finding["end_ns"] + _AFTER_NS and look["t_ns"] >= finding["start_ns"]
+    ]
+    return sorted(after, key=lambda look: look["begun_ns"])[:_LOOKS]
+
+
+def told(looks: Sequence[Mapping[str, Any]], start_ns: int, wrap: Wrap) -> list[str]:
+    """Lines of text; wrap: (text, indent, further lines' indent) -> lines."""
+    from agent.cli.cells import duration
+
+    lines: list[str] = []
+    for look in looks:
+        who = f"{look['comm']} pid {look['pid']}"
+        took = duration(look["interval_ns"] or 0)
+        begun = look["begun_ns"] - start_ns
+        after = f"{'-' if begun < 0 else '+'}{duration(abs(begun))}"
+        state = "" if look["state"] == "done" else f", {look['state']}"
+        why = f"; {look['reason']}" if look["reason"] else ""
+        lines += ["", *wrap(f"A closer look at {who}, for {took} from {after} on{state}{why}", "", 2)]
+        for table, tell in _TELL.items():
+            for text, hang in tell(look.get(table) or []):
+                lines += wrap(text, " " * hang, hang + 2)
+    return lines
+
+
+Told = Iterator[tuple[str, int]]
+
+
+def _off_cpu(rows: Sequence[Mapping[str, Any]]) -> Told:
+    from agent.cli.cells import duration
+
+    held = [row for row in rows if row["kind"] == "slow" and row["state"] != "ready"]
+    for row in (held or list(rows))[:_ENTRIES]:
+        state = {"uninterruptible": "asleep, uninterruptible", "sleeping": "asleep"}.get(row["state"], "ready to run, but not running")  # fmt: skip
+        call = f" in {row['syscall']}" if row["syscall"] else ""
+        times = _times(row["count"], "time")
+        yield f"{row['comm']}: {duration(row['sum_ns'])} {state}{call}, {times}, for up to {duration(row['max_ns'])}", 2
+        for name, column in (("kernel", "kernel_stack"), ("program", "user_stack")):
+            if row[column]:
+                yield f"{name:<8}{_stack(row[column])}", 4
+
+
+def _stack(text: str) -> str:
+    frames = text.split(";")
+    more = f" < {len(frames) - _FRAMES} more" if len(frames) > _FRAMES else ""
+    return " < ".join(frames[:_FRAMES]) + more
+
+
+def _block_io(rows: Sequence[Mapping[str, Any]]) -> Told:
+    """Disks with the slowest requests first, and who asked most of each."""
+    from agent.cli.cells import duration
+
+    disks = sorted((row for row in rows if row["op"] == "all"), key=lambda row: -row["max_ns"])
+    for disk in disks[:_ENTRIES]:
+        failed = f", {disk['errors']} failed" if disk["errors"] else ""
+        n = max(1, disk["count"] + (disk["unfinished"] or 0))
+        still = f", {disk['unfinished']} not finished" if disk["unfinished"] else ""
+        took = f"it took {duration(disk['sum_ns'] / n)} for each, {duration(disk['max_ns'])} for the slowest"
+        queue = f"after {duration(disk['queued_ns'] / n)} in the queue"
+        yield f"disk {disk['device']}: {_times(disk['count'], 'request')}{failed}{still}, {_size(disk['bytes'])}; {took}, {queue}", 2  # fmt: skip
+        its = [row for row in rows if row["device"] == disk["device"] and row["op"] != "all" and row["bytes"]]
+        for row in sorted(its, key=lambda row: -row["bytes"])[:_ASKERS]:
+            yield f"{row['op']} by {row['comm']} pid {row['pid']}: {_times(row['count'], 'request')}, {_size(row['bytes'])}", 4  # fmt: skip
+
+
+def _times(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+def _size(n: int) -> str:
+    return f"{n / 1e6:.1f} MB" if n >= 100_000 else f"{n / 1e3:.0f} kB"
+
+
+def _locks(rows: Sequence[Mapping[str, Any]]) -> Told:
+    from agent.cli.cells import duration
+
+    for row in [row for row in rows if row["sum_ns"] >= 1_000_000][:_ENTRIES]:
+        who = "answering a SYN" if row["path"] == "handshake" else row["comm"]
+        yield f"{who}: {duration(row['sum_ns'])} waiting for a lock of the kernel's, {row['lock']} ({row['kind']}), {_times(row['count'], 'time')}, for up to {duration(row['max_ns'])}", 2  # fmt: skip
+        if row["kernel_stack"]:
+            yield f"{'kernel':<8}{_stack(row['kernel_stack'])}", 4
+
+
+def _memory(rows: Sequence[Mapping[str, Any]]) -> Told:
+    from agent.cli.cells import duration
+
+    for row in rows[:_ENTRIES]:
+        what = "to free pages" if row["kind"] == "reclaim" else "to make room for large pages"
+        yield f"{row['comm']}: {duration(row['sum_ns'])} {what} itself, {_times(row['count'], 'time')}, for up to {duration(row['max_ns'])}", 2  # fmt: skip
+
+
+def _syn_ack(rows: Sequence[Mapping[str, Any]]) -> Told:
+    from agent.cli.cells import duration
+
+    for row in sorted(rows, key=lambda row: -row["max_ns"])[:_ENTRIES]:
+        yield f"port {row['sport']}: {_times(row['count'], 'SYN')} answered, {duration(row['sum_ns'] / max(1, row['count']))} each, {duration(row['max_ns'])} the slowest", 2  # fmt: skip
+
+
+def _calls(rows: Sequence[Mapping[str, Any]]) -> Told:
+    from agent.cli.cells import duration
+
+    for row in rows[:_ENTRIES]:
+        failed = f", {row['errors']} failed" if row["errors"] else ""
+        yield f"{row['comm']}: {_times(row['count'], 'call')} of {row['syscall']}{failed}, {duration(row['sum_ns'])} in all, up to {duration(row['max_ns'])}", 2  # fmt: skip
+
+
+_TELL: Mapping[str, Callable[[Sequence[Mapping[str, Any]]], Told]] = {
+    "off_cpu": _off_cpu,
+    "block_io": _block_io,
+    "lock_contention": _locks,
+    "memory_stall": _memory,
+    "syn_ack": _syn_ack,
+    "syscall_latency": _calls,
+}

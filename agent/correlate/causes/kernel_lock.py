@@ -1,0 +1,103 @@
+"""Threads waited for a lock of the kernel's own: those of the process, or whoever answers a SYN for its port."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from agent.correlate.catalogue import Cause
+from agent.correlate.closer import HANDSHAKE, READS, looked
+from agent.correlate.episode import Culprit, Episode, Verdict, item
+from agent.correlate.rows import groups
+from agent.correlate.view import View
+from agent.correlate.words import process, span, tell, text, value
+
+#: Of the time of a look, or of the longest delay, from which on waits for one lock are worth naming.
+_SHARE, _LEAST_NS = 0.3, 5_000_000
+
+
+#: Of a listener, or of a peer: ADDRESS:PORT.
+_PORT = re.compile(r"[\]\d*]:(\d{1,5})(?=$|[\s)])")
+
+
+def waited(episode: Episode, view: View) -> Iterator[Verdict]:
+    """For one lock, whichever way its threads came to it."""
+    rows = view.own(looked(episode, view, "lock_contention"), episode)
+    rows = rows[rows["path"] != HANDSHAKE]
+    if not len(rows):
+        return
+    first, group = groups([rows["lock"]])
+    totals = np.bincount(group, rows["sum_ns"])
+    at = int(np.argmax(totals))
+    mine = rows[group == at]
+    longest, spent = float(mine["max_ns"].max()), float(totals[at])
+    share = max(spent / float(mine["interval_ns"].max()), longest / episode.value if episode.unit == "ns" and episode.value > 0 else 0.0)  # fmt: skip
+    lock = text(rows["lock"][first[at]])
+    entry = _entry(mine, lock, spent, episode.pid)
+    if longest < _LEAST_NS or share < _SHARE:
+        words = tell("its threads waited for locks of the kernel's for {longest} at most", longest=span(longest))
+        yield Verdict(CAUSE.name, 0.0, "", words, (entry,))
+        return
+    words = tell(
+        "threads of {who} waited for a lock of the kernel's, {lock}, {times}, for up to {longest}",
+        who=process(episode.comm, episode.pid),
+        lock=lock,
+        times=value(int(mine["count"].sum()), "time"),
+        longest=span(longest),
+    )
+    yield Verdict(CAUSE.name, 0.85 * min(1.0, share + 0.3), episode.scope, words, (entry,), text(mine["kind"][0])[:24], Culprit(object=lock))  # fmt: skip
+
+
+def answered_late(episode: Episode, view: View) -> Iterator[Verdict]:
+    """SYN-ACKs of this host that were late, with locks waited for between the SYN's arrival and them."""
+    if episode.symptom != "accept_overflow" and view.serving(episode) is None:
+        return  # it is another host that answers
+    answers, locks = looked(episode, view, "syn_ack"), looked(episode, view, "lock_contention")
+    found = _PORT.search(episode.subject)
+    port = int(found[1]) if found else -1
+    answers = answers[answers["sport"] == port]
+    locks = locks[locks["path"] == HANDSHAKE]
+    if not len(answers):
+        return
+    slowest = float(answers["max_ns"].max())
+    shown = item("syn_ack", "the slowest SYN-ACK", slowest, "ns", column="max_ns", subject=f"port {port}")
+    longest = float(locks["max_ns"].max()) if len(locks) else 0.0
+    if slowest < _LEAST_NS or longest < _SHARE * slowest:
+        words = tell("this host answered each SYN within {slowest}, and waited {longest} for its locks meanwhile", slowest=span(slowest), longest=span(longest))  # fmt: skip
+        yield Verdict(CAUSE.name, 0.0, "", words, (shown,))
+        return
+    mine = locks[[int(np.argmax(locks["max_ns"]))]]
+    lock = text(mine["lock"][0])
+    words = tell(
+        "this host took up to {slowest} to answer a SYN, and waited up to {longest} for a lock of its own kernel's meanwhile, {lock}",
+        slowest=span(slowest),
+        longest=span(longest),
+        lock=lock,
+    )
+    evidence = (shown, _entry(mine, lock, float(locks["sum_ns"].sum()), None))
+    yield Verdict(CAUSE.name, 0.9 * min(1.0, longest / slowest + 0.3), episode.scope, words, evidence, "syn_ack", Culprit(object=lock))  # fmt: skip
+
+
+def _entry(rows: np.ndarray, lock: str, spent: float, pid: int | None) -> dict[str, object]:
+    where = " < ".join(text(rows["kernel_stack"][int(np.argmax(rows["sum_ns"]))]).split(";")[:4])
+    return item("lock_contention", "time waiting for a lock of the kernel's", spent, "ns", column="sum_ns", subject=lock, stack=where,
+                times=int(rows["count"].sum()), pid=pid)  # fmt: skip
+
+
+CAUSE = Cause(
+    "kernel_lock",
+    72,
+    "threads waited for a lock of the kernel's own",
+    READS,
+    "see which lock, and on which way: tickscope query lock_contention --columns comm,lock,kind,path,max_ns,kernel_stack; fewer threads on one file, one mapping, or one listener (SO_REUSEPORT), or a newer kernel",
+    {
+        "decision_latency": waited,
+        "service_latency": waited,
+        "blocked_time": waited,
+        "accept_overflow": answered_late,
+        "connect_failures": answered_late,
+        "connect_latency": answered_late,
+    },
+)

@@ -1,0 +1,1 @@
+"""Closer looks: what is attached for seconds while something is wrong, to the processes concerned."""

@@ -1,0 +1,129 @@
+"""What to look at for which symptom, and how long it may take. Pure: time comes from the caller.
+
+A look costs whoever is looked at, and a little everybody (docs/costs.md); anybody can make findings come. So looks are held to a share of the time, each user's
+processes to a share of that, and a process that stays ill is looked at ever more rarely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+SECOND = 1_000_000_000
+#: Of one look; of ``calls``, whose tracepoints put every call of every process on the slow path.
+LOOK_NS, CALLS_NS = 3 * SECOND, SECOND
+#: Less is no look.
+LEAST_NS = SECOND
+#: Of one episode of a symptom: a look, and a shorter one later.
+EPISODE_NS = 5 * SECOND
+#: Until a process is looked at again; twice as long each time, until it was well for ``FORGET_NS``.
+REST_NS, LONGEST_REST_NS, FORGET_NS = 20 * SECOND, 640 * SECOND, 3600 * SECOND
+#: Processes and episodes that are remembered.
+REMEMBERED = 1024
+
+_HELD_UP = ("offcpu", "block", "contention", "reclaim", "calls")
+_CONNECTING = ("synack", "contention", "offcpu")
+_LOOKS = {
+    "decision_latency": _HELD_UP,
+    "service_latency": _HELD_UP,
+    "blocked_time": _HELD_UP,
+    "sender_stalled": _HELD_UP,
+    "receiver_stalled": _HELD_UP,
+    "broker_stall": _HELD_UP,
+    "queue_lag": _HELD_UP,
+    "silence": _HELD_UP,
+    "deadline_exceeded": _HELD_UP,
+    "window_shut": _HELD_UP,
+    "accept_overflow": _CONNECTING,
+    "connect_latency": _CONNECTING,
+    "connect_failures": _CONNECTING,
+    "handshake_latency": (*_CONNECTING, "calls"),
+}
+
+
+def looked_at(symptom: str) -> tuple[str, ...]:
+    """The families that may show why, in the order in which they are attached; none where a look shows nothing that is not known."""
+    return _LOOKS.get(symptom, ())
+
+
+class LookedAt(NamedTuple):
+    """start_tick: when it started, in units of 10 ms."""
+
+    pid: int
+    start_tick: int
+
+
+@dataclass
+class Purse:
+    """Time that may be spent: it fills by a share of the time that passes, up to ``most_ns``."""
+
+    share: float
+    most_ns: int
+    left_ns: float
+    since_ns: int
+
+    def now(self, now_ns: int) -> float:
+        self.left_ns = min(self.most_ns, self.left_ns + self.share * max(0, now_ns - self.since_ns))
+        self.since_ns = max(self.since_ns, now_ns)
+        return self.left_ns
+
+
+class Budget:
+    """``spent_ns``: in all. ``refused`` counts looks that were wanted and not granted, by reason."""
+
+    def __init__(self) -> None:
+        self.spent_ns = 0
+        self.refused: dict[str, int] = {}
+        self._purses: dict[object, Purse] = {}
+        self._rests: dict[LookedAt, tuple[int, int]] = {}  # until when; how long the next one is
+        self._episodes: dict[Hashable, int] = {}
+        self._refused: dict[Hashable, None] = {}
+
+    def _mine(self, uid: int, now_ns: int) -> list[Purse]:
+        """Of all, of all users but root, and of the user."""
+        names: list[tuple[object, float, int]] = [("all", 0.10, 15 * SECOND)]
+        names += [("users", 0.06, 9 * SECOND), (uid, 0.03, 6 * SECOND)] if uid else []
+        for name, share, most in names:
+            self._purses[name] = self._purses.pop(name) if name in self._purses else Purse(share, most, most, now_ns)
+        while len(self._purses) > REMEMBERED:
+            self._purses.pop(next(iter(self._purses)))  # of who was heard of least lately
+        return [self._purses[name] for name, _, _ in names]
+
+    def rests(self, process: LookedAt, now_ns: int) -> bool:
+        """Whether it was looked at not long ago."""
+        return now_ns < self._rests.get(process, (0, 0))[0]
+
+    def grant(self, episode: Hashable, process: LookedAt, uid: int, now_ns: int) -> int:
+        """For how long this process may be looked at now, ns; 0 for not at all."""
+        left = min(EPISODE_NS - self._episodes.get(episode, 0), LOOK_NS)
+        if self.rests(process, now_ns) or left < LEAST_NS:
+            return 0
+        left = min([left, *(int(purse.now(now_ns)) for purse in self._mine(uid, now_ns))])
+        if left < LEAST_NS:
+            self._refuse(episode, "budget of its user" if uid and self._purses["all"].left_ns >= LEAST_NS else "budget")
+            return 0
+        return left
+
+    def _refuse(self, episode: Hashable, why: str) -> None:
+        """Counts each episode once."""
+        if episode not in self._refused:
+            self.refused[why] = self.refused.get(why, 0) + 1
+        self._refused[episode] = self._refused.pop(episode, None)
+        if len(self._refused) > REMEMBERED:
+            self._refused.pop(next(iter(self._refused)))
+
+    def spend(self, episode: Hashable, process: LookedAt, uid: int, ns: int, now_ns: int, begins: bool) -> None:
+        """Takes what a look at this process takes. begins: it is not one more of a look that goes on, whose time is spent already."""
+        everybody, *its = self._mine(uid, now_ns)
+        for purse in (everybody, *its) if begins else its:
+            purse.now(now_ns)
+            purse.left_ns -= ns
+        self.spent_ns += ns if begins else 0
+        self._episodes[episode] = max(self._episodes.pop(episode, 0), 0) + ns
+        until_ns, rest_ns = self._rests.pop(process, (now_ns, REST_NS))
+        rest_ns = REST_NS if now_ns - until_ns > FORGET_NS else rest_ns
+        self._rests[process] = now_ns + ns + rest_ns, min(2 * rest_ns, LONGEST_REST_NS)
+        for kept in (self._rests, self._episodes):
+            while len(kept) > REMEMBERED:
+                kept.pop(next(iter(kept)))  # type: ignore[call-overload]

@@ -1,0 +1,211 @@
+"""What a look counted, as rows. Pure: arrays in, batches out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from agent.batch import Batch
+from agent.columns import fitted
+from agent.investigate.asleep import Asleep
+from agent.investigate.look import Counted
+from agent.kernel.wire import decode
+from agent.probes.syscalls import classes, names
+from agent.tables import TABLES
+
+#: Rows of one look: off_cpu of threads that were held up, that waited, that were ready; lock_contention; block_io of processes; system calls.
+MOST = {"slow": 24, "waiting": 8, "ready": 4, "locks": 24, "blocks": 32, "calls": 64}
+#: Off the processor for less in all is not told.
+LEAST_NS = 1_000_000
+_NO_CALL = 0xFFFF
+_READY = TABLES["off_cpu"].code("state", "ready")
+_SLOW, _WAITING = (TABLES["off_cpu"].code("kind", name) for name in ("slow", "waiting"))
+_WAITS, _BY_FD, _POLLS = 2, 3, 5  # of agent/probes/syscalls.py's classes
+_SLEEPING = TABLES["off_cpu"].code("state", "sleeping")
+_KINDS = ((1, "spin"), (8, "rtmutex"), (16, "percpu"), (32, "mutex"), (2, "read"), (4, "write"))
+
+
+class Names(NamedTuple):
+    """kernel, user: the text of a stack by its number (user's also by process). lock: (name, what takes it) of a lock at an address with that stack."""
+
+    kernel: Callable[[int], str]
+    user: Callable[[int, int], str]
+    lock: Callable[[int, int], str]
+
+
+def gone(counted: Counted, until_ns: int, who: dict[int, np.void]) -> tuple[np.ndarray, np.ndarray]:
+    """off-CPU keys and values, with threads that are off the processor still counted until the look's end. who: an identity by pid."""
+    keys, values = counted.maps["offcpu_sums"]
+    _, still = counted.maps["offcpu_gone"]
+    still = still[[int(pid) in who for pid in still["key"]["pid"]]] if len(still) else still
+    more = np.zeros(len(still), values.dtype)
+    more["count"] = 1
+    more["sum_ns"] = more["max_ns"] = (until_ns - still["off_ns"].astype(np.int64)).clip(0)
+    for i, pid in enumerate(still["key"]["pid"].tolist()):
+        more["proc"][i] = who[pid]
+    return _merged(np.concatenate([keys, still["key"]]), np.concatenate([values, more]), "count", "sum_ns")
+
+
+def _merged(keys: np.ndarray, values: np.ndarray, *sums: str) -> tuple[np.ndarray, np.ndarray]:
+    """Elements of equal keys as one each: of these fields the sums, of ``max_ns`` the largest."""
+    _, first, of = np.unique(
+        np.ascontiguousarray(keys).view(f"V{keys.itemsize}"), return_index=True, return_inverse=True
+    )
+    out, of = values[first], of.reshape(-1)
+    for name in sums:
+        out[name] = 0
+        np.add.at(out[name], of, values[name])
+    np.maximum.at(out["max_ns"], of, values["max_ns"])
+    return keys[first], out
+
+
+def _kinds(nr: np.ndarray, state: np.ndarray) -> np.ndarray:
+    """slow or waiting, by the call: who reads, and can be woken by a signal meanwhile, waits for input. Outside of a call it is held up."""
+    what = classes()[np.minimum(nr, len(classes()) - 1)]
+    waits = (what == _WAITS) | (what == _POLLS) | ((what == _BY_FD) & (state == _SLEEPING))
+    return np.where((nr != _NO_CALL) & waits, _WAITING, _SLOW)
+
+
+def _call(nr: np.ndarray) -> np.ndarray:
+    known = names()
+    return np.where(nr < len(known), known[np.minimum(nr, len(known) - 1)], b"")
+
+
+def _longest(chosen: np.ndarray, ns: np.ndarray, most: int) -> np.ndarray:
+    """Indices of the longest of those that are chosen."""
+    at = np.flatnonzero(chosen & (ns >= LEAST_NS))
+    return at[np.argsort(-ns[at].astype(np.int64), kind="stable")[:most]]
+
+
+def off_cpu(keys: np.ndarray, values: np.ndarray, asleep: list[Asleep], interval_ns: dict[int, int], who: dict[int, np.void], named: Names) -> Batch:  # fmt: skip
+    """Where threads were, longest first; those that slept all the time by what /proc tells of them."""
+    kind, ns = _kinds(keys["nr"], keys["state"]), values["sum_ns"]
+    ready = keys["state"] == _READY
+    at = np.concatenate([_longest(~ready & (kind == _SLOW), ns, MOST["slow"]), _longest(~ready & (kind == _WAITING), ns, MOST["waiting"]),
+                         _longest(ready, ns, MOST["ready"])])  # fmt: skip
+    rows = decode(values[at], "off_cpu").rows
+    rows["state"], rows["kind"], rows["syscall"] = keys["state"][at], kind[at], _call(keys["nr"][at])
+    for row, i in zip(rows, at, strict=True):
+        key = keys[i]
+        row["kernel_stack"] = named.kernel(int(key["kernel_stack"])).encode()
+        row["user_stack"] = named.user(int(key["user_stack"]), int(key["pid"])).encode()
+    still = TABLES["off_cpu"].empty(len(asleep))
+    for row, one in zip(still, asleep, strict=True):
+        _identify(row, who[one.pid])
+        row["state"], row["count"] = one.state, one.threads
+        row["syscall"], row["kind"] = _call(np.array([one.nr]))[0], _kinds(np.array([one.nr]), np.array([one.state]))[0]
+        row["sum_ns"], row["max_ns"] = interval_ns[one.pid] * one.threads, interval_ns[one.pid]
+        row["kernel_stack"] = one.function.encode()[:512]
+    rows = np.concatenate([rows, still])
+    return Batch("off_cpu", rows[np.lexsort((-rows["sum_ns"], rows["kind"]))])
+
+
+def _identify(row: np.void, proc: np.void) -> None:
+    for name in ("pid", "proc_start_ns", "comm", "cgroup_id"):
+        row[name] = proc[name].astype(np.int64) if name != "comm" else proc[name]
+
+
+def block_io(keys: np.ndarray, values: np.ndarray, open_: np.ndarray, until_ns: int, interval_ns: int) -> Batch:
+    """Each process's requests, those of most time first, and one row a disk for all together. open_: requests that the device, or its queue, still has."""
+    out = []
+    keys, values = _with_open(keys, values, open_, until_ns)
+    for disk in np.unique(keys["disk"]):
+        mine, its = keys[keys["disk"] == disk], values[keys["disk"] == disk]
+        whole = decode(its[:1], "block_io").rows
+        for name in ("pid", "tid", "proc_start_ns", "cgroup_id"):
+            whole[name] = TABLES["block_io"].by_name[name].null
+        whole["comm"], whole["op"] = b"", TABLES["block_io"].code("op", "all")
+        for name in ("count", "unfinished", "bytes", "errors", "sum_ns", "queued_ns"):
+            whole[name] = its[name].sum()
+        whole["max_ns"], whole["hist"] = its["max_ns"].max(), its["hist"].sum(axis=0)
+        order = np.argsort(-its["sum_ns"].astype(np.int64), kind="stable")[: MOST["blocks"]]
+        rows = decode(its[order], "block_io").rows
+        rows["op"], rows["tid"] = mine["op"][order], TABLES["block_io"].by_name["tid"].null
+        out += [whole, rows]
+    rows = np.concatenate([TABLES["block_io"].empty(0), *out])
+    rows["in_flight"] = rows["sum_ns"] / interval_ns
+    return Batch("block_io", rows)
+
+
+def _with_open(keys: np.ndarray, values: np.ndarray, open_: np.ndarray, until_ns: int) -> tuple[np.ndarray, np.ndarray]:
+    """An element more for each request that is not finished, with the time that it has taken so far."""
+    more_keys, more = np.zeros(len(open_), keys.dtype), np.zeros(len(open_), values.dtype)
+    more_keys["disk"], more_keys["op"] = open_["disk"], open_["op"]
+    more_keys["pid"] = open_["proc"]["pid"]
+    issued = open_["issued_ns"] > 0
+    taken = (until_ns - open_["issued_ns"].astype(np.int64)).clip(0)
+    more["unfinished"], more["proc"], more["device"] = 1, open_["proc"], open_["device"]
+    more["sum_ns"] = more["max_ns"] = np.where(issued, taken, 0)
+    more["queued_ns"] = np.where(
+        issued, open_["issued_ns"] - open_["begun_ns"], (until_ns - open_["begun_ns"].astype(np.int64)).clip(0)
+    )
+    sums = ("count", "unfinished", "bytes", "errors", "sum_ns", "queued_ns", "hist")
+    return _merged(np.concatenate([keys, more_keys]), np.concatenate([values, more]), *sums)
+
+
+def lock_contention(keys: np.ndarray, values: np.ndarray, named: Names) -> Batch:
+    order = np.argsort(-values["sum_ns"].astype(np.int64), kind="stable")[: MOST["locks"]]
+    keys, rows = keys[order], decode(values[order], "lock_contention").rows
+    rows["path"] = keys["path"]
+    for row, key in zip(rows, keys, strict=True):
+        flags = int(key["flags"])
+        row["kind"] = " ".join(word for bit, word in _KINDS if flags & bit).encode() or b"semaphore"
+        row["lock"] = fitted(named.lock(int(key["lock"]), int(key["kernel_stack"])).encode(), 64)
+        row["address"] = f"{int(key['lock']):#x}".encode()
+        row["kernel_stack"] = named.kernel(int(key["kernel_stack"])).encode()
+    return Batch("lock_contention", rows)
+
+
+def memory_stall(keys: np.ndarray, values: np.ndarray) -> Batch:
+    rows = decode(values, "memory_stall").rows
+    rows["kind"] = keys["kind"]
+    return Batch("memory_stall", rows)
+
+
+def syn_ack(keys: np.ndarray, values: np.ndarray) -> Batch:
+    rows = decode(values, "syn_ack").rows
+    rows["sport"], rows["netns"] = keys["port"], keys["netns"]
+    return Batch("syn_ack", rows)
+
+
+def calls(keys: np.ndarray, values: np.ndarray) -> Batch:
+    """All calls of the processes, those of most time first."""
+    order = np.argsort(-values["sum_ns"].astype(np.int64), kind="stable")[: MOST["calls"]]
+    keys, rows = keys[order], decode(values[order], "syscall_latency").rows
+    rows["syscall"] = _call(keys["nr"])
+    rows["nr"] = np.where(keys["nr"] < len(names()), keys["nr"] % (len(names()) // 2), keys["nr"])
+    rows["basis"], rows["sample_rate"] = TABLES["syscall_latency"].code("basis", "all"), 1.0
+    return Batch("syscall_latency", rows)
+
+
+def all_of(counted: Counted, until_ns: int, who: dict[int, np.void], looks: dict[int, tuple[str, int]], asleep: list[Asleep], named: Names) -> Iterator[Batch]:  # fmt: skip
+    """A batch a table, of those in which there is something. looks: as for ``marked``."""
+    maps, took = counted.maps, counted.interval_ns
+    if "offcpu_sums" in maps:
+        each = {pid: max(1, took["offcpu"] - later_ns) for pid, (_, later_ns) in looks.items()}
+        yield off_cpu(*gone(counted, until_ns, who), asleep, each, who, named)
+    made: dict[str, Callable[[np.ndarray, np.ndarray], Batch]] = {
+        "contention": lambda keys, values: lock_contention(keys, values, named),
+        "reclaim": memory_stall,
+        "synack": syn_ack,
+        "calls": calls,
+    }
+    for family, one in made.items():
+        if f"{family}_sums" in maps:
+            yield one(*maps[f"{family}_sums"])
+    if "block_sums" in maps:
+        yield block_io(*maps["block_sums"], maps["block_requests"][1], until_ns, took["block"])
+
+
+def marked(batch: Batch, counted: Counted, looks: dict[int, tuple[str, int]], t_ns: int) -> Batch:
+    """With the looks that the rows are of: by process, (name, how much later than the first it began, ns). What is of no process that was looked at is the first one's."""
+    family = {"off_cpu": "offcpu", "block_io": "block", "lock_contention": "contention", "memory_stall": "reclaim", "syn_ack": "synack",
+              "syscall_latency": "calls"}[batch.table]  # fmt: skip
+    first = next(iter(looks.values()))
+    pids = batch.rows["pid"].tolist() if "pid" in (batch.rows.dtype.names or ()) else [0] * len(batch.rows)
+    its = [looks.get(pid, first) for pid in pids]
+    batch.rows["t_ns"], batch.rows["investigation"] = t_ns, [name.encode() for name, _ in its]
+    batch.rows["interval_ns"] = [max(1, counted.interval_ns[family] - later_ns) for _, later_ns in its]
+    return batch

@@ -1,0 +1,30 @@
+"""Brings the investigator up; what needs root is done before root is given up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from agent.investigate.naming import Naming
+from agent.investigate.source import Investigator
+
+if TYPE_CHECKING:
+    from agent.correlate.troubles import Trouble
+    from agent.kernel.helper_client import Helper
+    from agent.kernel.source import KernelSource
+    from agent.targets.targets import Targets
+
+
+def kernel_symbols(wanted: bool) -> int:
+    """/proc/kallsyms: who may see its addresses is decided when it is opened. -1 where it is not wanted, or there is none."""
+    try:
+        return os.open("/proc/kallsyms", os.O_RDONLY | os.O_CLOEXEC) if wanted else -1
+    except OSError:
+        return -1
+
+
+def investigator(kernel: KernelSource, helper: Helper, targets: Targets, kallsyms: int, troubles: Callable[[], list[Trouble]]) -> Investigator | None:  # fmt: skip
+    """None where no family of it is there."""
+    families = {n: f for n, f in kernel.loaded.families.items() if f.probe.closer and f.programs}
+    return Investigator(kernel, helper, families, Naming(helper, targets.analyst, kallsyms), troubles) if families else None  # fmt: skip

@@ -1,0 +1,33 @@
+"""Which threads of a process sleep, and where in the kernel: from /proc, of which others may read nothing. For the helper."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from itertools import islice
+
+#: Threads that are looked at.
+THREADS = 256
+
+
+def asleep(pid: int) -> bytes:
+    """Lines ``tid state call function``, - where it is not known. Raises OSError where there is no such process."""
+    lines = []
+    with os.scandir(f"/proc/{pid}/task") as threads:
+        for thread in islice(threads, THREADS):
+            with suppress(OSError):  # it has ended meanwhile
+                state = _text(f"{thread.path}/stat").rpartition(b")")[2].split()[0]
+                if state in (b"S", b"D"):
+                    call = (_text(f"{thread.path}/syscall").split() or [b"-"])[0]
+                    lines.append(b" ".join([thread.name.encode(), state, call, _text(f"{thread.path}/wchan") or b"-"]))
+    return b"\n".join(lines)
+
+
+def _text(path: str) -> bytes:
+    with suppress(PermissionError):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(fd, 4096)
+        finally:
+            os.close(fd)
+    return b""

@@ -1,0 +1,24 @@
+"""What block devices do, for seconds; see bpf/block.bpf.c and agent/investigate/."""
+
+from __future__ import annotations
+
+from agent.kernel.probe import Probe, Program
+
+PROBE = Probe(
+    name="block",
+    parts=("look.h",),
+    programs=(
+        Program("block_on_complete", target="block_rq_complete", on_demand=True, loses="what disks do"),
+        Program("block_on_issue", target="block_rq_issue", on_demand=True, loses="what disks do"),
+        Program(
+            "block_on_start",
+            target="block_io_start",
+            on_demand=True,
+            optional=True,
+            loses="who asked, where a thread of the kernel's hands it on",
+        ),
+    ),
+    maps=("block_sums", "block_requests"),
+    counts=("block_sums", "block_requests"),
+    closer=True,
+)

@@ -1,0 +1,14 @@
+"""Where threads of a few processes are while they do not run, for seconds; see bpf/offcpu.bpf.c and agent/investigate/."""
+
+from __future__ import annotations
+
+from agent.kernel.probe import Probe, Program
+
+PROBE = Probe(
+    name="offcpu",
+    parts=("look.h",),
+    programs=(Program("offcpu_on_switch", target="sched_switch", on_demand=True, loses="where threads sleep"),),
+    maps=("offcpu_sums", "offcpu_gone", "look_stacks"),
+    counts=("offcpu_sums", "offcpu_gone"),
+    closer=True,
+)

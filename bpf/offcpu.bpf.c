@@ -1,0 +1,96 @@
+/* Where threads of a few processes are while they do not run: time off the processor by kernel and user stack. Attached for seconds only,
+ * kernel 5.8. Driven by agent/investigate/. A thread that sleeps from before the look until after it is not switched: agent/investigate/asleep.py. */
+
+#define OFFCPU_DEAD 0x80	/* TASK_DEAD, include/linux/sched.h: it will not be back */
+enum { OFFCPU_SLEEPING, OFFCPU_UNINTERRUPTIBLE, OFFCPU_READY };	/* in the order of the table's enum */
+
+struct offcpu_key {
+	u32 pid;
+	s32 kernel_stack;
+	s32 user_stack;
+	u16 nr;
+	u8 state;
+	u8 pad;
+};
+
+struct offcpu_value {
+	u64 count;
+	u64 sum_ns;
+	u64 max_ns;
+	struct proc proc;
+};
+BPF_TABLE("hash", struct offcpu_key, struct offcpu_value, offcpu_sums, 1024);
+
+struct offcpu_gone {
+	u64 off_ns;
+	struct offcpu_key key;
+};
+BPF_TABLE("hash", u32, struct offcpu_gone, offcpu_gone, 2048);	/* threads that are off the processor: tid */
+
+static __always_inline void offcpu_leaves(struct bpf_raw_tracepoint_args *ctx, struct control *c, u64 now)
+{
+	void *task = current_task();
+	struct offcpu_gone gone = {.off_ns = now};
+	u32 tid = 0, state = 0;
+	GET(gone.key.pid, task, task_struct, tgid);
+	if (!look_at(c, gone.key.pid))
+		return;
+	GET(tid, task, task_struct, pid);
+#if HAS_task_struct____state
+	READ(state, task, task_struct, __state);
+#else
+	READ(state, task, task_struct, state);
+#endif
+	if (state & OFFCPU_DEAD)
+		return;
+	gone.key.nr = look_call(task);
+	gone.key.kernel_stack = gone.key.user_stack = -1;
+	if (ctx->args[0] || !state) {
+		gone.key.state = OFFCPU_READY;	/* another one has its processor: where it was says nothing */
+	} else {
+		gone.key.state = state & 2 ? OFFCPU_UNINTERRUPTIBLE : OFFCPU_SLEEPING;
+		gone.key.kernel_stack = look_stacks.get_stackid(ctx, 0);
+		gone.key.user_stack = look_stacks.get_stackid(ctx, BPF_F_USER_STACK);
+	}
+	if (offcpu_gone.update(&tid, &gone))
+		lose(LOST_offcpu_gone);
+}
+
+static __always_inline void offcpu_returns(void *task, u64 now)
+{
+	struct offcpu_value none = {};
+	u32 tid = 0;
+	GET(tid, task, task_struct, pid);
+	struct offcpu_gone *gone = offcpu_gone.lookup(&tid);
+	if (!gone)
+		return;
+	u64 ns = now - gone->off_ns;
+	struct offcpu_key key = gone->key;
+	offcpu_gone.delete(&tid);
+	struct offcpu_value *v = offcpu_sums.lookup(&key);
+	if (!v) {
+		fill_proc(&none.proc, task);
+		none.proc.tid = UNKNOWN32;
+		offcpu_sums.insert(&key, &none);
+		v = offcpu_sums.lookup(&key);
+	}
+	if (!v) {
+		lose(LOST_offcpu_sums);
+		return;
+	}
+	__sync_fetch_and_add(&v->count, 1);
+	__sync_fetch_and_add(&v->sum_ns, ns);
+	if (ns > v->max_ns)
+		v->max_ns = ns;
+}
+
+int offcpu_on_switch(struct bpf_raw_tracepoint_args *ctx)
+{
+	u64 now = bpf_ktime_get_boot_ns();
+	struct control *c = look_now(now);
+	if (!c)
+		return 0;
+	offcpu_returns((void *)ctx->args[2], now);
+	offcpu_leaves(ctx, c, now);
+	return 0;
+}
