@@ -27,7 +27,7 @@ _SLEEPING = TABLES["off_cpu"].code("state", "sleeping")
 _KINDS = ((1, "spin"), (8, "rtmutex"), (16, "percpu"), (32, "mutex"), (2, "read"), (4, "write"))
 
 
-class Names(NamedTuple):
+class FrameNames(NamedTuple):
     """kernel, user: the text of a stack by its number (user's also by process). lock: (name, what takes it) of a lock at an address with that stack."""
 
     kernel: Callable[[int], str]
@@ -79,7 +79,7 @@ def _longest(chosen: np.ndarray, ns: np.ndarray, most: int) -> np.ndarray:
     return at[np.argsort(-ns[at].astype(np.int64), kind="stable")[:most]]
 
 
-def off_cpu(keys: np.ndarray, values: np.ndarray, asleep: list[Asleep], interval_ns: dict[int, int], who: dict[int, np.void], named: Names) -> Batch:  # fmt: skip
+def off_cpu(keys: np.ndarray, values: np.ndarray, asleep: list[Asleep], interval_ns: dict[int, int], who: dict[int, np.void], named: FrameNames) -> Batch:  # fmt: skip
     """Where threads were, longest first; those that slept all the time by what /proc tells of them."""
     kind, ns = _kinds(keys["nr"], keys["state"]), values["sum_ns"]
     ready = keys["state"] == _READY
@@ -145,7 +145,7 @@ def _with_open(keys: np.ndarray, values: np.ndarray, open_: np.ndarray, until_ns
     return _merged(np.concatenate([keys, more_keys]), np.concatenate([values, more]), *sums)
 
 
-def lock_contention(keys: np.ndarray, values: np.ndarray, named: Names) -> Batch:
+def lock_contention(keys: np.ndarray, values: np.ndarray, named: FrameNames) -> Batch:
     order = np.argsort(-values["sum_ns"].astype(np.int64), kind="stable")[: MOST["locks"]]
     keys, rows = keys[order], decode(values[order], "lock_contention").rows
     rows["path"] = keys["path"]
@@ -180,7 +180,7 @@ def calls(keys: np.ndarray, values: np.ndarray) -> Batch:
     return Batch("syscall_latency", rows)
 
 
-def all_of(counted: Counted, until_ns: int, who: dict[int, np.void], looks: dict[int, tuple[str, int]], asleep: list[Asleep], named: Names) -> Iterator[Batch]:  # fmt: skip
+def all_of(counted: Counted, until_ns: int, who: dict[int, np.void], looks: dict[int, tuple[str, int]], asleep: list[Asleep], named: FrameNames) -> Iterator[Batch]:  # fmt: skip
     """A batch a table, of those in which there is something. looks: as for ``marked``."""
     maps, took = counted.maps, counted.interval_ns
     if "offcpu_sums" in maps:

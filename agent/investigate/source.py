@@ -261,7 +261,7 @@ class Investigator(Due, Finishing, Stating):
             for one in case.subjects:
                 who.setdefault(one.process.pid, self._identity(one))
                 one.comm = who[one.process.pid]["comm"].decode("utf-8", "replace") or one.comm
-            for batch in rows.all_of(counted, t_ns, who, looks, named.asleep, rows.Names(kernel, user, lock)):
+            for batch in rows.all_of(counted, t_ns, who, looks, named.asleep, rows.FrameNames(kernel, user, lock)):
                 if len(batch.rows):
                     self._done.append(rows.marked(batch, counted, looks, t_ns))
                     for one in case.subjects:
