@@ -28,7 +28,8 @@ class ConnectWatch(EndWatch):
     """One subject is one ip:port that clients connect to, or have old connections to, from one network namespace.
 
     ok, failed: connects; broken: connections that were reset after they had been through: who refuses a connect does so by a reset as well. slow: of those that were
-    through, how many took ``SLOW_NS``; longest_ns: what the slowest took.
+    through, how many took ``SLOW_NS``; longest_ns: what the slowest took. Of who is only talked with nothing is usual but that no connect fails: a server resets old connections
+    for reasons of its own (a limit, a restart of one of its processes).
     """
 
     metrics = ("ok", "failed", "broken", "slow", "longest_ns")
@@ -61,7 +62,7 @@ class ConnectWatch(EndWatch):
             failed=failed[at][fits],
             slow=slow[at][fits],
             longest_ns=np.where(ok > 0, longest, np.nan)[at][fits],
-            broken=np.maximum(resets - failed, 0)[at][fits].astype(np.float64),
+            broken=np.where(ok + failed + resets > 0, np.maximum(resets - failed, 0), np.nan)[at][fits],
         )
         return slots[fits]
 

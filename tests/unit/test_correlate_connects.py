@@ -148,3 +148,13 @@ def test_a_server_that_is_gone_from_old_connections(talked: bool) -> None:
     assert [(one["symptom"], one["cause"]) for one in found] == (
         [("connect_failures", "broker_down")] if talked else []
     )
+
+
+def test_old_connections_that_a_server_resets_are_no_failure_of_connects() -> None:
+    """As one does that has too many clients."""
+    host = Host()
+    t = T0 + np.arange(0, UNTIL) * S
+    host.add("tcp_rtt", len(t), t_ns=t, pid=APP_PID, proc_start_ns=START, netns=4026531840, role=code("tcp_rtt", "role", "client"),
+             peer=np.frombuffer(API, "V18"), samples=5, rtt_sum_us=500, rtt_min_us=90, rtt_max_us=110, srtt_us=100)  # fmt: skip
+    resets(host, BAD)
+    assert latest(run(host, UNTIL)) == []

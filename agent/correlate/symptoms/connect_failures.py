@@ -26,13 +26,14 @@ def judge(watch: ConnectWatch, second: Second) -> list[Episode]:
         return np.cumsum(np.nan_to_num(series.recent(metric, slots, at, _WITHIN_S))[:, ::-1], axis=1)
 
     failed, broken, ok = lately("failed"), lately("broken"), lately("ok")
+    usual, before = (series.baseline(metric, slots, at, _WITHIN_S) for metric in ("failed", "broken"))
+    broken *= (before.seen >= watch.config.warm_s)[:, None]
     bad = failed + broken
     share = np.where(bad >= _LEAST, bad / np.maximum(ok + failed, 1), 0.0).clip(max=1).max(axis=1)
     many = (bad[:, 0] > 0) & (share >= _SHARE)
     if not many.any():
         return []
-    usual = series.baseline("failed", slots, at, _WITHIN_S)
-    usually = usual.high + series.baseline("broken", slots, at, _WITHIN_S).high
+    usually = usual.high + np.nan_to_num(before.high)
     opened = []
     for i in np.flatnonzero(many & (usually == 0) & (usual.seen >= watch.config.warm_s)):
         slot = int(slots[i])

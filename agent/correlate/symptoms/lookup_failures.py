@@ -52,7 +52,7 @@ def clause(e: Episode) -> Words:
 
 SYMPTOM = Symptom(
     "lookup_failures",
-    57,
+    56,
     "names that a process knew before do not resolve any more",
     "a process",
     "",
