@@ -18,7 +18,7 @@ from agent.correlate.words import Fact, Words, process, span, tell, text, value
 _FILES, _LOCKS = (b"file", b"directory", b"block device"), (b"flock", b"fcntl", b"fcntl64")
 _MUCH_BYTES = 1 << 20
 _TIMES = 4  # what another process wrote, against what the one that waited wrote itself
-#: A request that takes so long, and such a part of what the call took, explains it.
+#: A request that takes so long, and such a part of what the call took, explains it; or that all take so long, of which a call may need several.
 _SLOW_NS, _PART = 20_000_000, 0.3
 _REACH_NS = 10 * SECOND  # the other's call may go on for longer
 
@@ -92,7 +92,7 @@ def _by_itself(episode: Episode, seen: closer.Disk | None, facts: dict[str, Fact
     entry = item("block_io", "the slowest request", seen.slowest_ns, "ns", column="max_ns", object=facts["disk"], requests=seen.requests,
                  each_ns=round(seen.each_ns), queued_ns=round(seen.queued_ns))  # fmt: skip
     told = {**facts, "slowest": span(seen.slowest_ns), "each": span(seen.each_ns)}
-    if seen.slowest_ns < max(_SLOW_NS, _PART * longest_ns):
+    if seen.slowest_ns < _SLOW_NS or (seen.slowest_ns < _PART * longest_ns and seen.each_ns < _SLOW_NS):
         words = tell("{none}, and it took {each} for a request, and {slowest} for the slowest", none=none, **told)
         return Verdict(CAUSE.name, 0.0, "", words, (entry,), culprit=where)
     by: Words = ""
