@@ -44,7 +44,7 @@ class NamedFile(GoBinary):
 
     def _go_name(self, address: int) -> str:
         base, header = self._pclntab
-        text = self._text if header.relative else 0
+        text = self._module[0] if header.relative else 0
         index = int(np.searchsorted(self._functab[:, 0].astype(np.int64), address - text, "right")) - 1
         if not 0 <= index < len(self._functab) - 1:
             return ""
