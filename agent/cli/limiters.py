@@ -10,7 +10,8 @@ from agent.cli import limiters_replay, limiters_try, options
 from agent.errors import NO_ROWS
 
 if TYPE_CHECKING:
-    from agent.ask.question import Question
+    from agent.ask.question import Question, Where
+    from agent.ask.source import RowSource
 
 _COLUMNS = (
     "limiter_id",
@@ -25,6 +26,11 @@ _COLUMNS = (
     "delayed",
     "cancelled",
     "errors",
+    "told",
+    "allowed_low",
+    "allowed_high",
+    "refused_low",
+    "refused_high",
     "limit_per_s",
     "unlimited",
     "burst",
@@ -45,15 +51,44 @@ _RESULTS = {
 }
 
 
-def _decisions() -> Question:
+def _decisions(*where: Where) -> Question:
     """Each limiter in each process: its decisions by result, and what was seen of it last."""
     from agent.ask.question import GroupValue, Question, Where
 
     results = (GroupValue(name, "count", where=Where("result", "=", result)) for name, result in _RESULTS.items())
-    return Question("limiter_decision", group=("boot_id", *_LIMITER, "proc_start_ns"), order=("-decisions", "limiter_id", "pid"), values=(
+    return Question("limiter_decision", where=where, group=("boot_id", *_LIMITER, "proc_start_ns"), order=("-decisions", "limiter_id", "pid"), values=(
         GroupValue("comm", "last", "comm"), GroupValue("decisions", "count"), *results, GroupValue("limit_per_s", "last", "limit_per_s"),
         GroupValue("unlimited", "last", "unlimited"), GroupValue("burst", "last", "burst"), GroupValue("step_immune", "all", "step_immune"),
         GroupValue("sample_rate", "min", "sample_rate"), GroupValue("last_ns", "max", "t_ns")))  # fmt: skip
+
+
+def _totals(source: RowSource) -> list[dict[str, Any]]:
+    """Of those that were watched a part of the time only, all of their decisions in the place of those that were seen."""
+    from agent.ask.question import Question, Where
+    from agent.cli.limiters_totals import COLUMNS, KEY, Total, added, told
+
+    rows = source.rows(_decisions())
+    rates = added(source.rows(Question("limiter_rate", COLUMNS)))
+    always = (
+        {tuple(row[n] for n in KEY): row for row in source.rows(_decisions(Where("sample_rate", "=", 1.0)))}
+        if rates
+        else {}
+    )
+    for row in rows:
+        key = tuple(row[name] for name in KEY)
+        if key not in rates:
+            sampled = row["sample_rate"] is not None and row["sample_rate"] < 1
+            row.update({"told": "as seen" if sampled else "exact"})
+            continue
+        seen = always.pop(key, dict.fromkeys((*_RESULTS, "decisions"), 0))
+        allowed, refused = (
+            Total(seen[n], seen[n], seen[n]) + more for n, more in zip(("allowed", "refused"), rates[key], strict=True)
+        )
+        row.update({n: seen[n] for n in _RESULTS}, allowed=allowed.n, refused=refused.n)
+        row.update(decisions=sum(row[n] for n in _RESULTS), told=told(allowed, refused))
+        for name, total in (("allowed", allowed), ("refused", refused)):
+            row[f"{name}_low"], row[f"{name}_high"] = total.least, total.most
+    return sorted(rows, key=lambda row: -row["decisions"])
 
 
 def _binaries() -> Question:
@@ -82,7 +117,8 @@ def _binaries() -> Question:
 def command(ctx: click.Context, since: str, known: bool, fmt: str, store: str) -> None:
     """Rate limiters: who uses them, their decisions, limits, and what a clock step would do to each.
 
-    Counts are of the decisions seen: where sample_rate is below 1, a share of them. On stderr: Go programs that contain
+    A limiter that decides too often to be watched all of the time has sample_rate below 1. Its counts are of all decisions all the same,
+    by limiter_rate; told says how good they are: exact, within so much (95 times in 100), at least, or as seen. On stderr: Go programs that contain
     a known limiter and cannot be watched, with the reason.
     """
     if ctx.invoked_subcommand is None:
@@ -102,8 +138,8 @@ def _listed(since: str, known: bool, fmt: str, store: str) -> None:
         return
     from agent.store.sources import opened
 
-    with opened(store, ["limiter_decision", "probe_status", "loss"], since) as source:
-        rows = [_judged(row) for row in source.rows(_decisions())]
+    with opened(store, ["limiter_decision", "limiter_rate", "probe_status", "loss"], since) as source:
+        rows = [_judged(row) for row in _totals(source)]
         binaries = source.rows(_binaries())
         notes, gaps = source.notes, source.gaps()
     emit_rows(rows, fmt, _COLUMNS, {"binaries": binaries, "gaps": gaps})

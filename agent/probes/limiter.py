@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, cast
 
@@ -20,31 +21,33 @@ if TYPE_CHECKING:
     from agent.targets.attacher import Attacher
     from agent.targets.targets import Targets
 
-#: Uprobe hits a second and binary above which a binary is watched for one second in some only. A hit takes some 15 us.
-MAX_HITS_PER_S = 20_000
-
 
 def decode_decisions(records: np.ndarray) -> Iterable[Batch]:
-    """Records of ``struct limiter_decision`` -> limiter_decision rows, in the same order; without those that beside/go_waits.py decodes."""
-    at_once = records[(records["asleep"] | records["woke"]) == 0]
+    """Records of ``struct limiter_decision`` -> limiter_decision rows, in the same order; without those that beside/go_waits.py decodes, and our own (beside/hit_cost.py)."""
+    at_once = records[((records["asleep"] | records["woke"]) == 0) & (records["proc"]["pid"] != os.getpid())]
     return [Batch("limiter_decision", decided(at_once))] if len(at_once) else []
 
 
 def setup(
     family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: Mapping[str, object]
 ) -> Iterable[Source]:
-    """Attaches to every Go binary with a library that ``targets`` finds. config: ``limiter_max_hits_per_s``."""
+    """Attaches to every Go binary with a library that ``targets`` finds. config: ``limiter_share``, of a thread's time that
+    a program's probes may take all of the time."""
     from agent.probes.beside.declared_functions import ask
     from agent.probes.beside.go_waits import Waits
     from agent.probes.beside.golimiter import GoLimiters
+    from agent.probes.beside.hit_cost import COST
+    from agent.probes.beside.share import EXACT
     from agent.targets.asked import Ask
 
-    budget = int(str(config.get("limiter_max_hits_per_s", MAX_HITS_PER_S)))
-    source = GoLimiters(family, kernel.loaded.wire, helper, budget, targets.unseen)
+    source = GoLimiters(
+        family, kernel.loaded.wire, helper, COST, targets.unseen, float(str(config.get("limiter_share", EXACT)))
+    )
     targets.exe(Ask("go", source.found, "limiter"))
     ask(cast("Iterable[Mapping[str, object]]", config.get("limiter_functions", ())), source, targets)
     waits = Waits()
-    kernel.listen("limiter_decisions", waits.feed)
+    for callback in (COST.feed, source.feed, waits.feed):
+        kernel.listen("limiter_decisions", callback)
     return [source, waits]
 
 

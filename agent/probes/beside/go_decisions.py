@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from agent.columns import NULL_I64
 from agent.kernel.wire import decode
 from agent.limiters.catalogue import seen
 from agent.limiters.decision import hashed
 from agent.limiters.reading import CANCELLED, UNKNOWN, number
+from agent.probes.beside.hit_cost import COST
 from agent.tables import TABLES
 
 __all__ = ["CANCELLED", "decided"]
@@ -42,7 +44,8 @@ def keys(texts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def decided(records: np.ndarray) -> np.ndarray:
-    """A row for each record, as of the return from the decision. What a library does not tell is unknown; a call that names no cost asks for 1."""
+    """A row for each record, as of the return from the decision. What a library does not tell is unknown; a call that names no cost asks for 1. What
+    the probes took of a decision's time is taken off."""
     r = np.ascontiguousarray(records)
     rows = decode(r, "limiter_decision").rows
     rows["limiter_id"] = limiter_ids(r["library"], r["limiter"])
@@ -50,6 +53,9 @@ def decided(records: np.ndarray) -> np.ndarray:
     rows["cost"] = np.where(r["n"] == UNKNOWN, 1.0, number(r["n"]))
     rows["key"] = keys(r["key_text"], r["key_size"])
     libraries = tuple(seen().items())
+    timed = rows["duration_ns"] != NULL_I64
+    rows["probe_ns"] = np.where(timed, np.minimum(COST.within, rows["duration_ns"]), NULL_I64)
+    rows["duration_ns"] -= np.where(timed, rows["probe_ns"], 0)
     rows["sample_rate"] = 1 / np.maximum(r["every"], 1).astype(np.float64)
     for library in np.unique(r["library"]).tolist():
         name, one = libraries[library]
