@@ -34,7 +34,10 @@ static __always_inline int limiter_begins(struct pt_regs *ctx, u32 library, stru
 	struct limiter_key key;
 	struct limiter_start s = {};
 	u64 goroutine;
+	struct limiter_binary *binary = limiter_hit(library);
 	u32 tid;
+	if (binary && !binary->every)
+		return 0;
 	limiter_key_of(ctx, &key, library, at.frame);
 	limiter_entered(ctx, &s, at);
 	limiter_begin(&s, limiter_deciding.lookup(&key), at.frame);
@@ -49,7 +52,10 @@ static __always_inline int limiter_waits(struct pt_regs *ctx, u32 library, struc
 {
 	struct limiter_key key;
 	struct limiter_start s = {};
+	struct limiter_binary *binary = limiter_hit(library);
 	u32 tid;
+	if (binary && !binary->every)
+		return 0;
 	limiter_key_of(ctx, &key, library, at.frame);
 	limiter_entered(ctx, &s, at);
 	limiter_begin(&s, limiter_waiting.lookup(&key), at.frame);
@@ -66,6 +72,7 @@ static __always_inline int limiter_sleeps(struct pt_regs *ctx, u32 library, stru
 	struct limiter_start *started;
 	u64 wait = limiter_word(ctx, 0, at.wait);
 	u32 tid;
+	limiter_hit(library);
 	limiter_key_of(ctx, &key, library, at.frame);
 	started = limiter_deciding.lookup(&key);
 	if (!started || (s64)wait <= 0)
@@ -76,67 +83,90 @@ static __always_inline int limiter_sleeps(struct pt_regs *ctx, u32 library, stru
 	return 0;
 }
 
-/* A RET of a decision. Within a call that waits, it began when that did; where it is to wait, that one's entry stays until it wakes up. */
-static __always_inline int limiter_ends(struct pt_regs *ctx, u32 library, struct limiter_places at)
+/* The record of a decision that has just been made. Within a call that waits, it began when that did; where it is to wait, that one's entry stays until it wakes up.
+ * timed: its begin was seen. */
+static __always_inline int limiter_concludes(struct pt_regs *ctx, struct limiter_key *key, struct limiter_start *s, struct limiter_binary *binary, struct limiter_places at, bool timed)
 {
-	struct limiter_key key;
-	struct limiter_start s, *started, *waiting;
+	struct limiter_start *waiting;
 	struct limiter_decision *e;
 	u64 wait, act_wall, act_ext;
 	bool asleep = false;
 	u8 ok;
-	u32 tid;
-	limiter_key_of(ctx, &key, library, at.frame);
-	started = limiter_deciding.lookup(&key);
-	if (!started) {
-		if (at.ok != LIMITER_NOWHERE || at.granted != LIMITER_NOWHERE)	/* one that cannot refuse may sleep since before the probes came */
-			limiter_unmatched(library);
-		return 0;
-	}
-	s = *started;
-	limiter_deciding.delete(&key);
-	tid = s.tid;
-	ok = at.ok == LIMITER_NOWHERE ? 1 : limiter_word(ctx, s.limiter, at.ok);
-	wait = s.slept ? s.slept : limiter_word(ctx, s.limiter, at.wait);
-	act_wall = limiter_word(ctx, s.limiter, at.act_wall);
-	act_ext = limiter_word(ctx, s.limiter, at.act_ext);
-	waiting = limiter_waiting.lookup(&key);
+	u32 tid = s->tid;
+	ok = at.ok == LIMITER_NOWHERE ? 1 : limiter_word(ctx, s->limiter, at.ok);
+	wait = s->slept ? s->slept : limiter_word(ctx, s->limiter, at.wait);
+	act_wall = limiter_word(ctx, s->limiter, at.act_wall);
+	act_ext = limiter_word(ctx, s->limiter, at.act_ext);
+	waiting = timed ? limiter_waiting.lookup(key) : 0;
 	if (waiting && !waiting->asleep) {
-		s.t_ns = waiting->t_ns;
+		s->t_ns = waiting->t_ns;
 		limiter_open.delete(&tid);
 		tid = waiting->tid;
-		asleep = ok && (at.wait == LIMITER_NOWHERE ? act_wall != s.now_wall || act_ext != s.now_ext : (s64)wait > 0);
+		asleep = ok && (at.wait == LIMITER_NOWHERE ? act_wall != s->now_wall || act_ext != s->now_ext : (s64)wait > 0);
 		if (asleep)
 			waiting->asleep = 1;
 		else
-			limiter_waiting.delete(&key);
+			limiter_waiting.delete(key);
 	}
-	limiter_open.delete(&tid);
-	e = limiter_end(&key, &s, false);
+	if (timed)
+		limiter_open.delete(&tid);
+	e = limiter_end(key, s, false, binary);
 	if (!e)
 		return 0;
-	e->stack = at.frame == LIMITER_GOROUTINE ? limiter_stack_of(ctx, library) : 0;
+	e->stack = at.frame == LIMITER_GOROUTINE ? limiter_stack_of(ctx, key->library) : 0;
 	if (at.frame != LIMITER_GOROUTINE)
 		e->goroutine = UNKNOWN64;
+	if (!timed)
+		e->duration_ns = UNKNOWN64;
 	e->ok = ok;
 	e->reserved = 1;
 	e->asleep = asleep;
 	e->wait = wait;
 	e->act_wall = act_wall;
 	e->act_ext = act_ext;
-	e->error = limiter_word(ctx, s.limiter, at.error);
-	e->granted = limiter_word(ctx, s.limiter, at.granted);
-	e->tokens = limiter_word(ctx, s.limiter, at.tokens);
-	e->last_wall = limiter_word(ctx, s.limiter, at.last_wall);
-	e->last_ext = limiter_word(ctx, s.limiter, at.last_ext);
+	e->error = limiter_word(ctx, s->limiter, at.error);
+	e->granted = limiter_word(ctx, s->limiter, at.granted);
+	limiter_rest(ctx, e, s->limiter, at);
 	if (at.limit != LIMITER_NOWHERE)
-		e->limit = limiter_word(ctx, s.limiter, at.limit);
+		e->limit = limiter_word(ctx, s->limiter, at.limit);
 	if (at.burst != LIMITER_NOWHERE)
-		e->burst = limiter_word(ctx, s.limiter, at.burst);
+		e->burst = limiter_word(ctx, s->limiter, at.burst);
 	if (at.period != LIMITER_NOWHERE)
-		e->period = limiter_word(ctx, s.limiter, at.period);
+		e->period = limiter_word(ctx, s->limiter, at.period);
 	limiter_decisions.ringbuf_submit(e, QUIET);
 	return 0;
+}
+
+/* A RET of a decision. */
+static __always_inline int limiter_ends(struct pt_regs *ctx, u32 library, struct limiter_places at)
+{
+	struct limiter_key key;
+	struct limiter_start s, *started;
+	struct limiter_binary *binary = limiter_hit(library);
+	limiter_key_of(ctx, &key, library, at.frame);
+	started = limiter_deciding.lookup(&key);
+	if (!started) {
+		if (at.ok != LIMITER_NOWHERE || at.granted != LIMITER_NOWHERE)	/* one that cannot refuse may sleep since before the probes came */
+			limiter_unmatched(binary);
+		return 0;
+	}
+	s = *started;
+	limiter_deciding.delete(&key);
+	return limiter_concludes(ctx, &key, &s, binary, at, true);
+}
+
+/* The same where nothing is probed at the function's begin: arguments are where it has put them. */
+static __always_inline int limiter_ends_alone(struct pt_regs *ctx, u32 library, struct limiter_places at)
+{
+	struct limiter_key key;
+	struct limiter_start s = {};
+	struct limiter_binary *binary = limiter_hit(library);
+	if (binary && !binary->every)
+		return 0;
+	limiter_key_of(ctx, &key, library, at.frame);
+	limiter_entered(ctx, &s, at);
+	s.t_ns = bpf_ktime_get_boot_ns();
+	return limiter_concludes(ctx, &key, &s, binary, at, false);
 }
 
 /* A RET of a call that waits: the end of its sleep, or a decision where none was made within. */
@@ -145,6 +175,7 @@ static __always_inline int limiter_woke(struct pt_regs *ctx, u32 library, struct
 	struct limiter_key key;
 	struct limiter_start s, *started;
 	struct limiter_decision *e;
+	struct limiter_binary *binary = limiter_hit(library);
 	u32 tid;
 	limiter_key_of(ctx, &key, library, at.frame);
 	started = limiter_waiting.lookup(&key);
@@ -155,7 +186,7 @@ static __always_inline int limiter_woke(struct pt_regs *ctx, u32 library, struct
 	tid = s.tid;
 	if (!s.asleep)	/* else the thread does something else by now */
 		limiter_open.delete(&tid);
-	e = limiter_end(&key, &s, s.asleep != 0);
+	e = limiter_end(&key, &s, s.asleep != 0, binary);
 	if (!e)
 		return 0;
 	e->stack = limiter_stack_of(ctx, library);
@@ -163,9 +194,7 @@ static __always_inline int limiter_woke(struct pt_regs *ctx, u32 library, struct
 	e->reserved = 0;
 	e->asleep = 0;
 	e->wait = e->error = e->granted = e->act_wall = e->act_ext = UNKNOWN64;
-	e->tokens = limiter_word(ctx, s.limiter, at.tokens);
-	e->last_wall = limiter_word(ctx, s.limiter, at.last_wall);
-	e->last_ext = limiter_word(ctx, s.limiter, at.last_ext);
+	limiter_rest(ctx, e, s.limiter, at);
 	limiter_decisions.ringbuf_submit(e, QUIET);
 	return 0;
 }

@@ -31,8 +31,11 @@ struct limiter_decision {
 	u64 error;		/* the first word of an error */
 	u64 key_size;		/* bytes, of which key_text holds the first */
 	u64 duration_ns;
-	u64 every;		/* 1, or k where only one second in k is watched */
 	u64 stack;		/* who called (limiter_stack.h), or 0 */
+	u64 held_ns;		/* for how long the thread has been ready to run and did not, so far */
+	u64 ran_ns;		/* and ran */
+	u32 every;		/* 1, or k where only a k-th of the time is watched */
+	u32 binary;		/* the number that user space gave it, or 0 */
 	char library_version[24];
 	char key_text[64];
 	u8 ok;
@@ -51,10 +54,12 @@ struct limiter_file {
 	u32 library;
 };
 
-/* User space writes all but decisions. */
+/* User space writes all but decisions and hits. */
 struct limiter_binary {
 	u64 decisions;
-	u64 every;		/* 0: not watched now, its probes come or go */
+	u64 hits;		/* of all its probes, also while it is not watched */
+	u32 every;		/* 0: not watched now, its probes come or go */
+	u32 number;
 	u64 since_ns;		/* when all its probes were attached: decisions that began before are left out */
 	char library_version[24];
 };
@@ -63,6 +68,7 @@ BPF_F_TABLE("hash", struct limiter_file, struct limiter_binary, limiter_binaries
 struct limiter_counts {
 	u64 orphans;		/* decisions that began and never ended: a panic, or the probes came or went meanwhile */
 	u64 unmatched;		/* that ended and were not seen to begin */
+	u64 hits;		/* of all binaries */
 };
 BPF_F_TABLE("array", u32, struct limiter_counts, limiter_counts, 1, BPF_F_MMAPABLE);
 
@@ -145,10 +151,21 @@ static __always_inline struct limiter_binary *limiter_binary_of(void *task, u32 
 	return limiter_binaries.lookup(&file);
 }
 
-/* A lost decision, unless it may have been under way when the probes came. */
-static __always_inline void limiter_unmatched(u32 library)
+/* Counts a hit, which is what the budget is about. Null: not known. */
+static __always_inline struct limiter_binary *limiter_hit(u32 library)
 {
 	struct limiter_binary *binary = limiter_binary_of((void *)bpf_get_current_task(), library);
+	struct limiter_counts *counts = limiter_counter();
+	if (binary)
+		__sync_fetch_and_add(&binary->hits, 1);
+	if (counts)
+		__sync_fetch_and_add(&counts->hits, 1);
+	return binary;
+}
+
+/* A lost decision, unless it may have been under way when the probes came. */
+static __always_inline void limiter_unmatched(struct limiter_binary *binary)
+{
 	struct limiter_counts *counts = limiter_counter();
 	if (counts && binary && binary->every && bpf_ktime_get_boot_ns() - binary->since_ns > LIMITER_SETTLE_NS)
 		__sync_fetch_and_add(&counts->unmatched, 1);
@@ -166,25 +183,29 @@ struct limiter_places {
 };
 
 /* place: a constant, so that this is one load. */
-static __always_inline u64 limiter_word(struct pt_regs *ctx, u64 limiter, u32 place)
+static __always_inline u64 limiter_base(struct pt_regs *ctx, u64 limiter, u32 place)
 {
-	u64 base, word;
 	switch (place & 15) {
-	case 0: base = ctx->ax; break;
-	case 1: base = ctx->bx; break;
-	case 2: base = ctx->cx; break;
-	case 3: base = ctx->di; break;
-	case 4: base = ctx->si; break;
-	case 5: base = ctx->r8; break;
-	case 6: base = ctx->r9; break;
-	case 7: base = ctx->r10; break;
-	case 8: base = ctx->r11; break;
-	case 9: base = ctx->sp; break;
-	case 10: base = limiter; break;
-	case 11: base = ctx->dx; break;
+	case 0: return ctx->ax;
+	case 1: return ctx->bx;
+	case 2: return ctx->cx;
+	case 3: return ctx->di;
+	case 4: return ctx->si;
+	case 5: return ctx->r8;
+	case 6: return ctx->r9;
+	case 7: return ctx->r10;
+	case 8: return ctx->r11;
+	case 9: return ctx->sp;
+	case 10: return limiter;
+	case 11: return ctx->dx;
 	default: return UNKNOWN64;
 	}
-	if (!(place & LIMITER_MEMORY))
+}
+
+static __always_inline u64 limiter_word(struct pt_regs *ctx, u64 limiter, u32 place)
+{
+	u64 base = limiter_base(ctx, limiter, place), word;
+	if ((place & 15) == LIMITER_NOWHERE || !(place & LIMITER_MEMORY))
 		return base;
 	if (bpf_probe_read_user(&word, sizeof(word), (void *)(base + (place >> 8 & 4095))))
 		return UNKNOWN64;
@@ -192,6 +213,20 @@ static __always_inline u64 limiter_word(struct pt_regs *ctx, u64 limiter, u32 pl
 		return word;
 	base = word;
 	return bpf_probe_read_user(&word, sizeof(word), (void *)(base + (place >> 20))) ? UNKNOWN64 : word;
+}
+
+/* The limiter's rest, and as of when: in one piece where they lie in one, since other goroutines may write them by now. */
+static __always_inline void limiter_rest(struct pt_regs *ctx, struct limiter_decision *e, u64 limiter, struct limiter_places at)
+{
+	if (at.tokens & LIMITER_MEMORY && !(at.tokens & LIMITER_AGAIN) && at.last_wall == at.tokens + (8 << 8) && at.last_ext == at.tokens + (16 << 8)) {
+		if (!bpf_probe_read_user(&e->tokens, 24, (void *)(limiter_base(ctx, limiter, at.tokens) + (at.tokens >> 8 & 4095))))
+			return;
+		e->tokens = e->last_wall = e->last_ext = UNKNOWN64;
+		return;
+	}
+	e->tokens = limiter_word(ctx, limiter, at.tokens);
+	e->last_wall = limiter_word(ctx, limiter, at.last_wall);
+	e->last_ext = limiter_word(ctx, limiter, at.last_ext);
 }
 
 /* Says when a decision began whose arguments are filled in. An old start of this goroutine is one whose end was never seen, or this same
@@ -209,10 +244,9 @@ static __always_inline void limiter_begin(struct limiter_start *s, struct limite
 }
 
 /* The record of a decision that ends now, or null; what it results in is the caller's to fill in, and so is submitting it. */
-static __always_inline struct limiter_decision *limiter_end(struct limiter_key *key, struct limiter_start *s, bool woke)
+static __always_inline struct limiter_decision *limiter_end(struct limiter_key *key, struct limiter_start *s, bool woke, struct limiter_binary *binary)
 {
 	void *task = (void *)bpf_get_current_task();
-	struct limiter_binary *binary = limiter_binary_of(task, key->library);
 	struct limiter_decision *e;
 	if (binary) {
 		if (!binary->every || s->t_ns < binary->since_ns)
@@ -241,9 +275,16 @@ static __always_inline struct limiter_decision *limiter_end(struct limiter_key *
 	e->library = key->library;
 	__builtin_memset(e->pad, 0, sizeof(e->pad));
 	e->duration_ns = e->t_ns - s->t_ns;
+	e->held_ns = 0;
+#if HAS_sched_info__run_delay
+	GET(e->held_ns, ADDR(task, task_struct, sched_info), sched_info, run_delay);
+#endif
+	GET(e->ran_ns, ADDR(task, task_struct, se), sched_entity, sum_exec_runtime);
 	e->every = 1;
+	e->binary = 0;
 	if (binary) {
 		e->every = binary->every;
+		e->binary = binary->number;
 		__builtin_memcpy(e->library_version, binary->library_version, sizeof(e->library_version));
 	} else {
 		__builtin_memset(e->library_version, 0, sizeof(e->library_version));

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = (
     "limiter_id", "version", "clock", "step_proof", "per_s", "refused_share", "limit_use", "watch_cost", "state", "pid", "decisions", "library", "program",
-    "comm", "allowed", "refused", "delayed", "cancelled", "errors", "limit_per_s", "unlimited", "burst", "members", "keys", "site", "file", "line", "build_id",
+    "comm", "allowed", "refused", "delayed", "cancelled", "errors", "told", "allowed_low", "allowed_high", "refused_low", "refused_high", "limit_per_s", "unlimited", "burst", "members", "keys", "site", "file", "line", "build_id",
     "library_version", "source", "step_immune", "on_step_back", "on_step_forward", "sample_rate", "last_ns", "path", "boot_id", "proc_start_ns",
 )  # fmt: skip
 #: What a screen shows of them, and what it calls them; who it is stands below.
@@ -51,8 +51,9 @@ def _binaries() -> Question:
 def command(ctx: click.Context, since: str, known: bool, fmt: str, store: str) -> None:
     """Rate limiters: who uses them, how often they decide, how much of the limit is used, what a clock step would do to each, and what watching costs.
 
-    per_s is of the decisions seen: where sample_rate is below 1, a share of them. limit_use is what was let through, of the most that the limit allows.
-    state is gone where the process has ended. -o json has everything. On stderr: Go programs that contain a known limiter and cannot be watched, with the reason.
+    per_s and the counts are of all decisions: of a limiter that decides too often to be watched all of the time (sample_rate below 1) by limiter_rate, and
+    told says how good they are: exact, within so much (95 times in 100), at least, or as seen. limit_use is what was let through, of the most that the limit
+    allows. state is gone where the process has ended. -o json has everything. On stderr: Go programs that contain a known limiter and cannot be watched, with the reason.
     """
     if ctx.invoked_subcommand is None:
         _listed(since, known, fmt, store)
@@ -73,7 +74,7 @@ def _listed(since: str, known: bool, fmt: str, store: str) -> None:
     from agent.cli.limiters_seen import seen_in
     from agent.store.sources import opened
 
-    with opened(store, ["limiter", "limiter_decision", "probe_status", "loss"], since) as source:
+    with opened(store, ["limiter", "limiter_decision", "limiter_rate", "probe_status", "loss"], since) as source:
         rows = seen_in(source)
         binaries = source.rows(_binaries())
         notes, gaps = source.notes, source.gaps()
@@ -98,6 +99,7 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
     who = [
         row["limiter_id"],
         *([f"pid {row['pid']}"] if row["pid"] is not None else []),
+        *([row["told"]] if row["told"] != "exact" else []),
         *(["gone"] if row["state"] == "gone" else []),
     ]
     rate = None if row["per_s"] is None else float(f"{row['per_s']:.3g}")

@@ -17,8 +17,8 @@ _RESULTS = {
     "cancelled": "cancelled",
     "errors": "error",
 }
-#: Of watching a decision of a Go program: two uprobe hits (docs/costs.md), ns.
-_WATCHED_NS = 26_000
+#: Of watching a decision of a Go program at its begin and its return (docs/costs.md), ns.
+_WATCHED_NS = 12_000
 _PLACES = ("program", "path", "build_id", "site", "file", "line")
 
 
@@ -29,7 +29,7 @@ def seen_in(source: RowSource, *where: Where) -> list[dict[str, Any]]:
     boot, now_ns = this_boot(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     places = {(row["limiter_id"], row["library"]): row for row in source.rows(_limiters())}
     out = []
-    for row in source.rows(_decisions(*where)):
+    for row in _whole(source, *where):
         place = places.get((row["limiter_id"], row["library"]), {})
         told = {name: place.get(name) for name in _PLACES} | {
             "program": place.get("program") or row["comm"],
@@ -37,6 +37,32 @@ def seen_in(source: RowSource, *where: Where) -> list[dict[str, Any]]:
         }
         out.append({**row, **told, **_judged(row), **_worked_out(row, boot, now_ns)})
     return sorted(out, key=lambda one: one["state"] == "gone")
+
+
+def _whole(source: RowSource, *where: Where) -> list[dict[str, Any]]:
+    """Of those that were watched a part of the time only, all of their decisions in the place of those that were seen; ``seen`` has these."""
+    from agent.ask.question import Question, Where
+    from agent.cli.limiters_totals import COLUMNS, KEY, Total, added, told
+
+    rows = [{**row, "seen": row["decisions"]} for row in source.rows(_decisions(*where))]
+    rates = added(source.rows(Question("limiter_rate", COLUMNS, where=where)))
+    always = source.rows(_decisions(*where, Where("sample_rate", "=", 1.0))) if rates else []
+    whole = {tuple(row[name] for name in KEY): row for row in always}
+    for row in rows:
+        key = tuple(row[name] for name in KEY)
+        if key not in rates:
+            sampled = row["sample_rate"] is not None and row["sample_rate"] < 1
+            row["told"] = "as seen" if sampled else "exact"
+            continue
+        seen = whole.get(key, dict.fromkeys(_RESULTS, 0))
+        allowed, refused = (
+            Total(seen[n], seen[n], seen[n]) + more for n, more in zip(("allowed", "refused"), rates[key], strict=True)
+        )
+        row.update({n: seen[n] for n in _RESULTS}, allowed=allowed.n, refused=refused.n, units=None)
+        row.update(decisions=sum(row[n] for n in _RESULTS), told=told(allowed, refused))
+        for name, total in (("allowed", allowed), ("refused", refused)):
+            row[f"{name}_low"], row[f"{name}_high"] = total.least, total.most
+    return sorted(rows, key=lambda row: -row["decisions"])
 
 
 def _decisions(*where: Where) -> Question:
@@ -91,5 +117,5 @@ def _worked_out(row: dict[str, Any], boot: str, now_ns: int) -> dict[str, Any]:
         "per_s": round(per_s, 3),
         "refused_share": failed / row["decisions"],
         "limit_use": min(units / most, 1.0) if most and not row["unlimited"] else None,
-        "watch_cost": per_s * _WATCHED_NS / 1e9 if row["source"] == "uprobe" else None,
+        "watch_cost": row["seen"] / seconds * _WATCHED_NS / 1e9 if row["source"] == "uprobe" else None,
     }

@@ -56,7 +56,11 @@ def command(
     if plot and plot != "-" and Path(plot).suffix.lower() not in FORMATS:
         raise AgentError(f"cannot draw {plot}", why=f"its name ends in none of {', '.join(FORMATS)}", exit_code=USAGE)
     with opened(
-        store, ["limiter", "limiter_decision", "clock_change", "clock_offset", "loss"], since, until, whole=True
+        store,
+        ["limiter", "limiter_decision", "limiter_rate", "clock_change", "clock_offset", "loss"],
+        since,
+        until,
+        whole=True,
     ) as source:
         name = _chosen(source, limiter)
         where = (Where("pid", "=", pid),) if pid is not None else ()

@@ -10,26 +10,32 @@ from collections import deque
 
 #: Hundreds of probes may take longer; the store is closed after this, and systemd waits for the agent 90 s in all.
 FINISH_S = 10.0
+#: At once: a program that is watched for a moment only must not pay for what others wait for.
+_MOST = 4
 
 
 class Detaching:
     """Descriptors that are being closed; ``done`` once they are."""
 
     def __init__(self, fds: list[int]) -> None:
-        self.fds, self.done = fds, not fds
+        self.fds, self._left = fds, len(fds)
+
+    @property
+    def done(self) -> bool:
+        return not self._left
 
 
-_waiting: deque[Detaching] = deque()
+_waiting: deque[tuple[Detaching, int]] = deque()
 _lock = threading.Lock()
-_thread: threading.Thread | None = None
+_threads: set[threading.Thread] = set()
 
 
 def close_aside(fds: list[int]) -> Detaching:
-    """Closes them on the one thread that there is for it, which ends when there is nothing to close."""
+    """Closes them on threads that there are for it, which end when there is nothing to close."""
     one = Detaching(fds)
     if fds:
         with _lock:
-            _waiting.append(one)
+            _waiting.extend((one, fd) for fd in fds)
             _run()
     return one
 
@@ -37,29 +43,28 @@ def close_aside(fds: list[int]) -> Detaching:
 def finish(within_s: float = FINISH_S) -> None:
     """Waits until everything is closed, or that long: what is left goes on until the process ends, and holds up nothing that must be saved before."""
     end = time.monotonic() + within_s
-    while (thread := _thread) is not None and (left_s := end - time.monotonic()) > 0:
-        thread.join(left_s)
+    while (threads := list(_threads)) and (left_s := end - time.monotonic()) > 0:
+        threads[0].join(left_s)
 
 
 def _run() -> None:
-    global _thread
-    if _thread is None:
-        _thread = threading.Thread(target=_close_all, name="detach")
+    for _ in range(min(_MOST - len(_threads), len(_waiting))):
+        thread = threading.Thread(target=_close_all, name="detach")
         try:
-            _thread.start()
+            thread.start()
         except RuntimeError:  # no more threads are allowed now: the next call tries again
-            _thread = None
+            return
+        _threads.add(thread)
 
 
 def _close_all() -> None:
-    global _thread
     while True:
         with _lock:
             if not _waiting:
-                _thread = None
+                _threads.discard(threading.current_thread())
                 return
-            one = _waiting.popleft()
-        for fd in one.fds:
-            with contextlib.suppress(OSError):
-                os.close(fd)
-        one.done = True
+            one, fd = _waiting.popleft()
+        with contextlib.suppress(OSError):
+            os.close(fd)
+        with _lock:
+            one._left -= 1

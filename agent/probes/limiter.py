@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from agent.targets.attacher import Attacher
     from agent.targets.targets import Targets
 
-#: Uprobe hits a second and binary above which a binary is watched for one second in some only. A hit takes some 15 us.
-MAX_HITS_PER_S = 20_000
-
 
 def elsewhere(records: np.ndarray) -> Iterable[Batch]:
     """Decisions are decoded by beside/go_named.py, once it is known what their limiters are called."""
@@ -32,26 +29,31 @@ def elsewhere(records: np.ndarray) -> Iterable[Batch]:
 def setup(
     family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: Mapping[str, object]
 ) -> Iterable[Source]:
-    """Attaches to every Go binary with a library that ``targets`` finds. config: ``limiter_max_hits_per_s``, ``limiter_names``, ``limiter_functions``."""
+    """Attaches to every Go binary with a library that ``targets`` finds. config: ``limiter_share``, of a thread's time that a program's probes may take all of the time;
+    ``limiter_names``, ``limiter_functions``."""
     from agent.limiters.naming import Names
     from agent.probes.beside.declared_functions import ask
     from agent.probes.beside.go_named import Named
     from agent.probes.beside.go_sites import Sites
     from agent.probes.beside.go_waits import Waits
     from agent.probes.beside.golimiter import GoLimiters
+    from agent.probes.beside.hit_cost import COST
+    from agent.probes.beside.share import EXACT
     from agent.targets.asked import Ask
 
-    budget = int(str(config.get("limiter_max_hits_per_s", MAX_HITS_PER_S)))
     given = config.get("limiter_names", {})
     names = Names(given if isinstance(given, Mapping) else {})
-    source = GoLimiters(family, kernel.loaded.wire, helper, budget, targets.unseen)
+    most = float(str(config.get("limiter_share", EXACT)))
+    source = GoLimiters(family, kernel.loaded.wire, helper, COST, targets.unseen, most)
     targets.exe(Ask("go", source.found, "limiter"))
     ask(cast("Iterable[Mapping[str, object]]", config.get("limiter_functions", ())), source, targets)
     sites = Sites(family, kernel.loaded.wire, targets.analyst, source.binaries, names)
+    source.called = sites.called
     waits = Waits(sites.called)
     named = Named(sites, waits)
     kernel.listen("limiter_stacks", sites.feed)
-    kernel.listen("limiter_decisions", named.feed)
+    for callback in (COST.feed, source.feed, named.feed):
+        kernel.listen("limiter_decisions", callback)
     return [source, sites, named, waits]
 
 

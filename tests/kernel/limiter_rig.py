@@ -23,7 +23,7 @@ RESULTS = TABLES["limiter_decision"].by_name["result"].names
 
 class Watch:
     def __init__(
-        self, attach: Callable[..., Attached], budget: int = 10_000_000, functions: Any = (), **settings: object
+        self, attach: Callable[..., Attached], share: float = 100.0, functions: Any = (), **settings: object
     ) -> None:
         self.attached = attach("limiter", "exec")
         self.helper = LocalAttacher()
@@ -34,17 +34,18 @@ class Watch:
             self.attached.source,
             self.helper,
             self.targets,
-            {"limiter_max_hits_per_s": budget, "limiter_functions": functions, **settings},
+            {"limiter_share": share, "limiter_functions": functions, **settings},
         )
         self.attached.extra += others
         self.targets.start()
-        self.status: list[np.ndarray] = []
+        self.told: dict[str, list[np.ndarray]] = {}
 
     def turn(self) -> None:
         now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         self.attached.pump()
         self.targets.drain(now)
-        self.status += [batch.rows for batch in self.limiters.drain(now) if batch.table == "probe_status"]
+        for batch in self.limiters.drain(now):
+            self.told.setdefault(batch.table, []).append(batch.rows)
 
     def until(self, done: Callable[[], bool], limit_s: float = 10) -> None:
         end = time.monotonic() + limit_s * PATIENCE
@@ -52,6 +53,11 @@ class Watch:
             self.turn()
             time.sleep(0.005)
         assert done()
+
+    def rates(self, pid: int) -> np.ndarray:
+        """Its rows of limiter_rate so far."""
+        rows = np.concatenate([TABLES["limiter_rate"].empty(0), *self.told.get("limiter_rate", [])])
+        return rows[rows["pid"] == pid]
 
     def of(self, path: Path, library: str = "") -> Any:
         return next(

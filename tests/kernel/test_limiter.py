@@ -18,7 +18,6 @@ import pytest
 
 from agent.columns import NULL_I64
 from agent.kernel import detach
-from agent.kernel.bpf import lookup
 from agent.kernel.steps import Steps
 from agent.tables import TABLES
 from tests.kernel.go_fixture import Limits, go_binary
@@ -302,7 +301,7 @@ def test_a_helper_that_is_held_up_costs_no_binary_its_probes(
     full_scan(w)
     w.until(lambda: bool((one := w.of(path)) and one.links))
     one, failures = w.of(path), 2
-    w.limiters._detach(one)
+    w.limiters._probes.detach(one)
     w.until(lambda: not failures)
     w.until(lambda: bool(one.links))
     assert one.state == "attached"
@@ -323,7 +322,7 @@ def test_a_binary_that_is_let_go_of_while_its_probes_are_turned_on_closes_each_o
     w, real = watch(), LocalAttacher.attaching
     one = w.of(path)
     monkeypatch.setattr(LocalAttacher, "attaching", lambda self, *args: later(real(self, *args), answers))
-    w.limiters._detach(one)
+    w.limiters._probes.detach(one)
     for number in (1, 2):
         w.until(lambda n=number: len(answers) == n)  # type: ignore[misc]
         answers[-1]()
@@ -345,32 +344,6 @@ def later(steps: Steps[list[int]], answers: list[Callable[[], None]]) -> Steps[l
     return links
 
 
-def test_over_budget_a_binary_is_sampled_and_calm_restores_it(
-    watch: Callable[..., Watch], own: Callable[[str], Path]
-) -> None:
-    path = own()
-    program = Limits.start(path, "busy", 12_000)
-    w = watch(budget=30_000)
-    one = w.of(path)
-    program.begin()
-    w.until(lambda: one.every > 1)
-    assert one.state == "degraded"
-    first, w.limiters._budget = one.every, 10_000
-    w.until(lambda: one.every > first)
-    assert f"one second in {one.every}," in one.reason
-    w.until(lambda: bool((w.attached.rows("limiter_decision")["sample_rate"] < 1).any()), limit_s=60)
-    w.until(lambda: one.every == 1, limit_s=90)
-    assert one.state == "attached"
-    rows = w.attached.rows("limiter_decision")
-    rates = set(rows["sample_rate"][rows["pid"] == program.pid])
-    assert 1.0 in rates
-    assert rates - {1.0} <= {1 / k for k in range(2, 61)}
-    assert w.attached.lost() == 0
-    assert not any(batch.table == "loss" for batch in w.limiters.drain(1 << 62))
-    program.truth()
-    program.end()
-
-
 def test_two_binaries_of_one_inode_number_are_told_apart(watch: Callable[..., Watch], tmp_path: Path) -> None:
     """On two file systems: who is turned off, and how much it decides, is nobody else's."""
     mounts = [tmp_path / "one", tmp_path / "other"]
@@ -383,14 +356,12 @@ def test_two_binaries_of_one_inode_number_are_told_apart(watch: Callable[..., Wa
         programs = [Limits.start(path, "allow", 23) for path in paths]
         w = watch()
         one, other = map(w.of, paths)
-        w.limiters._publish(one, 0)
+        w.limiters._probes.publish(one, 0)
         for program in programs:
             assert len(program.go()) == 23
         assert len(w.rows(programs[1].pid, 23)) == 23
         assert len(w.rows(programs[0].pid, 0)) == 0
-        decided = [int(np.frombuffer(lookup(w.limiters._family.maps["limiter_binaries"], each.key, w.limiters._value.itemsize), w.limiters._value)["decisions"][0])
-                   for each in (one, other)]  # fmt: skip
-        assert decided == [0, 23]
+        assert [int(w.limiters._probes._read(each)["decisions"][0]) for each in (one, other)] == [0, 23]
         for program in programs:
             program.end()
     finally:
@@ -410,7 +381,7 @@ def test_what_cannot_be_probed_says_why(
     assert "go1.16.15" in one.reason
     assert w.of(tmp_path / "sleep") is None
     w.turn()
-    told = np.concatenate(w.status)
+    told = np.concatenate(w.told["probe_status"])
     assert any(b"go1.16.15" in reason for reason in told["reason"])
     truth = program.go()
     assert len(truth) == 5

@@ -80,7 +80,7 @@ def test_places_are_those_of_the_kernels_side() -> None:
     assert fields is not None
     assert re.findall(r"\b(?!u32)\w+", fields[1]) == ["frame", *dict.fromkeys((*ARGUMENTS, *RESULTS))]
     for number, base in enumerate(BASES):
-        assert f"case {number}: base = {'limiter' if base == 'limiter' else f'ctx->{base}'};" in text
+        assert f"case {number}: return {'limiter' if base == 'limiter' else f'ctx->{base}'};" in text
 
 
 def test_two_libraries_whose_names_clash_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,19 +21,27 @@ _INF = sys.float_info.max  # rate.Inf
 
 
 def read(r: np.ndarray) -> dict[str, np.ndarray]:
-    """A refusal leaves the limiter's tokens as of ``last``: what accrued since is added, as advance() does."""
+    """A refusal leaves the limiter's tokens as of ``last``: what accrued since is added, as advance() does. Where the caller's time was not seen: it is ``last`` after what was
+    let through, and not known after a refusal.
+    """
     ok, reserved = r["ok"] != 0, r["reserved"] != 0
     limit, tokens, burst = r["limit"].view("<f8"), r["tokens"].view("<f8"), number(r["burst"])
     unlimited = limit >= _INF
-    wait = np.where(reserved, elapsed_ns(r["act_wall"], r["act_ext"], r["now_wall"], r["now_ext"]), 0)
+    unseen = (r["now_wall"] == UNKNOWN) & (r["now_ext"] == UNKNOWN)
+    now_wall, now_ext = (
+        np.where(unseen & ok, np.where(unlimited, r[f"act_{word}"], r[f"last_{word}"]), r[f"now_{word}"])
+        for word in ("wall", "ext")
+    )
+    unseen &= ~ok
+    wait = np.where(reserved, elapsed_ns(r["act_wall"], r["act_ext"], now_wall, now_ext), 0)
     # Without a reservation, wait refuses what is beyond the burst; all else is that its context had ended (rate.go, wait).
     given_up = ~ok & ~reserved & (unlimited | (r["n"].astype(np.int64) <= r["burst"].astype(np.int64)))
-    since = elapsed_ns(r["now_wall"], r["now_ext"], r["last_wall"], r["last_ext"])
+    since = elapsed_ns(now_wall, now_ext, r["last_wall"], r["last_ext"])
     fresh = since == NULL_I64  # never used: Limiter.last is the zero time, and the bucket is full
     with np.errstate(over="ignore", invalid="ignore"):
         accrued = np.where(fresh, burst, np.minimum(burst, tokens + np.maximum(since, 0) / 1e9 * limit))
     left = np.where(ok, tokens, accrued)
-    left[(r["burst"] == UNKNOWN) | np.isnan(limit) | unlimited] = np.nan
+    left[(r["burst"] == UNKNOWN) | np.isnan(limit) | unlimited | unseen] = np.nan
     return {
         "result": np.where(given_up, CANCELLED, results(ok, wait)),
         "wait_ns": np.where(ok, np.maximum(wait, 0), NULL_I64),
@@ -41,13 +49,22 @@ def read(r: np.ndarray) -> dict[str, np.ndarray]:
         "unlimited": np.where(np.isnan(limit), -1, unlimited),  # unknown is a NaN
         "burst": burst,
         "remaining": left,
-        "program_wall_ns": unix_ns(r["now_wall"], r["now_ext"]),
-        "step_immune": is_monotonic(r["now_wall"]),
+        "program_wall_ns": np.where(unseen, NULL_I64, unix_ns(now_wall, now_ext)),
+        "step_immune": is_monotonic(np.where(unseen, r["last_wall"], now_wall)),
     }
+
+
+def bucket(r: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """limit is a NaN of one that is not limited, or was never used."""
+    limit, wall, ext = r["limit"].view("<f8"), r["last_wall"], r["last_ext"]
+    known = (limit < _INF) & (limit > 0) & (wall != UNKNOWN)
+    last = np.where(is_monotonic(wall), ext.astype(np.int64), unix_ns(wall, ext))
+    return np.where(known & (last != NULL_I64), limit, np.nan), r["tokens"].view("<f8"), last
 
 
 _RESERVE = {"limiter": "ax", "now_wall": "bx", "now_ext": "cx", "n": "si"}
 _RESERVED = {"ok": "ax", "act_wall": "di", "act_ext": "si", "tokens": "limiter+24", "last_wall": "limiter+32", "last_ext": "limiter+40"}  # fmt: skip
+_KEEPS = ("limiter", "n", "limit", "burst")
 _WAIT = {"limiter": "ax", "n": "di", "now_wall": "si", "now_ext": "r8"}
 _NOW, _OLD = {"limit": "limiter+8", "burst": "limiter+16"}, {"limit": "limiter+0", "burst": "limiter+8"}
 
@@ -64,12 +81,13 @@ LIBRARY = LimiterLibrary(
         module="golang.org/x/time",
         packages=("golang.org/x/time/rate",),
         functions=(
-            Function("(*Limiter).reserveN", "decision", "limiter_reserve", "limiter_reserved", _RESERVE | _NOW, _RESERVED, "decisions", lock=0, argument_bytes=48),
-            Function("(*Limiter).reserveN", "decision", "limiter_reserve_2019", "limiter_reserved", _RESERVE | _OLD, _RESERVED, "decisions", lock=16, argument_bytes=48),
+            Function("(*Limiter).reserveN", "decision", "limiter_reserve", "limiter_reserved", _RESERVE | _NOW, _RESERVED, "decisions", lock=0, argument_bytes=48, alone="limiter_reserved_alone", keeps=_KEEPS),
+            Function("(*Limiter).reserveN", "decision", "limiter_reserve_2019", "limiter_reserved", _RESERVE | _OLD, _RESERVED, "decisions", lock=16, argument_bytes=48, alone="limiter_reserved_alone_2019", keeps=_KEEPS),
             Function("(*Limiter).wait", "wait", "limiter_wait", "limiter_waited", _WAIT | _NOW, {"error": "ax"}, "waits that are refused before a reservation", lock=0, argument_bytes=64),
         ),
         limiter="rate.Limiter",
         read=read,
         copies=True,
+        bucket=bucket,
     ),
 )  # fmt: skip

@@ -6,10 +6,14 @@ import os
 import struct
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from agent.batch import Batch, make
 from agent.binaries.gofacts import Probed
 from agent.kernel.detach import Detaching
 from agent.limiters.catalogue import seen
+from agent.probes.beside.go_rates import Rates
+from agent.probes.beside.share import Share
 from agent.tables import TABLES
 
 
@@ -17,22 +21,30 @@ from agent.tables import TABLES
 class Binary(Probed):
     """A Go binary that contains a library, or might.
 
-    key: of ``limiter_binaries``; file: our descriptor of it while it is attached; measured: its hits can be counted; every: 1 watched always, k one second in k;
-    turned_ns: when its probes were last turned off; attaching: they are being turned on; uid: whose process it was found in.
+    key: of ``limiter_binaries``; number: of its records; file: our descriptor of it while it is attached; measured: its hits can be counted; share, rates: how much it is watched, and
+    what is made of that. attaching: its probes are being turned on, asked for at asked_ns; since_ns: there from then on; until_ns: told to go then, after ``hits``;
+    due_ns: when something is to be done next. opening: it is watched all of the time again, but its first moment is a window still, by which it is known what came before. uid: whose process it was found in.
     """
 
     path: str
     key: bytes
+    number: int
+    share: Share
+    rates: Rates = field(default_factory=Rates)
     file: int = -1
     links: list[int] = field(default_factory=list)
     closing: Detaching | None = None
     attaching: bool = False
+    opening: bool = False
     measured: bool = True
-    every: int = 1
+    asked_ns: int = 0
     since_ns: int = 0
-    decisions: int = 0
-    turned_ns: int = 0
     uid: int = 0
+    until_ns: int = 0
+    due_ns: int = 0
+    hits: int = 0
+    hits_asked: int = 0
+    window: list[np.ndarray] = field(default_factory=list)
 
 
 def name_of(one: Binary) -> str:

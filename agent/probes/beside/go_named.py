@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -26,7 +27,8 @@ class Named(Finishing):
         self._records: list[np.ndarray] = []
 
     def feed(self, records: np.ndarray) -> None:
-        """Takes records of ``struct limiter_decision``."""
+        """Takes records of ``struct limiter_decision``; our own measure what a hit costs (hit_cost.py)."""
+        records = records[records["proc"]["pid"] != os.getpid()]
         if len(records):
             self._records.append(records)
 

@@ -1,4 +1,4 @@
-"""Attaches the limiter family's uprobes to Go binaries, keeps what is known of each, and holds their cost to a budget.
+"""Attaches the limiter family's uprobes to Go binaries, keeps what is known of each, and holds their cost to a share of the program's time (``Share``).
 
 A binary is attached once, by inode: every process that runs it is then seen from its first instruction. Decisions count from when
 all its probes are attached to when the first is taken away, so that what is under way meanwhile is left out rather than half seen.
@@ -8,24 +8,30 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import os
-import time
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import numpy as np
 
 from agent.batch import Batch, make
+from agent.common.alive import gone
+from agent.common.clocks import boot_ns
+from agent.contracts import Due
 from agent.errors import printable
 from agent.kernel import bpf
-from agent.kernel.detach import close_aside, finish
+from agent.kernel.detach import finish
 from agent.kernel.load import Family
 from agent.kernel.ring import SharedArray
 from agent.kernel.steps import Steps, run
 from agent.kernel.wire import Wire
 from agent.limiters.catalogue import seen
 from agent.probes.beside.go_binary import Binary, any_file, key_of, name_of, path_of, status_of
+from agent.probes.beside.go_decisions import Called, unnamed
+from agent.probes.beside.go_probes import GoProbes
+from agent.probes.beside.hit_cost import HitCost
+from agent.probes.beside.share import Share
 from agent.tables import TABLES
 from agent.targets.asked import FileId, Release, Target
 from agent.targets.attacher import Attacher
@@ -34,27 +40,33 @@ from agent.targets.unseen import Unseen, UnseenPrograms
 _CHECK_NS = 1_000_000_000
 #: Errors of attaching that are over some time: a helper that is held up, no descriptors or memory at the moment.
 _PASSING = (errno.ETIMEDOUT, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-_HITS_A_DECISION, _LEAST_EVERY, _MOST_EVERY, _CALM = 2, 2, 60, 0.5
+#: Probe time of all binaries together after which each is looked at, where a second has not passed; how long records of a window may take to come.
+_LOOK_NS, _SETTLE_NS = 20_000_000, 60_000_000
 
 
-class GoLimiters:
-    """Implements ``agent.contracts.Source``: rows of probe_status for each binary, and losses of the family's own.
+class GoLimiters(Due):
+    """Implements ``agent.contracts.Source``: rows of probe_status for each binary, of limiter_rate for those that are watched in windows, and losses of the family's own.
 
-    budget: uprobe hits a second, binary and library (two a decision, four a Wait); one over it is watched one second in ``every``.
-    ``found`` is what ``Targets`` calls for each executable (``Ask.found``). ``binaries`` holds what is known, by (device, inode) and library.
+    cost: what a hit costs; most: share of a thread's time that the probes of a binary and library may take all of the time. ``found`` is what ``Targets`` calls for each executable
+    (``Ask.found``), ``feed`` takes records of decisions. ``binaries`` holds what is known, by (device, inode) and library.
     """
 
     name = "limiter"
 
-    def __init__(self, family: Family, wire: Wire, helper: Attacher, budget: int, unseen: UnseenPrograms) -> None:
+    def __init__(
+        self, family: Family, wire: Wire, helper: Attacher, cost: HitCost, unseen: UnseenPrograms, most: float
+    ) -> None:
         self.binaries: dict[tuple[FileId, str], Binary] = {}
-        self._family, self._helper, self._budget, self._unseen = family, helper, budget, unseen
-        self._returning = {program.function for program in family.probe.programs if program.kind == "uretprobe"}
-        self._value = wire.dtype("limiter_binary")
+        self._family, self._cost, self._unseen, self._most = family, cost, unseen, most
+        self._probes = GoProbes(family, wire, helper, self.binaries)
+        self._none = np.empty(0, wire.dtype("limiter_decision"))
         self._counts = SharedArray(family.maps["limiter_counts"], wire.dtype("limiter_counts")).values
         self._news: list[Binary] = []
-        self._unmatched = 0
-        self._checked_ns = 0
+        self._numbers = count(1)
+        #: What limiters are called: see ``Sites``.
+        self.called: Called = unnamed
+        self._unmatched = self._hits = 0
+        self._checked_ns = self._looked_ns = 0
 
     @property
     def orphans(self) -> int:
@@ -80,12 +92,17 @@ class GoLimiters:
 
     def _found(self, target: Target, known: dict[str, Any]) -> Steps[Release]:
         """One library of it."""
+        if not self._cost.tried:
+            yield from self._probes.measure(self._cost)
         number = list(seen()).index(known["library"]) if known["library"] else 0
         mapped = known.get("mapped")  # what runs is another file then
+        alone = known.get("alone") and len(known["alone"]) < len(known["sites"])
         one = Binary(
             path=printable(path_of(target.fd) or target.path),
             key=any_file(number) if mapped else key_of(target.fd, shared=not target.file.device, library=number),
             uid=target.owner.uid,
+            number=next(self._numbers),
+            share=Share(self._cost.both, self._cost.alone if alone else 0.0, self._most),
             **known,
         )
         place = target.file, one.library
@@ -94,7 +111,7 @@ class GoLimiters:
             if one.state != "unavailable":
                 target.reserve(len(one.sites) + 1, sum(len(places) for _, places in one.sites) + 1)
                 one.file = os.dup(target.fd)
-                yield from self._attach(one, 1)
+                yield from self._probes.attach(one)
         except OSError:
             self._let_go(one)
             self.binaries.pop(place, None)
@@ -133,52 +150,8 @@ class GoLimiters:
             "have it send its decisions to the intake socket (docs/limiters.md)",
         )
 
-    def _attach(self, one: Binary, every: int) -> Steps[None]:
-        """Attaches all probes of a binary. Raises OSError, with none attached."""
-        file, one.attaching = os.dup(one.file), True  # the request may wait for longer than the binary keeps its own
-        self._publish(one, 0)  # what is decided while some of them are there is left out
-        try:
-            for program, offsets in one.sites:
-                links = yield from self._helper.attaching(
-                    self._family.programs[program], file, offsets, program in self._returning
-                )
-                if one.file < 0:  # let go of meanwhile
-                    close_aside(links)
-                    return
-                one.links += links
-        except OSError:
-            self._detach(one)
-            raise
-        finally:
-            os.close(file)
-            one.attaching = False
-        one.every, one.since_ns = every, time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        self._publish(one, every)
-
-    def _publish(self, one: Binary, every: int) -> None:
-        """Tells the kernel's side what it needs to know of the binary."""
-        value = np.zeros(1, self._value)
-        shared = [b for b in self.binaries.values() if b.key == one.key and b.library_version != one.library_version]
-        value["decisions"], value["every"], value["since_ns"] = one.decisions, every, one.since_ns
-        value["library_version"] = b"" if shared else one.library_version.encode()
-        try:
-            bpf.update(self._family.maps["limiter_binaries"], one.key, value.tobytes())
-        except OSError as error:  # kernels before 5.19 without CAP_BPF
-            one.state, one.reason, one.measured = (
-                "degraded",
-                f"the library's version is not shown and the cost not bounded: {error}",
-                False,
-            )
-
-    def _detach(self, one: Binary) -> None:
-        """Takes the probes away, beside the loop."""
-        if one.links:
-            self._publish(one, 0)
-            one.closing = close_aside(one.links)
-            one.links = []
-
     def _let_go(self, one: Binary) -> None:
-        self._detach(one)
+        self._probes.detach(one)
         if one.file >= 0:
             os.close(one.file)
             one.file = -1
@@ -186,50 +159,119 @@ class GoLimiters:
     def fds(self) -> list[int]:
         return []
 
+    @property
+    def due_ns(self) -> int:
+        return min((one.due_ns for one in self._moving()), default=0)
+
+    def _moving(self) -> list[Binary]:
+        """Those whose probes come and go, or are to come."""
+        return [
+            b
+            for b in self.binaries.values()
+            if b.file >= 0
+            and not b.attaching
+            and b.state != "unavailable"
+            and (b.share.mode == "windows" or b.opening or not b.links)
+        ]
+
+    def feed(self, records: np.ndarray) -> None:
+        """Takes records of ``struct limiter_decision``."""
+        numbers = {int(number) for number in np.unique(records["binary"])}
+        for one in self.binaries.values():
+            if one.number in numbers:
+                mine = records[records["binary"] == one.number]
+                one.share.busy.feed(mine)
+                if one.share.mode == "windows" or one.opening:
+                    one.window.append(mine)
+                if one.share.mode != "windows":
+                    one.rates.before(mine)
+
     def drain(self, now_ns: int) -> Iterator[Batch]:
         news, self._news = self._news, []
         for one in news:
             yield status_of(one, now_ns)
-        if now_ns - self._checked_ns >= _CHECK_NS:
+        for one in self._moving():
+            yield from self._move(one)
+        for one in self.binaries.values():
+            ended = {pid for pid in one.rates.pids if gone(pid, None)} if not one.links and not one.window else None
+            if ended:
+                yield from one.rates.ended(now_ns, ended, self.called)
+        hits = int(self._counts["hits"][0])
+        if now_ns - self._looked_ns >= _CHECK_NS or (hits - self._hits) * self._cost.alone >= _LOOK_NS:
+            self._hits, self._looked_ns = hits, now_ns
             for one in self.binaries.values():
-                if one.file >= 0 and one.measured and one.state != "unavailable" and self._checked_ns:
-                    self._regulate(one, now_ns, (now_ns - self._checked_ns) / 1e9)
+                if one.links and not one.attaching and one.measured and one.share.mode != "windows":
+                    self._regulate(one)
+        if now_ns - self._checked_ns >= _CHECK_NS:
             yield from self._missed(now_ns)
             self._checked_ns = now_ns
 
-    def _regulate(self, one: Binary, now_ns: int, seconds: float) -> None:
-        """Once a second: measures a binary's hits, and turns its probes off and on where they are too many."""
-        if not one.links or one.attaching:
-            if one.closing and not one.closing.done:
-                one.turned_ns = now_ns
-            elif now_ns - one.turned_ns >= (one.every - 1) * _CHECK_NS and not one.attaching:
-                one.turned_ns = now_ns
-                run(self._attach(one, one.every), lambda _, error: self._tell_failure(one, error))
+    def _regulate(self, one: Binary) -> None:
+        """Looks at the hits of one that is watched all of the time."""
+        before, now_ns = one.hits, boot_ns()
+        with contextlib.suppress(OSError):
+            one.hits = self._probes.hits(one)
+        mode = one.share.look(now_ns, one.hits - before)
+        if mode != one.share.mode and not one.opening:
+            self._probes.detach(one)
+            one.rates.begin(one.until_ns)
+            self._turn(one, mode, now_ns)
+
+    def _turn(self, one: Binary, mode: str, now_ns: int) -> None:
+        """Has it watched otherwise from now on, once its probes are gone."""
+        rate = f"{one.share.rate:.0f} decisions a second"
+        one.share.begin(mode, now_ns)
+        one.due_ns, one.opening = one.share.next_ns(now_ns) if mode == "windows" else now_ns, mode != "windows"
+        one.state, one.reason = {
+            "both": ("attached", ""),
+            "alone": ("attached", f"{rate}: watched at its return only, how long a decision takes is not seen"),
+            "windows": ("degraded", f"{rate}: watched in windows, see `tickscope limiters` for what that makes of all"),
+        }[mode]
+        self._news.append(one)
+
+    def _move(self, one: Binary) -> Iterator[Batch]:
+        """What is to be done next with one whose probes come and go."""
+        now_ns = boot_ns()
+        if now_ns < one.due_ns:
             return
-        raw = bpf.lookup(self._family.maps["limiter_binaries"], one.key, self._value.itemsize)
-        total = int(np.frombuffer(raw, self._value)["decisions"][0]) if raw else one.decisions
-        rate, one.decisions = (total - one.decisions) * _HITS_A_DECISION / seconds, total
-        if rate > self._budget or (one.every > 1 and rate > self._budget * _CALM):
-            every = min(max(math.ceil(rate / self._budget), _LEAST_EVERY), _MOST_EVERY)
-            if one.every != every:
-                one.state, one.reason = (
-                    "degraded",
-                    f"{rate:.0f} hits a second, {self._budget} allowed: watched one second in {every}, rows marked",
-                )
-                self._news.append(one)
-            one.every, one.turned_ns = every, now_ns
-            self._detach(one)
-        elif one.every > 1:
-            one.every, one.state, one.reason = 1, "attached", ""
-            self._publish(one, 1)
-            self._news.append(one)
+        if one.links and one.until_ns < one.since_ns:
+            if one.opening:
+                one.until_ns = now_ns
+                self._probes.publish(one, 1)
+            else:
+                self._probes.detach(one)
+            one.due_ns = one.until_ns + _SETTLE_NS
+        elif one.links or (one.closing is not None and one.closing.done and one.asked_ns > one.rates.covered_ns):
+            yield from self._told(one, now_ns)
+        elif one.closing is not None and not one.closing.done:
+            one.due_ns = now_ns + _SETTLE_NS // 4
+        else:
+            one.closing = None
+            run(self._probes.attach(one), lambda _, error: self._tell_failure(one, error))
+
+    def _told(self, one: Binary, now_ns: int) -> Iterator[Batch]:
+        """What a window has shown, once it is closed and all of its records are there."""
+        records, one.window, one.closing = np.concatenate([self._none, *one.window]), [], None
+        until_hits, one.hits = one.hits, self._probes.hits(one)
+        yield from one.rates.window(records, one.since_ns, one.until_ns, one.share.cost_ns, self.called)
+        if one.opening:
+            one.opening = False
+            return
+        watched = one.until_ns - one.since_ns
+        mode = one.share.closed(
+            one.asked_ns, watched, one.until_ns, until_hits - one.hits_asked, one.hits - until_hits, len(records)
+        )
+        if mode != "windows":
+            self._turn(one, mode, now_ns)
+        else:
+            one.due_ns = one.share.next_ns(now_ns)
 
     def _tell_failure(self, one: Binary, error: Exception | None) -> None:
-        """What holds the helper up for a while is not this binary's: it is tried again after as long as it was off now."""
+        """What holds the helper up for a while is not this binary's: it is tried again."""
         if one.file < 0 or error is None:
             return
         if isinstance(error, OSError) and error.errno in _PASSING:
-            one.turned_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+            one.due_ns = boot_ns() + _CHECK_NS
         else:
             one.state, one.reason, one.remedy = (
                 "unavailable",
