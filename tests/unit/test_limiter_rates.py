@@ -91,7 +91,7 @@ def test_a_bucket_that_never_fills_says_what_it_let_through() -> None:
     let = (records["ok"] == 1) & (records["t_ns"] >= 2 * SECOND) & (records["t_ns"] < last)
     assert abs(int(rows["allowed"].sum()) - int(let.sum())) <= 1
     assert (rows["allowed_low"] == rows["allowed_high"]).all()
-    assert rows["limiter_id"][0] == b"rate.Limiter@0xc000010000"
+    assert rows["limiter_id"][0] == b"rate.Limiter@?"
 
 
 def test_a_bucket_that_fills_is_not_believed() -> None:

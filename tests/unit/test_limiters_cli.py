@@ -260,7 +260,7 @@ def test_what_is_worked_out_of_a_limiter(tmp_path: Path) -> None:
         False,
     )
     assert dead["limit_use"] == pytest.approx(50 / (2 * 4 * 9.9), rel=0.001)
-    assert dead["watch_cost"] == pytest.approx(10.1 * 26e-6, rel=0.01)
+    assert dead["watch_cost"] == pytest.approx(10.1 * 12e-6, rel=0.01)
     assert (dead["site"], dead["file"], dead["line"]) == ("example.com/shop/api.(*S).Pay", "api/pay.go", 17)
     for given_id in ("shop:rate", "S).Pay", "shop:rate.Limiter@shop/api.(*S).Pay"):
         shown = tickscope(tmp_path, "show", given_id, "-o", "json")

@@ -20,7 +20,7 @@ from agent.kernel.wire import decode
 from agent.limiters.catalogue import seen
 from agent.limiters.library import Seen
 from agent.limiters.reading import ALLOWED, DELAYED, UNKNOWN
-from agent.probes.beside.go_decisions import Called
+from agent.probes.beside.go_decisions import Called, unnamed
 from agent.probes.beside.pace import pace
 from agent.tables import TABLES
 
@@ -132,7 +132,9 @@ class Rates:
             at = agreed(mine["look"])
             self._limiters[pid, limiter] = _Limiter(look=mine["look"][at])
 
-    def window(self, records: np.ndarray, since_ns: int, until_ns: int, hit_ns: float, called: Called) -> list[Batch]:
+    def window(
+        self, records: np.ndarray, since_ns: int, until_ns: int, hit_ns: float, called: Called = unnamed
+    ) -> list[Batch]:
         """The rows of what is not told yet up to the end of a window, by the records from it. hit_ns: what a decision cost its thread. called: the limiters' ids."""
         records = np.sort(records[(records["t_ns"] >= since_ns) & (records["t_ns"] < until_ns)], order="t_ns")
         interval, watched = until_ns - self.covered_ns, max(until_ns - since_ns, 1)
