@@ -35,7 +35,9 @@ class FamilyPlan:
 
     def settle(self) -> None:
         """Derives the family's state from its programs."""
-        missing = [p for p in self.programs if not p.attach and not p.optional]
+        missing = [p for p in self.programs if not p.attach]
+        if len(missing) < len(self.programs):
+            missing = [p for p in missing if not p.optional]
         if not missing or self.state == "unavailable":
             return
         self.state = "degraded" if len(missing) < len(self.programs) else "unavailable"

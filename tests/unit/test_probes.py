@@ -11,7 +11,7 @@ import pytest
 from agent.kernel import compiler
 from agent.kernel.load import BPF_DIR, LOST_COUNTERS, _job, load, loss_counted
 from agent.kernel.plan import plan
-from agent.kernel.probe import Probe, Ring, ordered
+from agent.kernel.probe import Probe, Program, Ring, ordered
 from agent.probes import discover
 
 
@@ -97,3 +97,19 @@ def test_a_program_that_needs_what_a_kernel_lacks_says_why() -> None:
     )
     (new,) = plan([declared], words | {"KFUNC_bpf_path_d_path": 7})
     assert new.state == "attached"
+
+
+@pytest.mark.parametrize(
+    ("there", "state"), [("begin", "attached"), ("begin end", "attached"), ("end", "degraded"), ("", "unavailable")]
+)
+def test_what_is_optional_is_no_degradation_unless_nothing_else_is_there(there: str, state: str) -> None:
+    begin, end = Program("x_on_begin", target="begin"), Program("x_on_end", target="end", optional=True)
+    words = {"TP_other": 1} | {f"TP_{name}": 3 for name in there.split()}
+    both, alone = plan(
+        [{"name": n, "maps": [], "programs": [vars(p) for p in ps]} for n, ps in (("x", (begin, end)), ("y", (end,)))],
+        words,
+    )
+    assert both.state == state
+    assert (alone.state, "no tracepoint end" in alone.reason) == (
+        ("attached", False) if "end" in there else ("unavailable", True)
+    )
