@@ -22,7 +22,8 @@ _WALL_TYPE = "STRUCT(wall_ns BIGINT, wall_err_ns BIGINT, wall_state VARCHAR, wal
 _READING = ("SELECT", "MULTI")
 _COMMENT = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
 _EXPLAIN = re.compile(
-    rf"^(?:\s|{_COMMENT.pattern})*explain\b(\s|{_COMMENT.pattern}|analyze\b|\(\s*(analyze|format)\b[^)]*\))*", re.IGNORECASE | re.DOTALL
+    rf"^(?:\s|{_COMMENT.pattern})*explain\b(\s|{_COMMENT.pattern}|analyze\b|\(\s*(analyze|format)\b[^)]*\))*",
+    re.IGNORECASE | re.DOTALL,
 )
 
 
