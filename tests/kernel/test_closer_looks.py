@@ -140,7 +140,7 @@ def test_where_a_process_sleeps(kernel: KernelSource, tmp_path: Path) -> None:
         names = {at: _name(pid, place.span, place.offset) for at, place in found.items() if place.path.startswith("/")}
     who = {pid: counted.maps["offcpu_sums"][1]["proc"][0]}
     who[other] = who[pid]
-    named = rows.Names(lambda n: kernel_text(counted.stacks.get(n, ()), kernel_names),
+    named = rows.FrameNames(lambda n: kernel_text(counted.stacks.get(n, ()), kernel_names),
                        lambda n, _: user_text(counted.stacks.get(n, ()), found, names), lambda *_: "")  # fmt: skip
     off = rows.off_cpu(*rows.gone(counted, end, who), still, {pid: SECOND, other: SECOND}, who, named).rows
     slept = off[off["syscall"] == b"clock_nanosleep"]
@@ -196,7 +196,7 @@ def test_a_lock_of_the_kernels_and_who_takes_it(kernel: KernelSource) -> None:
     with open("/proc/kallsyms", "rb") as kallsyms:
         wanted = sorted({at for n in keys["kernel_stack"].tolist() for at in counted.stacks.get(n, ())} | set(keys["lock"].tolist()))  # fmt: skip
         names = dict(zip(wanted, nearest.in_kernel([kallsyms.fileno()], wanted), strict=True))
-    named = rows.Names(lambda n: kernel_text(counted.stacks.get(n, ()), names), lambda *_: "",
+    named = rows.FrameNames(lambda n: kernel_text(counted.stacks.get(n, ()), names), lambda *_: "",
                        lambda at, n: lock_text(at, counted.stacks.get(n, ()), names))  # fmt: skip
     locks = rows.lock_contention(keys, values, named).rows
     most = locks[0]
