@@ -48,7 +48,7 @@ def setup(
     targets.exe(Ask("go", source.found, "limiter"))
     ask(cast("Iterable[Mapping[str, object]]", config.get("limiter_functions", ())), source, targets)
     sites = Sites(family, kernel.loaded.wire, targets.analyst, source.binaries, names)
-    source.called = sites.called
+    source.called, source.known = sites.called, sites.known
     waits = Waits(sites.called)
     named = Named(sites, waits)
     kernel.listen("limiter_stacks", sites.feed)

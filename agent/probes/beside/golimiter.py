@@ -41,7 +41,8 @@ _CHECK_NS = 1_000_000_000
 #: Errors of attaching that are over some time: a helper that is held up, no descriptors or memory at the moment.
 _PASSING = (errno.ETIMEDOUT, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 #: Probe time of all binaries together after which each is looked at, where a second has not passed; how long records of a window may take to come.
-_LOOK_NS, _SETTLE_NS = 20_000_000, 60_000_000
+#: And until it is known who asks, for which the first window waits.
+_LOOK_NS, _SETTLE_NS, _NAMED_NS = 20_000_000, 60_000_000, 2_000_000_000
 
 
 class GoLimiters(Due):
@@ -63,8 +64,8 @@ class GoLimiters(Due):
         self._counts = SharedArray(family.maps["limiter_counts"], wire.dtype("limiter_counts")).values
         self._news: list[Binary] = []
         self._numbers = count(1)
-        #: What limiters are called: see ``Sites``.
-        self.called: Called = unnamed
+        self.called: Called = unnamed  # as ``Sites`` knows it
+        self.known: Called = lambda records: np.ones(len(records), np.bool_)
         self._unmatched = self._hits = 0
         self._checked_ns = self._looked_ns = 0
 
@@ -251,7 +252,11 @@ class GoLimiters(Due):
 
     def _told(self, one: Binary, now_ns: int) -> Iterator[Batch]:
         """What a window has shown, once it is closed and all of its records are there."""
-        records, one.window, one.closing = np.concatenate([self._none, *one.window]), [], None
+        records = np.concatenate([self._none, *one.window])
+        if now_ns - one.until_ns < _NAMED_NS and not (self.known(records) | (records["stack"] == 0)).all():
+            one.window, one.due_ns = [records], now_ns + _SETTLE_NS
+            return
+        one.window, one.closing = [], None
         until_hits, one.hits = one.hits, self._probes.hits(one)
         yield from one.rates.window(records, one.since_ns, one.until_ns, one.share.cost_ns, self.called)
         if one.opening:
