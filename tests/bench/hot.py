@@ -87,7 +87,7 @@ def main() -> None:
                 watched = [run(path, load, given.seconds, agent) for _ in range(given.pairs)]
             report(
                 f"throughput, {name}",
-                f"{ratio([r.per_s for r in watched], [r.per_s for r in alone]):.3f}",
+                ratio([r.per_s for r in watched], [r.per_s for r in alone]).text(),
                 "no agent",
                 "0.9",
             )
@@ -99,7 +99,7 @@ def main() -> None:
                 ]  # type: ignore[misc]
                 report(
                     f"throughput, {name}, bpftrace",
-                    f"{ratio([r.per_s for r in peer], [r.per_s for r in alone]):.3f}",
+                    ratio([r.per_s for r in peer], [r.per_s for r in alone]).text(),
                     "nothing attached",
                     "-",
                 )
