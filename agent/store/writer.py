@@ -21,8 +21,8 @@ from agent.store.backlog import Backlog, Entry
 from agent.store.hot import HotStore
 from agent.store.sentences import in_utc
 
-#: What may wait for a file system that is slow, or does not answer. Four times what HotStore keeps: a burst on a slow disk is no loss.
-MOST_BYTES = 8 << 20
+#: What may wait for a file system that is slow, or does not answer. One drain of a full ring has 12 MB, so that a second one that meets a slow write is no loss.
+MOST_BYTES = 32 << 20
 #: From when on it counts as one that does not answer.
 STALLED_S = 3.0
 #: How long the agent waits for it at its end.
