@@ -121,6 +121,7 @@ def run(config: Config, to_keep: Child, to_help: Child, to_watch: Child) -> int:
     intake_sockets = bind_intake(sockets, config.key_salt)
 
     from agent.common.clocks import boot_ns
+    from agent.common.lean import without_masked_arrays
     from agent.investigate.start import kernel_symbols
     from agent.kernel import bpf
     from agent.kernel.load import load
@@ -128,6 +129,7 @@ def run(config: Config, to_keep: Child, to_help: Child, to_watch: Child) -> int:
     from agent.queues.older import names_of_older
     from agent.service.reload import Reload
 
+    without_masked_arrays()
     options = {"SYSCALLS_SLOW_NS": int(config.slow_syscall_ms * 1e6)}
     loaded = load(_families(config), options)
     if loaded.uprobe_multi:

@@ -1,0 +1,25 @@
+"""Imports that are left out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+_MASKED = """
+import sys, numpy as np
+from agent.common.lean import without_masked_arrays
+without_masked_arrays()
+assert np.unique(np.array([2, 1, 2])).tolist() == [1, 2] and np.isin([1, 2], [2]).tolist() == [False, True]
+assert np.median([1, 2, 3]) == 2
+assert "numpy.ma" not in sys.modules
+assert np.ma.masked_all((2,)).mask.all()
+import numpy.ma
+without_masked_arrays()
+masked = np.ma.masked_array([1, 2, 2], [True, False, False])
+assert np.ma.is_masked(masked) and np.unique(masked).tolist() == [2, None]
+"""
+
+
+def test_distinct_values_are_found_without_masked_arrays_which_still_can_be_had() -> None:
+    done = subprocess.run([sys.executable, "-c", _MASKED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
