@@ -8,11 +8,13 @@ import numpy as np
 
 from agent.batch import Batch
 from agent.correlate import evidence as evidence_of
+from agent.correlate import story
 from agent.correlate.catalogue import Cause, Symptom, causes, kept, symptoms
 from agent.correlate.clock import ClockWatch
 from agent.correlate.episode import Episode, Verdict
 from agent.correlate.finding import UNKNOWN, Finding
 from agent.correlate.guard import Guard
+from agent.correlate.processes import ProcessWatch
 from agent.correlate.rank import Judge
 from agent.correlate.rows import Inbox, compact, together
 from agent.correlate.steps import JumpSeries
@@ -165,7 +167,9 @@ class Correlator:
             self._follow(found, second)
         due = [e for e in self._held if self._view.informed(e) or second - e.start_ns // SECOND > self._config.hold_s]
         self._held = [e for e in self._held if e not in due]
-        for episode in sorted(due, key=lambda e: e.order):
+        for episode in sorted(
+            due, key=lambda e: (e.declared.watch is not ProcessWatch, e.order)
+        ):  # what became of processes is the least in doubt
             verdicts = self._judge_of.rank(episode, self._view)
             bare = episode.declared.bare and episode.metric not in episode.declared.alone
             bare &= not episode.declared.shared or second - episode.start_ns // SECOND >= _OTHERS_S
@@ -186,6 +190,10 @@ class Correlator:
         best = verdicts[0] if verdicts and verdicts[0].score > 0 else _UNKNOWN
         home = next((f for f in self._findings if f.takes(best, episode, self._config.merge_ns)), None)
         if home is None:
+            home = next((f for f in self._findings if self._one_story(f, best, episode)), None)
+            if home is not None and best is _UNKNOWN:
+                home.lent.add(id(episode))
+        if home is None:
             home = Finding(episode.start_ns, episode.end_ns, episode.last_bad)
             self._findings.append(home)
         elif not home.finding_id:
@@ -201,6 +209,17 @@ class Correlator:
             found.last_bad = max(found.last_bad, episode.last_bad)
             if not found.closed and second - episode.start_ns // SECOND <= 60:
                 found.judged(episode, self._judge_of.rank(episode, self._view))
+        for episode in [e for e in found.explained() if id(e) in found.lent]:
+            best = found.verdicts[id(episode)][0]
+            if found.takes(best, episode, self._config.merge_ns) or self._one_story(found, best, episode):
+                found.lent.discard(id(episode))
+            else:
+                found.leaves(episode)
+                self._held.append(episode)
+        found.passes(self.guard.attempt("story passed", story.passed, found, self._view, otherwise=set()))
+
+    def _one_story(self, found: Finding, best: Verdict, episode: Episode) -> bool:
+        return self.guard.attempt("story", story.same, found, best, episode, self._view, otherwise=False)
 
     def _close(self, found: Finding, second: int) -> None:
         steps = found.steps

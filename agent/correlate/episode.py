@@ -70,7 +70,7 @@ class Verdict:
 
     score: 0 (looked at, does not explain it) to 1. scope: what it is about, for example the peer; empty matches any.
     words: complete "... because" (or say what was looked at, where the score is 0). evidence: rows of JSON members.
-    detail: the finer word of the cause (``finding.cause_detail``).
+    detail: the finer word of the cause (``finding.cause_detail``). blamed: the processes that it is about beside the culprit.
     """
 
     cause: str
@@ -80,6 +80,7 @@ class Verdict:
     evidence: tuple[dict[str, object], ...] = ()
     detail: str = ""
     culprit: Culprit = NOBODY
+    blamed: tuple[int, ...] = ()
 
 
 def item(table: str, what: str, value: float | str | None, unit: str = "", **more: object) -> dict[str, object]:
