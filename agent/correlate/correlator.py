@@ -14,6 +14,7 @@ from agent.correlate.clock import ClockWatch
 from agent.correlate.episode import Episode, Verdict
 from agent.correlate.finding import UNKNOWN, Finding
 from agent.correlate.guard import Guard
+from agent.correlate.habits import Habits, reason
 from agent.correlate.processes import ProcessWatch
 from agent.correlate.rank import Judge
 from agent.correlate.rows import Inbox, compact, together
@@ -50,6 +51,7 @@ class Correlator:
         self._judged = {table for symptom in symptoms().values() for table in symptom.reads}
         self._second: int | None = None
         self._gathered: dict[str, list[np.ndarray]] = {}
+        self._habits = Habits()
         self._held: list[Episode] = []
         self._findings: list[Finding] = []
         self._untold: list[JumpSeries] = []
@@ -173,7 +175,8 @@ class Correlator:
             verdicts = self._judge_of.rank(episode, self._view)
             bare = episode.declared.bare and episode.metric not in episode.declared.alone
             bare &= not episode.declared.shared or second - episode.start_ns // SECOND >= _OTHERS_S
-            if bare or (verdicts and verdicts[0].score > 0):
+            usual = self._habits.has(episode, reason(verdicts), second)
+            if not usual and (bare or (verdicts and verdicts[0].score > 0)):
                 self._place(episode, verdicts)
             elif second - episode.last_bad < self._config.quiet_s and second - episode.start_ns // SECOND <= 60:
                 self._held.append(episode)  # its cause may yet be seen
@@ -207,6 +210,7 @@ class Correlator:
         for episode in found.episodes:
             found.end_ns = max(found.end_ns, episode.end_ns)
             found.last_bad = max(found.last_bad, episode.last_bad)
+            episode.blame = reason([found.cause])
             if not found.closed and second - episode.start_ns // SECOND <= 60:
                 found.judged(episode, self._judge_of.rank(episode, self._view))
         for episode in [e for e in found.explained() if id(e) in found.lent]:

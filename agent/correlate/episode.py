@@ -19,6 +19,7 @@ class Episode:
 
     slot: the subject's row in its series. base: what was usual; value: the worst seen; bar: what a bad second exceeds.
     scope: what episodes of one local cause share (the process, or the queue). facts: what causes are judged by. ranked: what they said last.
+    habit: by which of its values it may be one (agent/correlate/habits.py); empty: it is told however often it comes. blame: the cause of its finding, where that is known.
     """
 
     symptom: str
@@ -41,6 +42,8 @@ class Episode:
     count: int = 0
     facts: dict[str, float] = field(default_factory=dict)
     ranked: Ranked | None = None
+    habit: str = ""
+    blame: str = ""
 
     @property
     def declared(self) -> Symptom:
