@@ -225,7 +225,15 @@ def explains(cause: str, holds: Callable[[Fate], float]) -> dict[str, Callable[[
             own = rule is itself and fate.pid == episode.pid
             words = fate.restarted() if cause == "process_restarted" else fate.words(until_ns, short=own)
             yield Verdict(
-                cause, score, fate.scope, words, fate.evidence(until_ns), fate.detail, fate.culprit, fate.blamed
+                cause,
+                score,
+                fate.scope,
+                words,
+                fate.evidence(until_ns),
+                fate.detail,
+                fate.culprit,
+                fate.blamed,
+                full=fate.words(until_ns) if own else "",
             )
 
         return verdicts

@@ -193,8 +193,9 @@ class Correlator:
         best = verdicts[0] if verdicts and verdicts[0].score > 0 else _UNKNOWN
         home = next((f for f in self._findings if f.takes(best, episode, self._config.merge_ns)), None)
         if home is None:
-            home = next((f for f in self._findings if self._one_story(f, best, episode)), None)
-            if home is not None and best is _UNKNOWN:
+            its = [f for f in self._findings if self._one_story(f, best, episode)]
+            home = max(its, key=lambda f: f.start_ns, default=None)  # what began last before it
+            if home is not None:
                 home.lent.add(id(episode))
         if home is None:
             home = Finding(episode.start_ns, episode.end_ns, episode.last_bad)
@@ -213,11 +214,9 @@ class Correlator:
             episode.blame = reason([found.cause])
             if not found.closed and second - episode.start_ns // SECOND <= 60:
                 found.judged(episode, self._judge_of.rank(episode, self._view))
-        for episode in [e for e in found.explained() if id(e) in found.lent]:
+        for episode in [e for e in found.explained() if id(e) in found.lent and not found.closed]:
             best = found.verdicts[id(episode)][0]
-            if found.takes(best, episode, self._config.merge_ns) or self._one_story(found, best, episode):
-                found.lent.discard(id(episode))
-            else:
+            if not found.takes(best, episode, self._config.merge_ns) and not self._one_story(found, best, episode):
                 found.leaves(episode)
                 self._held.append(episode)
         found.passes(self.guard.attempt("story passed", story.passed, found, self._view, otherwise=set()))

@@ -74,6 +74,7 @@ class Verdict:
     score: 0 (looked at, does not explain it) to 1. scope: what it is about, for example the peer; empty matches any.
     words: complete "... because" (or say what was looked at, where the score is 0). evidence: rows of JSON members.
     detail: the finer word of the cause (``finding.cause_detail``). blamed: the processes that it is about beside the culprit.
+    full: words that do not go by who suffered, where ``words`` do.
     """
 
     cause: str
@@ -84,6 +85,7 @@ class Verdict:
     detail: str = ""
     culprit: Culprit = NOBODY
     blamed: tuple[int, ...] = ()
+    full: Words = ""
 
 
 def item(table: str, what: str, value: float | str | None, unit: str = "", **more: object) -> dict[str, object]:

@@ -40,7 +40,7 @@ class Finding:
     said_second: int = 0
     shown: dict[bytes, tuple[object, ...]] = field(default_factory=dict)  #: its evidence as last told, by id
     unfit: set[bytes] = field(default_factory=set)  #: ids of evidence that it had no room for
-    lent: set[int] = field(default_factory=set)  #: ids of episodes that nothing explains yet (agent/correlate/story.py)
+    lent: set[int] = field(default_factory=set)  #: ids of episodes that are here as long as no verdict of theirs says otherwise (agent/correlate/story.py)
     passed: set[int] = field(default_factory=set)  #: ... of those whom others' lateness explains
     _ranked: list[Verdict] | None = None
 
@@ -79,8 +79,10 @@ class Finding:
 
     def _rank(self) -> list[Verdict]:
         best: dict[str, Verdict] = {}
-        for episode in sorted(self.episodes, key=lambda e: (id(e) in self.passed, e.order)):
+        for episode in sorted(self.episodes, key=lambda e: (id(e) in self.passed, id(e) in self.lent, e.order)):
             for v in self.verdicts[id(episode)]:
+                if v.full and episode is not self.main:
+                    v = replace(v, words=v.full)
                 if id(episode) in self.passed:
                     v = replace(v, score=_PASSED * v.score)
                 held = best.get(v.cause)

@@ -30,6 +30,7 @@ _FATES = frozenset(("process_stopped", "process_killed", "process_restarted"))
 _FELT = frozenset(("broker_slow", "broker_down", "peer_stopped"))
 _SLACK_NS = SECOND
 _AFTER_NS = 2 * SECOND  # a fault is felt that much later where clients try again
+_BEGUN_NS = 50_000_000  # times of answers are in ticks
 _BEFORE_NS = 60 * SECOND
 _SERVER = TABLES["tcp_rtt"].code("role", "server")
 _BETTER = 0.5  # a cause from which the blame is passed on
@@ -92,7 +93,7 @@ def _asks(found: Finding, episode: Episode, view: View) -> bool:
     """Whether it is about a client of who stands still, or of one that is late for that; it must have begun meanwhile."""
     if found.cause.cause not in _FATES | _FELT or not _is_late(episode):
         return False
-    if not found.start_ns - _SLACK_NS <= episode.start_ns <= found.end_ns + _SLACK_NS:
+    if not found.start_ns - _BEGUN_NS <= episode.start_ns <= found.end_ns + _SLACK_NS:
         return False
     pids = {*blamed(found.cause, view), *(e.pid for e in found.explained() if _is_late(e))}
     return any(pid in pids for pid in _asked({episode.pid}, episode, view))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent.columns import NULL_I64
-from tests.unit.correlate_scenarios import MS, START, T0, Host, S, code, latest, peer, run
+from tests.unit.correlate_scenarios import MS, START, T0, Host, S, call, code, latest, peer, run
 from tests.unit.test_correlate_answers import PORT, SHOP_PID, answers, served
 from tests.unit.test_correlate_processes import event
 
@@ -162,3 +162,30 @@ def test_connects_that_another_server_refuses_are_another_story() -> None:
     refused(host, AT + 0.01, AT + 4)
     connects(host, AT + 4, UNTIL)
     assert sorted(f["cause"] for f in told(host)) == ["broker_down", "process_killed"]
+
+
+def test_who_was_taken_for_the_victim_of_one_fault_moves_when_it_is_seen_to_be_that_of_another() -> None:
+    """It talks with both that stand still; the end of its wait tells for whom it waited."""
+    host = cluster(cluster(Host()), b"redis-server", range(900, 901), 6379)
+    stop(host, range(900, 901), b"redis-server", at=AT - 0.1)
+    stop(host)
+    client(host)
+    client(host, port=6379)
+    waits(host, SHOP_PID, PORT, b"shop")
+    begun, took = T0 + int((AT + 0.02) * S), int(4.89 * S)
+    call(host, t_ns=begun + took, duration_ns=took, pid=SHOP_PID, tid=SHOP_PID, comm=b"shop", kind=code("slow_syscall", "kind", "waiting"),
+         syscall=b"recvfrom", fd_type=b"socket", peer=peer("10.0.0.2", 6379))  # fmt: skip
+    served(host, 36, requests=5, max_ns=took, max_from_ns=begun, p50_ns=took, p90_ns=took, pid=SHOP_PID, tid=SHOP_PID, sport=PORT, comm=b"shop")  # fmt: skip
+    found = {f["culprit_comm"]: f["sentence"].lower() for f in told(host)}
+    assert ["shop pid 1700" in found[comm] for comm in ("redis-server", "postgres")] == [True, False]
+    assert len(found) == 2
+
+
+def test_words_that_say_it_are_of_who_stood_still() -> None:
+    host = cluster(Host(), pids=range(600, 601))
+    stop(host, range(600, 601))
+    client(host)
+    waits(host, SHOP_PID, PORT, b"shop")
+    (found,) = told(host)
+    assert found["subject"] == "shop pid 1700 on port 8080"
+    assert "because postgres pid 600 stood still for 5 s: it was stopped with SIGSTOP" in found["sentence"]
