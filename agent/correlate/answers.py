@@ -10,7 +10,6 @@ import numpy as np
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
-from agent.correlate.late import Habits
 from agent.correlate.rows import groups, known
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
@@ -31,7 +30,6 @@ class AnswerWatch(Watch):
 
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
-        self.habits = Habits(self.series)
         self.worst: dict[int, np.void] = {}
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:

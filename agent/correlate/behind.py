@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from agent.correlate import fates
+from agent.correlate.acts import together
 from agent.correlate.chain import hops
 from agent.correlate.episode import Episode, Verdict
 from agent.correlate.fates import Fate
@@ -62,10 +63,12 @@ def silent(episode: Episode, view: View) -> list[Blow]:
 def itself(episode: Episode, view: View) -> list[Blow]:
     """What the episode is about. Its key: process, start, cgroup."""
     pid, tick, cgroup = (int(str(part)) for part in episode.key)
-    found = fates.fates(_events(episode, view, _LEAD_NS), {pid}, {cgroup})
+    events = _events(episode, view, _LEAD_NS)
+    found = fates.fates(events, {pid}, {cgroup})
     found = [replace(f, tick=tick, comm=episode.comm) if f.kind == "frozen" else f for f in found]
     found = [f for f in found if f.stop == (episode.symptom == "process_stopped")]
-    return [Blow(f, _SURE) for f in found if f.from_ns <= episode.end_ns and f.to_ns >= episode.start_ns][-1:]
+    found = [f for f in found if f.from_ns <= episode.end_ns and f.to_ns >= episode.start_ns][-1:]
+    return [Blow(together(f, events), _SURE) for f in found]
 
 
 def peers(episode: Episode, view: View) -> list[Blow]:
@@ -175,7 +178,7 @@ def _during(
             continue
         dose = min(1.0, (to_ns - from_ns) / max(needed_ns * 0.8, 1.0)) if fate.stop else 1.0
         replaced = not fate.stop and isinstance(pids, list) and pids[0] != fate.pid
-        blows.append(Blow(replace(fate, again=True) if replaced else fate, sure * dose))
+        blows.append(Blow(together(replace(fate, again=True) if replaced else fate, events), sure * dose))
     return blows
 
 
@@ -219,8 +222,19 @@ def explains(cause: str, holds: Callable[[Fate], float]) -> dict[str, Callable[[
             if fate is None or score <= 0:
                 return
             until_ns = max(episode.end_ns, fate.from_ns)
-            words = fate.restarted() if cause == "process_restarted" else fate.words(until_ns, short=rule is itself)
-            yield Verdict(cause, score, fate.scope, words, fate.evidence(until_ns), fate.detail, fate.culprit)
+            own = rule is itself and fate.pid == episode.pid
+            words = fate.restarted() if cause == "process_restarted" else fate.words(until_ns, short=own)
+            yield Verdict(
+                cause,
+                score,
+                fate.scope,
+                words,
+                fate.evidence(until_ns),
+                fate.detail,
+                fate.culprit,
+                fate.blamed,
+                full=fate.words(until_ns) if own else "",
+            )
 
         return verdicts
 

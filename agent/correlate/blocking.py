@@ -9,7 +9,6 @@ import numpy as np
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
-from agent.correlate.late import Habits
 from agent.correlate.rows import groups, start_ticks
 from agent.correlate.series import Series
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
@@ -32,7 +31,6 @@ class BlockedWatch(Watch):
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
         self.series = Series(self.metrics, 2 * config.subjects)
-        self.habits = Habits(self.series)
         self._names: dict[int, tuple[int, int, str]] = {}
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:

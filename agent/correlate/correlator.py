@@ -8,11 +8,14 @@ import numpy as np
 
 from agent.batch import Batch
 from agent.correlate import evidence as evidence_of
+from agent.correlate import story
 from agent.correlate.catalogue import Cause, Symptom, causes, kept, symptoms
 from agent.correlate.clock import ClockWatch
 from agent.correlate.episode import Episode, Verdict
 from agent.correlate.finding import UNKNOWN, Finding
 from agent.correlate.guard import Guard
+from agent.correlate.habits import Habits, reason
+from agent.correlate.processes import ProcessWatch
 from agent.correlate.rank import Judge
 from agent.correlate.rows import Inbox, compact, together
 from agent.correlate.steps import JumpSeries
@@ -48,6 +51,7 @@ class Correlator:
         self._judged = {table for symptom in symptoms().values() for table in symptom.reads}
         self._second: int | None = None
         self._gathered: dict[str, list[np.ndarray]] = {}
+        self._habits = Habits()
         self._held: list[Episode] = []
         self._findings: list[Finding] = []
         self._untold: list[JumpSeries] = []
@@ -165,11 +169,14 @@ class Correlator:
             self._follow(found, second)
         due = [e for e in self._held if self._view.informed(e) or second - e.start_ns // SECOND > self._config.hold_s]
         self._held = [e for e in self._held if e not in due]
-        for episode in sorted(due, key=lambda e: e.order):
+        for episode in sorted(
+            due, key=lambda e: (e.declared.watch is not ProcessWatch, e.order)
+        ):  # what became of processes is the least in doubt
             verdicts = self._judge_of.rank(episode, self._view)
             bare = episode.declared.bare and episode.metric not in episode.declared.alone
             bare &= not episode.declared.shared or second - episode.start_ns // SECOND >= _OTHERS_S
-            if bare or (verdicts and verdicts[0].score > 0):
+            usual = self._habits.has(episode, reason(verdicts), second)
+            if not usual and (bare or (verdicts and verdicts[0].score > 0)):
                 self._place(episode, verdicts)
             elif second - episode.last_bad < self._config.quiet_s and second - episode.start_ns // SECOND <= 60:
                 self._held.append(episode)  # its cause may yet be seen
@@ -186,6 +193,11 @@ class Correlator:
         best = verdicts[0] if verdicts and verdicts[0].score > 0 else _UNKNOWN
         home = next((f for f in self._findings if f.takes(best, episode, self._config.merge_ns)), None)
         if home is None:
+            its = [f for f in self._findings if self._one_story(f, best, episode)]
+            home = max(its, key=lambda f: f.start_ns, default=None)  # what began last before it
+            if home is not None:
+                home.lent.add(id(episode))
+        if home is None:
             home = Finding(episode.start_ns, episode.end_ns, episode.last_bad)
             self._findings.append(home)
         elif not home.finding_id:
@@ -199,8 +211,18 @@ class Correlator:
         for episode in found.episodes:
             found.end_ns = max(found.end_ns, episode.end_ns)
             found.last_bad = max(found.last_bad, episode.last_bad)
+            episode.blame = reason([found.cause])
             if not found.closed and second - episode.start_ns // SECOND <= 60:
                 found.judged(episode, self._judge_of.rank(episode, self._view))
+        for episode in [e for e in found.explained() if id(e) in found.lent and not found.closed]:
+            best = found.verdicts[id(episode)][0]
+            if not found.takes(best, episode, self._config.merge_ns) and not self._one_story(found, best, episode):
+                found.leaves(episode)
+                self._held.append(episode)
+        found.passes(self.guard.attempt("story passed", story.passed, found, self._view, otherwise=set()))
+
+    def _one_story(self, found: Finding, best: Verdict, episode: Episode) -> bool:
+        return self.guard.attempt("story", story.same, found, best, episode, self._view, otherwise=False)
 
     def _close(self, found: Finding, second: int) -> None:
         steps = found.steps

@@ -19,6 +19,7 @@ class Episode:
 
     slot: the subject's row in its series. base: what was usual; value: the worst seen; bar: what a bad second exceeds.
     scope: what episodes of one local cause share (the process, or the queue). facts: what causes are judged by. ranked: what they said last.
+    habit: by which of its values it may be one (agent/correlate/habits.py); empty: it is told however often it comes. blame: the cause of its finding, where that is known.
     """
 
     symptom: str
@@ -41,6 +42,8 @@ class Episode:
     count: int = 0
     facts: dict[str, float] = field(default_factory=dict)
     ranked: Ranked | None = None
+    habit: str = ""
+    blame: str = ""
 
     @property
     def declared(self) -> Symptom:
@@ -70,7 +73,8 @@ class Verdict:
 
     score: 0 (looked at, does not explain it) to 1. scope: what it is about, for example the peer; empty matches any.
     words: complete "... because" (or say what was looked at, where the score is 0). evidence: rows of JSON members.
-    detail: the finer word of the cause (``finding.cause_detail``).
+    detail: the finer word of the cause (``finding.cause_detail``). blamed: the processes that it is about beside the culprit.
+    full: words that do not go by who suffered, where ``words`` do.
     """
 
     cause: str
@@ -80,6 +84,8 @@ class Verdict:
     evidence: tuple[dict[str, object], ...] = ()
     detail: str = ""
     culprit: Culprit = NOBODY
+    blamed: tuple[int, ...] = ()
+    full: Words = ""
 
 
 def item(table: str, what: str, value: float | str | None, unit: str = "", **more: object) -> dict[str, object]:

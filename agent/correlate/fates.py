@@ -28,7 +28,7 @@ _ASKED = (0, *(128 + number for number in _ORDERLY))  # exit codes of one that d
 class Fate:
     """kind: one of ``STOPS`` or ``ENDS``. from_ns, to_ns: of a stop; an end has one time. signal, exit_code, sender_pid: None where not known.
     uid: whose it was. lives: of an end, how many processes of that program, and user, ended alike, one after the other, from ``first_ns``, when ``first_pid`` did, to ``last_ns``;
-    again: whether another one took its place."""
+    again: whether another one took its place. act, fellows: of one of several that the same act hit (agent/correlate/acts.py), the scope of the first of them, and all their pids."""
 
     kind: str
     pid: int
@@ -47,6 +47,8 @@ class Fate:
     first_ns: int = 0
     last_ns: int = 0
     again: bool = False
+    act: str = ""
+    fellows: tuple[int, ...] = ()
 
     @property
     def stop(self) -> bool:
@@ -73,7 +75,13 @@ class Fate:
         """What episodes share that this is behind; of lives one after the other, the first."""
         if self.kind == "frozen":
             return f"frozen {self.cgroup}"
-        return f"{self.pid}/{self.tick}" if self.stop else f"end of {self.first_pid or self.pid}"
+        if self.stop:
+            return self.act or f"{self.pid}/{self.tick}"
+        return f"end of {self.first_pid or self.pid}"
+
+    @property
+    def blamed(self) -> tuple[int, ...]:
+        return self.fellows or (self.pid,)
 
     @property
     def culprit(self) -> Culprit:
@@ -90,18 +98,26 @@ class Fate:
 
     def words(self, until_ns: int, short: bool = False) -> Words:
         """short: behind words that say who it is, and for how long it did nothing."""
-        who = "it" if short else self.who
+        others = len(self.fellows) - 1
         if self.stop:
-            how = (
+            how: Words = (
                 f"its cgroup was frozen{self.by}"
                 if self.kind == "frozen"
                 else f"it was stopped with {_name(self.signal)}{self.by}"
             )
+            if others > 0:
+                how = tell("{how}, with {n} more of its program", how=how, n=value(others))
             return (
                 how
                 if short
-                else tell("{who} stood still for {took}: {how}", who=who, took=span(self.lasted(until_ns)), how=how)
+                else tell(
+                    "{who} stood still for {took}: {how}", who=self.who, took=span(self.lasted(until_ns)), how=how
+                )
             )
+        end = self._end("it" if short else self.who)
+        return tell("{end}, and {n} more of its program ended with it", end=end, n=value(others)) if others > 0 else end
+
+    def _end(self, who: str) -> Words:
         if self.kind == "oom_killed":
             return f"{who} was killed since memory ran out"
         if self.kind == "killed":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from _blake2 import blake2b  # hashlib would bring OpenSSL with it
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from agent.batch import Batch, make
@@ -13,11 +14,13 @@ from agent.correlate.catalogue import causes, symptoms
 from agent.correlate.episode import NOBODY, Episode, Verdict, item
 from agent.correlate.steps import JumpSeries
 from agent.correlate.thresholds import SECOND
-from agent.correlate.words import Words, capital, fit, fit_json, fit_pieces, listing, pieces, tell, when
+from agent.correlate.words import Words, capital, fit, fit_json, fit_pieces, listing, pieces, tell, value, when
 from agent.tables import TABLES
 
 _FINDING = TABLES["finding"]
 UNKNOWN = "unknown"
+_LISTED, _ALIKE = 5, 2
+_PASSED = 0.5  # how much less a verdict counts that blames who waited for somebody else
 _NO_CAUSE = Verdict(UNKNOWN, 0.0, "", "no cause was seen")
 
 
@@ -37,6 +40,8 @@ class Finding:
     said_second: int = 0
     shown: dict[bytes, tuple[object, ...]] = field(default_factory=dict)  #: its evidence as last told, by id
     unfit: set[bytes] = field(default_factory=set)  #: ids of evidence that it had no room for
+    lent: set[int] = field(default_factory=set)  #: ids of episodes that are here as long as no verdict of theirs says otherwise (agent/correlate/story.py)
+    passed: set[int] = field(default_factory=set)  #: ... of those whom others' lateness explains
     _ranked: list[Verdict] | None = None
 
     def name(self, cause: str, subject: str) -> None:
@@ -57,10 +62,29 @@ class Finding:
             return
         self.verdicts[id(episode)], self._ranked = verdicts, None
 
+    def leaves(self, episode: Episode) -> None:
+        """It turned out to be another story."""
+        self.episodes.remove(episode)
+        del self.verdicts[id(episode)]
+        self.lent.discard(id(episode))
+        self._ranked = None
+
+    def passes(self, on: set[int]) -> None:
+        """Whose verdicts pass the blame on."""
+        if on != self.passed:
+            self.passed, self._ranked = on, None
+
+    def explained(self) -> list[Episode]:
+        return [e for e in self.episodes if (its := self.verdicts[id(e)]) and its[0].score > 0]
+
     def _rank(self) -> list[Verdict]:
         best: dict[str, Verdict] = {}
-        for episode in sorted(self.episodes, key=lambda e: e.order):
+        for episode in sorted(self.episodes, key=lambda e: (id(e) in self.passed, id(e) in self.lent, e.order)):
             for v in self.verdicts[id(episode)]:
+                if v.full and episode is not self.main:
+                    v = replace(v, words=v.full)
+                if id(episode) in self.passed:
+                    v = replace(v, score=_PASSED * v.score)
                 held = best.get(v.cause)
                 if held is None or v.score > held.score == 0:
                     best[v.cause] = replace(v, scope=v.scope or (held.scope if held else ""))
@@ -210,9 +234,19 @@ class Finding:
             )
         else:
             why = tell(" because {cause}" if cause.score >= 0.7 else ", probably because {cause}", cause=cause.words)
-        others = sorted({e.subject for e in self.episodes} - {self.main.subject})
-        also = tell(" Also affected: {others}.", others=listing(others)) if others else ""
+        others = self._others()
+        also = tell(" Also affected: {others}.", others=listing(others, _LISTED)) if others else ""
         return tell("{clause}{why}.{also}", clause=_clause(self.main), why=why, also=also)
+
+    def _others(self) -> list[Words]:
+        """Whom it hit beside the one that names it; processes of one program that stopped or ended together are told as such."""
+        named = self.main.subject
+        fates = {e.subject: e.comm for e in self.episodes if e.declared.table == "process_event" and e.subject != named}
+        alike = Counter(fates.values())
+        several = {comm for comm, n in alike.items() if n > _ALIKE}
+        single = sorted({e.subject for e in self.episodes if fates.get(e.subject) not in several} - {named})
+        more = "{n} more processes of {comm}" if self.main.comm in several else "{n} processes of {comm}"
+        return [*single, *(tell(more, n=value(alike[comm]), comm=comm) for comm in sorted(several))]
 
 
 def _in_json(said: list[Piece]) -> bytes:

@@ -10,7 +10,6 @@ from agent.correlate.catalogue import Symptom
 from agent.correlate.ends import MOST, EndWatch
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
-from agent.correlate.late import Habits
 from agent.correlate.rows import LastRows, groups, known, packed, pick
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import NO_PEER, to_peer
@@ -53,7 +52,6 @@ class GivenUpWatch(EndWatch):
 
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
-        self.habits = Habits(self.series)
         self._last = LastRows(GIVEN, _ROWS, LAST_S * SECOND)
         self.who: dict[int, np.void] = {}
 

@@ -6,7 +6,6 @@ An age of a waiting message is a fact, not an estimate, so one poll is enough; w
     with sigma 1 (one in ten exceeds 3.6 times the median) one poll in 100,000 is beyond, of steadier ones far fewer: below one false alarm a day;
   - ``RATIO`` times the mean wait by Little's law, messages waiting over messages taken. It also holds for a queue that is so quiet that hardly
     a poll finds one waiting, and is then high, since one message more than was seen is counted as waiting all the time.
-A queue in which the same happened three times within half an hour has this habit, and nothing is said of it (``Habits``).
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from agent.correlate.series import Series, quantile
 
 RATIO = 20.0
 _SOME = 10  # ages from which one in ten can be told
-_TIMES, _REMEMBER_S, _LIKE, _APART_S = 3, 1800, 0.5, 5
 
 
 def bars(series: Series, age: str, count: str, slots: np.ndarray, second: int, warm_s: int) -> np.ndarray:
@@ -32,23 +30,3 @@ def bars(series: Series, age: str, count: str, slots: np.ndarray, second: int, w
         enough = np.count_nonzero(~np.isnan(some), axis=1) >= _SOME
         usual = np.where(enough, quantile(some, 0.9), 0.0)
     return np.where(seen >= warm_s, RATIO * np.maximum(mean, usual), np.inf)
-
-
-class Habits:
-    """What a subject of a series does again and again is usual, however seldom it is. Whoever gets its slot after it begins anew."""
-
-    def __init__(self, series: Series) -> None:
-        self._series = series
-        self._runs: dict[tuple[int, str], tuple[int, list[tuple[int, int, float]]]] = {}
-
-    def has(self, slot: int, metric: str, second: int, value: float) -> bool:
-        """Notes a bad second; whether as bad a time was there ``_TIMES`` times before, each apart from the next."""
-        holder = self._series.holder(slot)
-        whose, before_ = self._runs.get((slot, metric), (holder, []))
-        runs = [run for run in before_ if whose == holder and run[1] > second - _REMEMBER_S][-2 * _TIMES :]
-        begun, peak = second, value
-        if runs and second - runs[-1][1] <= _APART_S:
-            begun, _, before = runs.pop()
-            peak = max(peak, before)
-        self._runs[slot, metric] = holder, [*runs, (begun, second, peak)]
-        return sum(old >= _LIKE * value for _, _, old in runs) >= _TIMES

@@ -85,7 +85,6 @@ class LimiterWatch(Watch):
         self.names: dict[int, tuple[str, str, int, int, str]] = {}
         self.of = np.empty(0, np.int64)  # the slot of each decision of the second
         self.hung: dict[int, list[Hung]] = {}
-        self._stalls: dict[int, list[tuple[int, float]]] = {}
         self._need: dict[int, int] = {}
         self._several: set[int] = set()  # slots of which several members decided in one second
 
@@ -152,23 +151,8 @@ class LimiterWatch(Watch):
                 self.names[slot] = name
                 self.hung.pop(slot, None)
                 self._several.discard(slot)
-                self._stalls.pop(slot, None)
             self._need[slot] = max(self.config.warm_s, min(100, 2 * int(row["window_ns"]) // SECOND))
         return slot
-
-    def habit(self, slot: int, second: int, worst_ns: float) -> float:
-        """Which stalls of this limiter are usual, ns: those that come again and again, longer ago than its series go back. Takes note of this one."""
-        before = [s for s in self._stalls.get(slot, ()) if second - s[0] < self.config.stall_habit_s][-64:]
-        usual = 0.0
-        if len(before) >= self.config.stall_habit:
-            usual = 2 * sorted(worst for _, worst in before)[-3]
-        if worst_ns > self.config.stall_ns:
-            if before and second - before[-1][0] < self.config.quiet_s:
-                before[-1] = second, max(worst_ns, before[-1][1])
-            else:
-                before.append((second, worst_ns))
-        self._stalls[slot] = before
-        return usual
 
     def describe(self, symptom: str, slot: int) -> Episode:
         limiter, _, pid, tick, comm = self.names[slot]

@@ -10,7 +10,6 @@ import numpy as np
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
-from agent.correlate.late import Habits
 from agent.correlate.rows import groups, known
 from agent.correlate.series import SECONDS
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
@@ -45,7 +44,6 @@ class QueueWatch(Watch):
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
         self.names: dict[int, tuple[str, str, str, str, bytes]] = {}
-        self.habits = Habits(self.series)
         self.holders: dict[int, str] = {}  # who holds the oldest message that was delivered, by the last poll
         self.idle: dict[int, str] = {}  # and who has asked for nothing for longest
         self.fresh = np.empty(0, np.int64)  # the slots that were polled in the second, by a server that was well

@@ -9,7 +9,6 @@ import numpy as np
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
-from agent.correlate.late import Habits
 from agent.correlate.rows import groups, known, start_ticks
 from agent.correlate.series import Series
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
@@ -35,7 +34,6 @@ class ServiceWatch(Watch):
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
         self.series = Series(self.metrics, 2 * config.subjects)  # limiters, and brokers
-        self.habits = Habits(self.series)
         self.first_ns: dict[int, int] = {}
         self._names: dict[int, tuple[tuple[object, ...], str]] = {}
         self._refused: dict[tuple[str, bytes], int] = {}

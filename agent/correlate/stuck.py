@@ -15,7 +15,6 @@ import numpy as np
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
-from agent.correlate.late import Habits
 from agent.correlate.rows import known, pick
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import NO_PEER, own_ends
@@ -73,7 +72,6 @@ class StuckWatch(Watch):
 
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
-        self.habits = Habits(self.series)
         self.jams: dict[int, Jam] = {}
         self._since_s: int | None = None
         self._known: dict[int, Jam] = {}

@@ -30,8 +30,6 @@ class CorrelatorConfig:
         250_000_000  #: a broker that took this long to answer one poll (a poll sees but the end of a stall)
     )
     stall_ratio: float = 20.0  #: ... and this many times its usual time (of decisions, only while that is hardly known)
-    stall_habit: int = 6  #: so many stalls in stall_habit_s are usual: then only twice the third longest is a symptom
-    stall_habit_s: int = 1800  #: how far back stalls are remembered
     latency_rise_ns: int = 20_000_000  #: smallest lasting rise of the median decision time
     tail_rise_ns: int = 100_000_000  #: smallest lasting rise of the time that one decision in ten exceeds
     refusal_rise: float = 0.2  #: smallest lasting rise of the refused share

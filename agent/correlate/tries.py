@@ -17,7 +17,6 @@ from agent.correlate.ends import MOST, EndWatch
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
 from agent.correlate.join import within
-from agent.correlate.late import Habits
 from agent.correlate.rows import groups, known, pick
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import NO_PEER
@@ -57,7 +56,6 @@ class TryWatch(EndWatch):
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
         self.who: dict[int, Who] = {}
-        self.habits = Habits(self.series)
         self._programs: dict[int, tuple[str, int, bytes]] = {}
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -98,5 +98,5 @@ def test_stalls_that_come_all_the_time_become_usual() -> None:
         decision(host, at + 0.5, 300)
     decision(host, 1150.5, 1500)
     found = stalls_of(host, 1200)
-    assert len(found) == 7
+    assert len(found) == 13
     assert round(found[-1][1]) == 1500

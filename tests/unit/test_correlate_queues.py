@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.correlate.late import RATIO, Habits, bars
+from agent.correlate.late import RATIO, bars
 from agent.correlate.series import Series
 from tests.unit.correlate_scenarios import PEER, START, T0, UNTIL, Host, S, code, latest, run
 
@@ -224,16 +224,6 @@ def test_what_piled_up_while_the_server_was_away_is_its_doing(failure: str, caus
     assert finding["cause"] == cause
 
 
-def test_what_happens_again_and_again_is_a_habit() -> None:
-    habits = Habits(Series((), 8))
-    for start in range(0, 300, 100):
-        assert not any(habits.has(1, "age_s", start + i, 5.0) for i in range(4))
-    assert habits.has(1, "age_s", 300, 5.0)
-    assert not habits.has(1, "age_s", 400, 50.0)
-    assert not habits.has(2, "age_s", 400, 5.0)
-    assert not habits.has(1, "age_s", 4000, 5.0)
-
-
 def test_ages_spread_as_widely_as_is_stated_exceed_the_bar_less_than_once_in_a_day() -> None:
     """100,000 polls of a healthy queue: ages are log-normal with sigma 1, half of the polls find nothing waiting."""
     rng, late, polls = np.random.default_rng(7), 0, 0
@@ -263,15 +253,3 @@ def test_a_quiet_queue_has_a_high_bar() -> None:
             second, slot, age_s=np.array([0.0]), lag=np.array([0.0]), out=np.array([1.0 if second in (20, 80) else 0.0])
         )
     assert bars(series, "age_s", "lag", slot, 120, 10)[0] == RATIO / 2
-
-
-def test_a_habit_ends_with_its_subject() -> None:
-    """Whoever gets its slot next is somebody else."""
-    series = Series(("age_s",), 1)
-    habits = Habits(series)
-    assert series.slot(("first",), 0) == 0
-    for start in range(0, 300, 100):
-        habits.has(0, "age_s", start, 5.0)
-    assert habits.has(0, "age_s", 300, 5.0)
-    assert series.slot(("second",), 900) == 0
-    assert not habits.has(0, "age_s", 900, 5.0)

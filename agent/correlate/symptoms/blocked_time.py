@@ -46,12 +46,11 @@ def _at_once(watch: BlockedWatch, second: Second, now: np.ndarray, longer: np.nd
     opened = []
     for i in np.flatnonzero(longer & (now > bar) & (usual.seen >= watch.config.warm_s)):
         slot, value = int(slots[i]), float(now[i])
-        habit = watch.habits.has(slot, "blocked_ns", second.at, value)
         episode = watch.active.get((SYMPTOM.name, slot))
-        if episode is not None or habit:
+        if episode is not None:
             continue
         episode = watch.describe(SYMPTOM.name, slot)
-        episode.metric, episode.unit = "blocked_ns", SYMPTOM.unit
+        episode.metric, episode.unit, episode.habit = "blocked_ns", SYMPTOM.unit, "blocked_ns"
         lasted = min(value, float(series.recent("each_ns", slots[i : i + 1], second.at, 1)[0, 0]))
         episode.start_ns = second.at * SECOND - int(lasted)  # a call is told at its end
         episode.base, episode.bar = float(usual.median[i]), float(bar[i])

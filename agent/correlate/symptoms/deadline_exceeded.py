@@ -37,12 +37,12 @@ def judge(watch: GivenUpWatch, second: Second) -> list[Episode]:
         row = whose(alike)
         each = len(np.unique(alike["pid"])) >= _LEAST  # a process for each request: none of them can be known for long
         usual = watch.usually("given", slot, second.at, LAST_S, 0 if each else int(row["tick"]) // 100)
-        if usual is None or usual > 0 or watch.habits.has(slot, "given", second.at, age):
+        if usual is None or usual > 0:
             continue
         watch.who[slot] = row
         episode = watch.describe(SYMPTOM.name, slot)
         episode.metric, episode.unit, episode.start_ns, episode.end_ns = "age_ns", SYMPTOM.unit, begun, over
-        episode.facts["n"] = float(len(alike))
+        episode.facts["n"], episode.habit = float(len(alike)), "age_ns"
         watch.open(episode, second.at, age, LAST_S)
         opened.append(episode)
     return opened

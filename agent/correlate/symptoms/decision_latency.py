@@ -41,8 +41,6 @@ def _hung(watch: LimiterWatch, second: Second) -> list[Episode]:
     stall = np.fmax(np.fmax(config.stall_ns, bar.sure), few)
     slow = np.minimum(stall, np.fmax(bar.slow, usual.median + config.held_least_ns))
     suspects = np.flatnonzero((worst > slow) & (usual.seen >= 3))
-    for i in map(int, suspects):
-        stall[i] = max(float(stall[i]), watch.habit(int(slots[i]), second.at, float(worst[i])))
     found = {i: lately for i in map(int, suspects) if (lately := _slow(watch, second, int(slots[i]), float(slow[i])))}
     series.put(second.at, slots[list(found)], held_ns=np.array([lately[-1].held_ns for lately in found.values()]))
     opened = []
@@ -60,6 +58,7 @@ def _hung(watch: LimiterWatch, second: Second) -> list[Episode]:
             continue
         episode = watch.describe(SYMPTOM.name, slot)
         episode.metric, episode.unit, episode.count = "max_ns", SYMPTOM.unit, sum(s.count for s in since)
+        episode.habit = "max_ns"
         episode.start_ns, episode.end_ns = min(s.start_ns for s in since), lately[-1].end_ns
         episode.base, episode.bar = float(medians.median[i]), level
         watch.open(episode, second.at, max(s.worst_ns for s in since), second.at - since[0].second + 1)

@@ -76,7 +76,6 @@ def _idle(watch: QueueWatch, second: Second) -> list[Episode]:
 
 def _open(watch: QueueWatch, slot: int, metric: str, second: int, age_s: float, bar: float) -> list[Episode]:
     """An episode from when the message began to wait; one that is there goes on."""
-    habit = watch.habits.has(slot, metric, second, age_s)
     episode = watch.active.get((SYMPTOM.name, slot))
     if episode is not None:
         if metric == episode.metric:
@@ -87,11 +86,9 @@ def _open(watch: QueueWatch, slot: int, metric: str, second: int, age_s: float, 
             watch.extend(episode, second, age_s)
             episode.metric, episode.value, episode.bar = metric, age_s, bar
         return []
-    if habit:
-        return []
     at = np.array([slot])
     episode = watch.describe(SYMPTOM.name, slot)
-    episode.metric, episode.unit, episode.bar = metric, SYMPTOM.unit, bar
+    episode.metric, episode.unit, episode.bar, episode.habit = metric, SYMPTOM.unit, bar, metric
     episode.words = (watch.idle if metric == "idle_s" else watch.holders).get(slot, "")
     usual = float(watch.series.baseline(metric, at, second, 2).median[0])
     episode.base = 0.0 if np.isnan(usual) else usual

@@ -39,10 +39,8 @@ def judge(watch: TryWatch, second: Second) -> list[Episode]:
         usual = watch.usually("tries", slot, second.at, _SECONDS, watch.who[slot].tick // 100)
         if usual is None or tries[i].min() <= _RATIO * usual:
             continue
-        if watch.habits.has(slot, "tries", second.at, n):
-            continue
         episode = watch.describe(SYMPTOM.name, slot)
-        episode.metric, episode.unit, episode.base = "tries", SYMPTOM.unit, usual
+        episode.metric, episode.unit, episode.base, episode.habit = "tries", SYMPTOM.unit, usual, "tries"
         episode.start_ns = (second.at - _SECONDS + 1) * SECOND
         episode.facts["n"], episode.facts["failed"] = float(tries[i].sum()), float(failed[i].sum())
         watch.open(episode, second.at, n, _SECONDS)

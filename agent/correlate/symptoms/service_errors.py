@@ -2,7 +2,7 @@
 
 One second, or five, are bad where so many decisions failed as would by chance once in 10^8 such times, by the share that failed before (Chernoff's bound
 of the binomial, with one failure more than was seen): at least three, and a fifth of them. One broker's poll is, where it told of more refusals than
-any before. Errors in bursts are no chance: what was as bad three times within half an hour is usual (``Habits``).
+any before. Errors in bursts are no chance: what comes again and again is a habit.
 """
 
 from __future__ import annotations
@@ -76,15 +76,12 @@ def _brokers(watch: ServiceWatch, second: Second) -> list[Episode]:
 
 
 def _open(watch: ServiceWatch, slot: int, metric: str, second: int, worst: float, usual: float) -> list[Episode]:
-    habit = watch.habits.has(slot, metric, second, worst)
     episode = watch.active.get((SYMPTOM.name, slot))
     if episode is not None:
         watch.extend(episode, second, worst)
         return []
-    if habit:
-        return []
     episode = watch.describe(SYMPTOM.name, slot)
-    episode.metric, episode.base = metric, usual
+    episode.metric, episode.base, episode.habit = metric, usual, metric
     at = watch.first_ns[slot]
     episode.start_ns = at - SECOND if metric == "replies" else at  # a poll tells of the time since the one before
     watch.open(episode, second, worst, 1)

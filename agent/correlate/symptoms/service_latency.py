@@ -73,17 +73,14 @@ def _one(watch: AnswerWatch, second: Second, slot: int, value: float) -> list[Ep
         return []
     slow = float(n[halves > least].sum()) if halves[-1] > least else 0.0
     metric = "half_ns" if still or waiting[-1] >= _SLOW or slow >= _SLOW else "max_ns"
-    habit = watch.habits.has(slot, "max_ns", second.at, value)
     episode = watch.active.get((SYMPTOM.name, slot))
     if episode is not None:
         if episode.metric in ("max_ns", "half_ns"):
             watch.extend(episode, second.at, value, over)
             episode.metric = max(episode.metric, metric, key=("max_ns", "half_ns").index)
         return []
-    if habit:
-        return []
     episode = watch.describe(SYMPTOM.name, slot)
-    episode.metric, episode.unit = metric, SYMPTOM.unit
+    episode.metric, episode.unit, episode.habit = metric, SYMPTOM.unit, "max_ns"
     episode.start_ns, episode.end_ns = begun, over
     episode.base, episode.bar = float(np.nan_to_num(usual.median[0])), least
     watch.open(episode, second.at, value, 1)

@@ -28,10 +28,8 @@ def judge(watch: StuckWatch, second: Second) -> list[Episode]:
         if episode is not None:
             watch.extend(episode, second.at, float(jam.stuck_ns), jam.last_ns)
             continue
-        if watch.habits.has(slot, "stuck_ns", second.at, float(jam.stuck_ns)):
-            continue
         episode = watch.describe(SYMPTOM.name, slot)
-        episode.metric, episode.unit = "stuck_ns", SYMPTOM.unit
+        episode.metric, episode.unit, episode.habit = "stuck_ns", SYMPTOM.unit, "stuck_ns"
         episode.start_ns, episode.end_ns = jam.since_ns, jam.last_ns
         episode.facts.update(unsent=float(jam.unsent), unread=float(jam.unread))
         watch.open(episode, second.at, float(jam.stuck_ns), 1)

@@ -1,0 +1,96 @@
+"""What a subject does again and again at a healthy service is usual, however seldom it is. What a fault did teaches nothing of other faults. Pure.
+
+A symptom that its declaration marks (``Episode.habit``) is not told where it is a habit: if within a day the same subject had it ``_TIMES`` times, each at least half as bad, apart from
+the next, and of the same cause. Where no cause is known that is all; where one is, they must be spread over ``_SPREAD_S`` as well. What no healthy service does (``_FAULTS``) is
+never a habit. So a few faults raise no bar, and one of another cause is told however often something else happened; of one that does the same all the time,
+however often, hardly more than ``_TIMES`` are told in a day (a test counts them).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from agent.correlate.episode import Episode, Verdict
+
+_TIMES, _REMEMBER_S, _SPREAD_S, _LIKE, _APART_S = 12, 86_400, 1800, 0.5, 5
+_KEPT, _KEYS = 2 * _TIMES, 1024
+_SURE = 0.5  # below which a cause is no known one
+_SETTLED_S = 70  # after which no more is learnt of a cause
+#: Causes that a healthy service does not have again and again, and those that say no more than that none is known.
+_FAULTS = frozenset(
+    ("process_stopped", "process_killed", "process_restarted", "broker_down", "failover", "resource_limit")
+)
+_NONE = frozenset(("unknown", "load"))
+
+
+@dataclass
+class _Run:
+    """at, until: its first and last bad second. episode: as long as more may be learnt of it."""
+
+    at: int
+    until: int
+    value: float
+    cause: str
+    episode: Episode | None
+
+    def look(self, second: int) -> None:
+        e = self.episode
+        if e is not None:
+            self.until, self.value, self.cause = e.last_bad, max(self.value, e.value), e.blame
+            self.episode = None if second - e.last_bad > _SETTLED_S else e
+
+
+def reason(verdicts: Iterable[Verdict]) -> str:
+    """The best one's cause; empty where none is known."""
+    best = next(iter(verdicts), None)
+    return best.cause if best is not None and best.score >= _SURE and best.cause not in _NONE else ""
+
+
+def _worst(runs: list[_Run]) -> list[_Run]:
+    """Of each cause the ``_KEPT`` worst, in order."""
+    if len(runs) <= _KEPT:
+        return runs
+    ranks: Counter[str] = Counter()
+    kept = []
+    for run in sorted(runs, key=lambda run: (-run.value, -run.at)):
+        ranks[run.cause] += 1
+        if ranks[run.cause] <= _KEPT:
+            kept.append(run)
+    return sorted(kept, key=lambda run: run.at)
+
+
+class Habits:
+    """Of all subjects; who had none for longest is forgotten beyond ``_KEYS``."""
+
+    def __init__(self) -> None:
+        self._runs: dict[tuple[object, ...], list[_Run]] = {}
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def has(self, episode: Episode, cause: str, second: int) -> bool:
+        """Takes note of an episode; whether such a one is usual there. cause: see ``reason``."""
+        if not episode.habit:
+            return False
+        episode.blame = cause or episode.blame
+        key = (episode.symptom, episode.habit, *episode.key)
+        runs = _worst([run for run in self._runs.pop(key, ()) if run.until > second - _REMEMBER_S])
+        self._runs[key] = runs
+        while len(self._runs) > _KEYS:
+            del self._runs[next(iter(self._runs))]
+        for run in runs:
+            run.look(second)
+        now = next((run for run in runs if run.episode is episode), None)
+        if now is None:
+            at = episode.start_ns // 1_000_000_000
+            now = _Run(at, episode.last_bad, episode.value, cause, episode)
+            if runs and at - runs[-1].until <= _APART_S:
+                now.at, now.value = runs[-1].at, max(now.value, runs[-1].value)
+                runs.pop()
+            runs.append(now)
+        if cause in _FAULTS:
+            return False
+        alike = [r for r in runs if r is not now and r.cause == cause and r.value >= _LIKE * episode.value]
+        return len(alike) >= _TIMES and (not cause or alike[-1].until - alike[0].at >= _SPREAD_S)
