@@ -206,6 +206,7 @@ FELT: dict[str, Rule] = {
     "retry_storm": tried,
     "connect_latency": tried,
     "window_shut": reader,
+    "lookup_latency": stopped,
 }
 
 
