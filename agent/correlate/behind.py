@@ -209,6 +209,7 @@ FELT: dict[str, Rule] = {
     "retry_storm": tried,
     "connect_latency": tried,
     "window_shut": reader,
+    "lookup_latency": stopped,
 }
 
 

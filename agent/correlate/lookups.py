@@ -1,4 +1,4 @@
-"""Processes that look names up which resolved before, second by second: how many still do, and how many do not."""
+"""Processes that look names up which resolved before, second by second: how many still do, how many of these take long, and how many do not."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ from agent.tables import TABLES
 
 _OK, _NODATA = (TABLES["dns_lookup"].code("result", name) for name in ("ok", "nodata"))
 #: What a symptom of lookups reads.
-READS = {"dns_lookup": ("peer", "name", "result")}
+READS = {"dns_lookup": ("peer", "name", "result", "duration_ns")}
+SLOW_NS = 500_000_000
 _NAMES, _A_SECOND = 4096, 256  # remembered; looked at in a second
 _Name = tuple[int, int, bytes]
 
 
 class LookupWatch(Watch):
-    """One subject is a process. ok: lookups that were answered; lost: that failed, of names that it knew before: who asks for what never was learns so, and that is no failure."""
+    """One subject is a process. ok: lookups that were answered; lost: that failed, of names that it knew before: who asks for what never was learns so, and that is no failure.
+    slow: of those that were answered, how many took ``SLOW_NS``; longest_ns: what the slowest took."""
 
-    metrics = ("ok", "lost")
+    metrics = ("ok", "lost", "slow", "longest_ns")
 
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
@@ -44,8 +46,10 @@ class LookupWatch(Watch):
             return np.empty(0, np.int64)
         well = done["result"] == _OK
         first, group = groups([done["pid"], start_ticks(done), done["name"], well])
-        found: dict[int, list[int]] = {}
-        for i, n in zip(first[:_A_SECOND], np.bincount(group).tolist(), strict=False):
+        slow, longest = np.bincount(group, done["duration_ns"] >= SLOW_NS), np.zeros(len(first))
+        np.maximum.at(longest, group, done["duration_ns"])
+        found: dict[int, list[float]] = {}
+        for g, (i, n) in enumerate(zip(first[:_A_SECOND], np.bincount(group).tolist(), strict=False)):
             pid, tick, name = int(done["pid"][i]), int(done["proc_start_ns"][i]) // 10_000_000, bytes(done["name"][i])
             server = self._known.pop((pid, tick, name), None)
             if well[i] and (server is None or done["peer"][i] != NO_PEER[0]):
@@ -56,12 +60,15 @@ class LookupWatch(Watch):
             slot = self.series.slot((pid, tick), second)
             if slot >= 0:
                 self._who[slot], self._asked[slot] = (pid, tick, text(done["comm"][i])), server
-                found.setdefault(slot, [0, 0])[0 if well[i] else 1] += n
+                its = found.setdefault(slot, [0, 0, 0, np.nan])
+                its[0 if well[i] else 1] += n
+                if well[i]:
+                    its[2], its[3] = its[2] + slow[g], float(np.fmax(its[3], longest[g]))
         while len(self._known) > _NAMES:
             self._known.popitem(last=False)
         slots = np.array([*found], np.int64)
-        counts = np.array([*found.values()], np.float64).reshape(-1, 2)
-        self.series.put(second, slots, ok=counts[:, 0], lost=counts[:, 1])
+        counts = np.array([*found.values()], np.float64).reshape(-1, 4)
+        self.series.put(second, slots, **dict(zip(self.metrics, counts.T, strict=True)))
         return slots
 
     def describe(self, symptom: str, slot: int) -> Episode:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import repeat
 
 import numpy as np
 
+from agent.correlate.catalogue import Symptom
 from agent.correlate.ends import MOST, EndWatch
+from agent.correlate.guard import Guard
 from agent.correlate.local import is_loopback
 from agent.correlate.rows import among, groups, packed, pick
+from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import NO_PEER, own_ends
 from agent.tables import TABLES
 
@@ -18,11 +21,14 @@ _WAITING = TABLES["syscall_latency"].code("kind", "waiting")
 _SERVER, _CLIENT = (TABLES["tcp_rtt"].code("role", name) for name in ("server", "client"))
 _OK = TABLES["tcp_connect"].code("result", "ok")
 _SYN = TABLES["tcp_retransmit"].code("kind", "syn")
+_ASKING = [b"established", b"syn_sent"]  # else nobody waits for it any more
+#: After so long a lone segment is sent again for the first time.
+RTO_NS = 200_000_000
 #: What symptoms of peers read.
 READS = {
     "tcp_rtt": ("netns", "role", "saddr", "sport", "peer", "samples", "rtt_min_us"),
     "tcp_connect": ("netns", "peer", "result", "duration_ns"),
-    "tcp_retransmit": ("netns", "saddr", "sport", "peer", "kind", "count"),
+    "tcp_retransmit": ("netns", "saddr", "sport", "peer", "kind", "state", "count"),
     "syscall_latency": ("basis", "kind", "peer", "max_ns"),
 }
 
@@ -32,14 +38,21 @@ class PeerWatch(EndWatch):
 
     floor_us: the shortest smoothed RTT of the second, of the connections with most samples; connect_us: the median of its connects, without those whose SYN was sent again; again: segments
     sent again, the peer's own among them where it is on this host; wait_ns: the longest wait of a process for it. here: it is a process of this host.
+    A peer of which nothing is heard any more has no round trips: how long it is waited for is then known from what is sent to it again. dark: 1 in such a second.
     """
 
-    metrics = ("floor_us", "connect_us", "again", "wait_ns", "here")
+    metrics = ("floor_us", "connect_us", "again", "wait_ns", "here", "dark")
+
+    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
+        super().__init__(config, symptoms, guard)
+        self._unheard: dict[tuple[int, bytes], tuple[int, int]] = {}  # since when, and until when, a segment was sent
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         talks = rows.get("tcp_rtt")
-        if talks is None:
-            return np.empty(0, np.int64)
+        heard = self._heard(second, rows, talks) if talks is not None else np.empty(0, np.int64)
+        return np.concatenate([heard, self._silent(second, rows, talks)])
+
+    def _heard(self, second: int, rows: Mapping[str, np.ndarray], talks: np.ndarray) -> np.ndarray:
         mine = pick(talks, (talks["role"] == _CLIENT) & (talks["peer"] != NO_PEER) & (talks["samples"] > 0))
         served = pick(talks, talks["role"] == _SERVER)
         there = own_ends(served)
@@ -64,9 +77,44 @@ class PeerWatch(EndWatch):
             "again": _again(rows.get("tcp_retransmit"), at),
             "wait_ns": _waits(rows.get("syscall_latency"), at),
             "here": among(ends, there.tolist()).astype(np.float64),
+            "dark": np.zeros(len(ends)),
         }
         fits = slots >= 0
         self.series.put(second, slots[fits], **{name: of[fits] for name, of in values.items()})
+        return slots[fits]
+
+    def _silent(self, second: int, rows: Mapping[str, np.ndarray], talks: np.ndarray | None) -> np.ndarray:
+        """Peers that were talked with before and now are only sent to again: none of their connections had an acknowledgement. A second without a try is one of them while the next is not
+        overdue: each takes twice as long."""
+        again = rows.get("tcp_retransmit")
+        if again is None and not self._unheard:
+            return np.empty(0, np.int64)
+        answered: set[tuple[int, bytes]] = set()
+        if talks is not None:
+            mine = pick(talks, (talks["role"] == _CLIENT) & (talks["samples"] > 0))
+            answered.update(zip(mine["netns"].tolist(), mine["peer"].tolist(), strict=True))
+        counts: dict[tuple[int, bytes], int] = {}
+        if again is not None:
+            known = set(self.names.values())
+            again = pick(again, np.isin(again["state"], _ASKING))
+            ends = zip(again["netns"].tolist(), again["peer"].tolist(), again["t_ns"].tolist(), again["count"].tolist(), strict=True)  # fmt: skip
+            for netns, end, t_ns, count in ends:
+                key = netns, end
+                if key in known and key not in answered:
+                    counts[key] = counts.get(key, 0) + max(count, 1)
+                    self._unheard[key] = self._unheard.get(key, (t_ns - RTO_NS, 0))[0], t_ns
+        for key, (since_ns, last_ns) in list(self._unheard.items()):
+            overdue_ns = last_ns + int(1.2 * (last_ns - since_ns)) + SECOND
+            if key in answered or second * SECOND > overdue_ns:
+                del self._unheard[key]
+        if not self._unheard:
+            return np.empty(0, np.int64)
+        keys = list(self._unheard)
+        slots = self.slots(np.array([key[0] for key in keys]), np.array([key[1] for key in keys], "V18"), second)
+        waits = np.array([(second + 1) * SECOND - since_ns for since_ns, _ in self._unheard.values()], np.float64)
+        resent = np.array([counts.get(key, 0) for key in keys], np.float64)
+        fits = slots >= 0
+        self.series.put(second, slots[fits], again=resent[fits], wait_ns=waits[fits], dark=np.ones(int(fits.sum())))
         return slots[fits]
 
 

@@ -106,3 +106,14 @@ def test_what_an_agent_takes_off_is_no_trouble() -> None:
     for batch in of.made:
         batch.rows["comm"] = b"tickscope"
     assert found(of) == []
+
+
+def test_calls_of_several_kinds_on_one_disk_count_together() -> None:
+    """Neither for long enough to be the reason on its own."""
+    of = host(1, 240, syscall=b"pwrite64")
+    for second in range(30, 36):
+        held(of, second, 1, 240)
+        call(of, **OWN | {"t_ns": T0 + second * S + 400 * MS, "duration_ns": 230 * MS, "syscall": b"fdatasync", "fd_type": b"file", "device": b"sdb"})  # fmt: skip
+    (one,) = found(of)
+    assert (one["cause"], one["cause_detail"]) == ("syscall", "pwrite64")
+    assert "and 6 other calls on that disk, too" in str(one["sentence"])

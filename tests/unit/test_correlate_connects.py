@@ -66,6 +66,14 @@ def unanswered() -> Host:
     return host
 
 
+def portless() -> Host:
+    """Two connects find a port in between."""
+    host = steady()
+    connects(host, BAD, errno.EADDRNOTAVAIL)
+    connects(host, np.array([30.5, 31.0]), errno.ECONNREFUSED)
+    return host
+
+
 def reset() -> Host:
     host = steady()
     resets(host, BAD)
@@ -80,6 +88,13 @@ def test_a_peer_that_cannot_be_reached_is_told_with_how(host: Host, cause: str, 
     (found,) = latest(run(host, UNTIL))
     assert (found["symptom"], found["cause"], found["cause_detail"]) == ("connect_failures", cause, detail)
     assert (found["subject"], found["culprit_object"]) == ("10.0.0.2:443", "10.0.0.2:443")
+
+
+def test_no_local_port_is_the_fault_of_who_uses_them_up() -> None:
+    (found,) = latest(run(portless(), UNTIL))
+    assert (found["symptom"], found["cause"], found["cause_detail"]) == ("connect_failures", "resource_limit", "ports")
+    assert found["culprit_pid"] == APP_PID
+    assert f"no local port was left for {len(BAD)} connections to it" in str(found["sentence"])
 
 
 def test_two_of_them_are_none_and_neither_is_what_fails_every_now_and_then() -> None:

@@ -76,3 +76,43 @@ def test_now_and_then_is_none() -> None:
     lookups(out, np.arange(0, UNTIL, 0.1))
     lookups(out, np.array([31.05, 31.55, 32.05, 41.05]), "servfail")
     assert latest(run(out, UNTIL)) == []
+
+
+def slow(ms: float = 2_000, n: int = 4) -> Host:
+    """Two names are looked up; one of them takes long for a while, by a name server that answers for the other."""
+    out = Host()
+    times = np.arange(0, UNTIL, 0.5)
+    lookups(out, times[(times < 30) | (times > 38)])
+    lookups(out, 30 + np.arange(1, n + 1) * ms / 1e3, ms=ms)
+    lookups(out, np.arange(0, UNTIL, 0.25) + 0.1, name=b"cache.test", pid=PID + 1)
+    return out
+
+
+def test_a_name_that_takes_long_for_who_asks_for_nothing_else() -> None:
+    (one,) = latest(run(slow(), UNTIL))
+    assert (one["symptom"], one["cause"], one["cause_detail"]) == ("lookup_latency", "dns", "slow")
+    assert one["culprit_object"] == "10.0.0.53:53"
+    assert "name server 10.0.0.53:53 took up to 2 s for 4 lookups (db.test), and 6 ms for other names" in str(one["sentence"])  # fmt: skip
+
+
+def test_a_server_that_is_slow_for_all_names_is_told_so() -> None:
+    out = Host()
+    times = np.arange(0, UNTIL, 0.5)
+    for pid, name in ((PID, b"db.test"), (PID + 1, b"cache.test")):
+        lookups(out, times[(times < 30) | (times > 38)], name=name, pid=pid)
+        lookups(out, 30 + np.arange(1, 5) * 2.0, name=name, pid=pid, ms=2_000)
+    (one,) = latest(run(out, UNTIL))
+    assert one["symptom"] == "lookup_latency" and "for other names" not in str(one["sentence"])
+    assert "shop pid 1900" in str(one["sentence"]) and "shop pid 1901" in str(one["sentence"])
+
+
+@pytest.mark.parametrize(("ms", "n"), [(5_000, 1), (300, 10)])
+def test_a_lone_packet_that_was_lost_and_what_is_a_little_slow_are_none(ms: float, n: int) -> None:
+    assert latest(run(slow(ms, n), UNTIL)) == []
+
+
+def test_who_always_waits_long_for_some_names_is_used_to_it() -> None:
+    out = Host()
+    lookups(out, np.arange(0, UNTIL, 0.5))
+    lookups(out, np.arange(1, UNTIL, 1.3), name=b"far.test", ms=900)
+    assert latest(run(out, UNTIL)) == []

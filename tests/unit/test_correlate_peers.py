@@ -73,7 +73,7 @@ def served(host: Host, at: np.ndarray, netns: int, by: bytes = API) -> None:
     )
 
 
-def sent_again(host: Host, at: np.ndarray, netns: int = NEAR) -> None:
+def sent_again(host: Host, at: np.ndarray, netns: int = NEAR, state: bytes = b"established") -> None:
     host.add(
         "tcp_retransmit",
         len(at),
@@ -83,6 +83,7 @@ def sent_again(host: Host, at: np.ndarray, netns: int = NEAR) -> None:
         netns=netns,
         peer=np.frombuffer(API, "V18"),
         kind=code("tcp_retransmit", "kind", "data"),
+        state=state,
         count=1,
     )
 
@@ -98,6 +99,15 @@ def lossy() -> Host:
     return host
 
 
+def cut(state: bytes = b"established") -> Host:
+    """Nothing comes from the peer for eleven seconds: no round trip, no call that ends, and tries that are ever further apart."""
+    host = Host()
+    asked(host, SECONDS[(SECONDS < 30) | (SECONDS > 41)], 300, 6)
+    asked(host, SECONDS, 200, 5, to=peer("10.0.0.3", 443))
+    sent_again(host, 30 + np.array([0.2, 0.6, 1.4, 3.0, 6.2]), state=state)
+    return host
+
+
 def slow() -> Host:
     host = Host()
     asked(host, SECONDS, np.where(BAD, 260_000, 300), np.where(BAD, 300, 6))
@@ -109,6 +119,28 @@ def test_a_peer_is_told_of_with_its_cause(host: Host, symptom: str) -> None:
     (found,) = latest(run(host, UNTIL))
     assert (found["symptom"], found["cause"]) == (symptom, symptom)
     assert (found["subject"], found["culprit_object"]) == ("10.0.0.2:443", "10.0.0.2:443")
+
+
+def test_a_peer_of_which_nothing_is_heard_is_told_while_it_lasts() -> None:
+    states = run(cut(), UNTIL)
+    (found,) = latest(states)
+    assert (found["symptom"], found["cause"]) == ("network_loss", "network_loss")
+    assert "and nothing came from it any more" in str(found["sentence"])
+    (early,) = latest(run(cut(), 34))
+    assert early["state"] == "open"
+    assert "waited up to 11 s" in str(found["sentence"])  # one finding, though the last tries are six seconds apart
+
+
+@pytest.mark.parametrize("state", [b"fin_wait_1", b"last_ack"])
+def test_who_was_left_is_not_waited_for(state: bytes) -> None:
+    assert latest(run(cut(state), UNTIL)) == []
+
+
+def test_a_lone_segment_is_none() -> None:
+    host = Host()
+    asked(host, SECONDS[np.abs(SECONDS - 30.9) > 0.1], 300, 6)
+    sent_again(host, np.array([30.2]))
+    assert latest(run(host, UNTIL)) == []
 
 
 def test_connects_that_rise_are_enough() -> None:

@@ -132,6 +132,7 @@ CAUSE = Cause(
         "queue_lag": consumers,
         "resource_low": withheld,
         "deadline_exceeded": kept_waiting,
+        "lookup_latency": own,
     },
     lasts=lambda view, from_ns, to_ns, now_ns: view.crowded(from_ns, to_ns, now_ns),
 )

@@ -9,13 +9,18 @@ import numpy as np
 
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Culprit, Episode, Verdict, item
+from agent.correlate.lookups import SLOW_NS
 from agent.correlate.resolvers import READS, RESULT, NamesAsked, asked, failed
+from agent.correlate.starved import READS as CPUS
+from agent.correlate.starved import crowded
 from agent.correlate.view import NO_PEER, View, place
 from agent.correlate.waits import SHARE
 from agent.correlate.words import Words, peer, span, tell, text, value
 
 #: Of decisions that failed, from which failed lookups are the reason.
 _MOST = 0.5
+_CROWDED = 0.6  # how sure slow lookups are the name server's, where this host's processors were short
+_OK = RESULT.names.index("ok")
 
 
 def unresolved(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -93,6 +98,34 @@ def gone(episode: Episode, view: View) -> Iterator[Verdict]:
     )
 
 
+def slow(episode: Episode, view: View) -> Iterator[Verdict]:
+    """Lookups took long, with nothing else to suffer from it. What else was resolved meanwhile tells whether all names are slow there."""
+    everybody = view.during("dns_lookup", episode)
+    everybody = everybody[everybody["result"] == _OK]
+    rows = view.own(everybody, episode)
+    rows = rows[rows["duration_ns"] >= SLOW_NS]
+    if not len(rows):
+        return
+    top = rows[int(np.argmax(rows["duration_ns"]))]
+    asked_ = rows["peer"][rows["peer"] != NO_PEER]
+    raw = asked_[-1].tobytes() if len(asked_) else cast(bytes, episode.key[2])
+    quick = everybody[(everybody["peer"] == np.frombuffer(raw, "V18")[0]) & ~np.isin(everybody["name"], rows["name"])]
+    others = float(np.median(quick["duration_ns"])) if len(quick) else 0.0
+    words = tell(
+        "{who} took up to {longest} for {n} ({name}){others}",
+        who=f"name server {peer(raw)}" if peer(raw) else "the resolver",
+        longest=span(float(top["duration_ns"])),
+        n=value(len(rows), "lookup"),
+        name=text(top["name"]),
+        others=tell(", and {quick} for other names", quick=span(others)) if len(quick) and others < SLOW_NS else "",
+    )
+    entry = item("dns_lookup", "time to look a name up", float(top["duration_ns"]), "ns", column="duration_ns", pid=episode.pid,
+                 peer=peer(raw), name=text(top["name"]), lookups=len(rows))  # fmt: skip
+    where = place(peer(raw), raw, view.netns(episode, raw))
+    sure = 0.9 * (_CROWDED if crowded(episode, view) else 1.0)
+    yield Verdict(CAUSE.name, sure, where, words, (entry,), "lost" if top["tries"] > 1 else "slow", Culprit(object=peer(raw)))  # fmt: skip
+
+
 def _verdict(a: NamesAsked, score: float, words: Words, detail: str) -> Verdict:
     return Verdict(CAUSE.name, score * a.sure, a.where, words, a.evidence, detail, a.culprit)
 
@@ -127,7 +160,7 @@ CAUSE = Cause(
     "dns",
     45,
     "a name took long to resolve, or did not: its name server was slow, silent, refusing or not there",
-    READS,
+    {**READS, **CPUS},
     "ask it yourself: dig +tries=1 @SERVER NAME; its log and load; tickscope query dns_lookup --group-by peer",
     {
         "decision_latency": unresolved,
@@ -135,6 +168,7 @@ CAUSE = Cause(
         "refusals": failing,
         "service_errors": failing,
         "lookup_failures": gone,
+        "lookup_latency": slow,
     },
     facts=("errors",),
 )

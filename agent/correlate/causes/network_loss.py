@@ -29,6 +29,7 @@ _RECEIVED, _SERVER = TABLES["tcp_reset"].code("direction", "received"), TABLES["
 _FAILED = TABLES["tcp_connect"].code("result", "failed")
 _SYN = TABLES["tcp_retransmit"].code("kind", "syn")
 _RESETS = 2
+_DARK_S = 2
 _UNANSWERED = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
@@ -86,8 +87,12 @@ def of_peer(episode: Episode, view: View) -> Iterator[Verdict]:
         yield Verdict(CAUSE.name, 0.0, "", "this host's processors were so busy that all of it is slow")
     elif episode.symptom == "network_loss" or p.again:
         entry = item("tcp_retransmit", "segments sent again", p.again, "", column="count", peer=p.name)
-        words = tell("{lost} to {name} had to be sent again", lost=value(max(p.again, 1), "TCP segment"), name=p.name)
-        yield Verdict(CAUSE.name, 0.45 if p.way.slower else 0.8, p.host, words, (entry,), "", Culprit(object=p.name))
+        dark = ", and nothing came from it any more" if episode.facts.get("dark", 0) >= _DARK_S else ""
+        lost = value(max(p.again, 1), "TCP segment")
+        words = tell("{lost} to {name} had to be sent again{dark}", lost=lost, name=p.name, dark=dark)
+        yield Verdict(
+            CAUSE.name, 0.45 if p.way.slower and not dark else 0.8, p.host, words, (entry,), "", Culprit(object=p.name)
+        )
 
 
 def to_broker(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -207,4 +212,5 @@ CAUSE = Cause(
         "deadline_exceeded": on_the_chain,
         "connect_latency": unheard,
     },
+    facts=("dark",),
 )

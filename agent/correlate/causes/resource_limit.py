@@ -1,18 +1,26 @@
-"""A limit is reached: no descriptor, no room in a file system or in a broker is left."""
+"""A limit is reached: no descriptor, no local port, no room in a file system or in a broker is left."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
+from typing import cast
+
+import numpy as np
 
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Culprit, Episode, Verdict, item
 from agent.correlate.full_brokers import NAME, of_brokers
+from agent.correlate.local import in_netns
 from agent.correlate.refusing import READS as BROKERS
+from agent.correlate.rows import groups
 from agent.correlate.shortage import DISK, FD, READS, full, of_process, was_free
-from agent.correlate.view import View
-from agent.correlate.words import process, tell, text, value
+from agent.correlate.view import View, to_peer
+from agent.correlate.words import peer, process, tell, text, value
+from agent.tables import TABLES
 
 _SURE = 0.97
+_FAILED = TABLES["tcp_connect"].code("result", "failed")
 
 
 def _verdict(episode: Episode, row: object, kind: int) -> Verdict:
@@ -55,12 +63,32 @@ def failing(episode: Episode, view: View) -> Iterator[Verdict]:
         yield from behind(episode, view)
 
 
+def no_port(episode: Episode, view: View) -> Iterator[Verdict]:
+    """Connects that failed before a SYN was sent: each port that one may have is in use to that peer, or waits there (TIME_WAIT)."""
+    netns, raw = cast("tuple[int, bytes]", episode.key)
+    rows = in_netns(to_peer(view.during("tcp_connect", episode), raw), netns)
+    failed = rows[rows["result"] == _FAILED]
+    none = failed[failed["errno"] == errno.EADDRNOTAVAIL]
+    if not len(none) or 2 * len(none) < len(failed):
+        return
+    first, group = groups([none["pid"]])
+    row = none[first[int(np.argmax(np.bincount(group)))]]
+    who, pid, name = text(row["comm"]), int(row["pid"]), peer(raw)
+    words = tell(
+        "no local port was left for {n} to it, most of them of {who} (EADDRNOTAVAIL)",
+        n=value(len(none), "connection"),
+        who=process(who, pid),
+    )
+    entry = item("tcp_connect", "connects without a port", len(none), "", column="errno", peer=name, errno=errno.EADDRNOTAVAIL)  # fmt: skip
+    yield Verdict(NAME, _SURE, f"ports to {name} in {netns}", words, (entry,), "ports", Culprit(pid, who))
+
+
 CAUSE = Cause(
     NAME,
     15,
-    "a limit is reached: descriptors, room on a disk, memory or clients of a broker",
-    {**BROKERS, **READS},
-    "raise the limit, or find what uses it up: tickscope query resource; ls /proc/PID/fd; df; of Redis: CONFIG GET maxmemory, CONFIG GET maxclients",
+    "a limit is reached: descriptors, local ports, room on a disk, memory or clients of a broker",
+    {**BROKERS, **READS, "tcp_connect": ("netns", "peer", "result", "errno")},
+    "raise the limit, or find what uses it up: tickscope query resource; ls /proc/PID/fd; df; ss -tan dst PEER and sysctl net.ipv4.ip_local_port_range; of Redis: CONFIG GET maxmemory, CONFIG GET maxclients",
     {
         "resource_low": seen,
         "decision_latency": behind,
@@ -68,6 +96,7 @@ CAUSE = Cause(
         "accept_overflow": behind,
         "service_errors": failing,
         "broker_down": of_brokers,
+        "connect_failures": no_port,
     },
     kin="broker",
 )

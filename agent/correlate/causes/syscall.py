@@ -32,21 +32,23 @@ def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
     first, group = groups([rows["syscall"], rows["fd_type"]])
     totals = np.bincount(group, rows["duration_ns"])
     at = int(np.argmax(totals))
-    share = min(1.0, float(totals[at]) / lost) if lost else 0.0
     mine = rows[group == at]
+    beside = _beside(rows[group != at], mine)
+    share = min(1.0, float(totals[at] + beside["duration_ns"].sum()) / lost) if lost else 0.0
     call, fd = text(rows["syscall"][first[at]]), text(rows["fd_type"][first[at]])
     longest = float(mine["duration_ns"].max())
     culprit, ended = _holder(mine)
     words = tell(
-        "the system call {call}{on} of {who} was held up for {longest}{by}"
+        "the system call {call}{on} of {who} was held up for {longest}{by}{beside}"
         if len(mine) == 1
-        else "the system call {call}{on} of {who} was held up {times}, for up to {longest}{by}",
+        else "the system call {call}{on} of {who} was held up {times}, for up to {longest}{by}{beside}",
         call=call,
         on=_place(mine) or (f" on a {fd}" if fd else ""),
         who=process(episode.comm, episode.pid),
         times=value(len(mine), "time"),
         longest=span(longest),
         by=_blamed(culprit, ended, episode),
+        beside=tell(", and {n} on that disk, too", n=value(len(beside), "other call")) if len(beside) else "",
     )
     entry = item(
         "slow_syscall",
@@ -78,6 +80,12 @@ def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
         detail=call,
         culprit=culprit,
     )
+
+
+def _beside(others: np.ndarray, mine: np.ndarray) -> np.ndarray:
+    """Other calls on the disk of the longest one: who writes also syncs, and one disk holds both up."""
+    disk = mine["device"][int(np.argmax(mine["duration_ns"]))]
+    return np.asarray(others[(others["device"] == disk) & (disk != b"")])
 
 
 def _disk_full(episode: Episode, view: View) -> bool:

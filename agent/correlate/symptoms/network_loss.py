@@ -21,14 +21,17 @@ def judge(watch: PeerWatch, second: Second) -> list[Episode]:
     """Bad: though round trips were no slower than usual, in two of the last five seconds segments were sent again, and somebody waited for the peer as long as that takes and five times as long as
     in nine of ten usual seconds, in which nothing is sent again."""
     series, at, slots = watch.series, second.at, second.slots
-    slots = slots[(series.last("again", slots, at) > 0) & (series.last("wait_ns", slots, at) > _RTO_NS)]
+    tried = (series.last("again", slots, at) > 0) | (series.last("dark", slots, at) > 0)
+    slots = slots[tried & (series.last("wait_ns", slots, at) > _RTO_NS)]
     if not len(slots):
         return []
     again, waits = (series.recent(metric, slots, at, _WITHIN_S) for metric in ("again", "wait_ns"))
     usual, before = (series.baseline(metric, slots, at, _WITHIN_S) for metric in ("wait_ns", "again"))
     bar = np.maximum(_RTO_NS, _RATIO * usual.high)
-    bad = (again > 0) & (waits > bar[:, None])
+    dark = series.recent("dark", slots, at, _WITHIN_S) > 0
+    bad = ((again > 0) | dark) & (waits > bar[:, None])
     floor = series.recent("floor_us", slots, at, _WITHIN_S)
+    floor[np.isnan(floor).all(axis=1)] = 0  # nothing is heard of it: no round trip at all
     slower = (
         np.nanmedian(floor, axis=1) > _RATIO * series.baseline("floor_us", slots, at, _WITHIN_S).median + _SLOWER_US
     )
@@ -47,6 +50,7 @@ def judge(watch: PeerWatch, second: Second) -> list[Episode]:
             watch.open(episode, at, worst, at - first + 1)
             opened.append(episode)
         episode.count += int(again[i, -1])
+        episode.facts["dark"] = max(episode.facts.get("dark", 0.0), float(dark[i].sum()))
     return opened
 
 

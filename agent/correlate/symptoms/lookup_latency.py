@@ -1,0 +1,69 @@
+"""Names that a process looked up quickly before take long to resolve, though they do."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agent.correlate.catalogue import Symptom
+from agent.correlate.episode import Episode
+from agent.correlate.lookups import READS, SLOW_NS, LookupWatch
+from agent.correlate.thresholds import SECOND
+from agent.correlate.watch import Second
+from agent.correlate.words import Words, measured, tell, when
+
+_WITHIN_S = 10
+_LEAST, _SHARE = 2, 0.3  # so many, and of all that were answered, within that time or less
+
+
+def judge(watch: LookupWatch, second: Second) -> list[Episode]:
+    """Bad: two or more, and a third, of the lookups that were answered of late took so long, where in nine of ten seconds none does. A lone one is a lost packet."""
+    series, at = watch.series, second.at
+    slots = second.slots[series.last("slow", second.slots, at) > 0]
+    if not len(slots):
+        return []
+    lately = {m: np.nan_to_num(series.recent(m, slots, at, _WITHIN_S)) for m in ("slow", "ok", "longest_ns")}
+    slow, ok = (np.cumsum(lately[metric][:, ::-1], axis=1) for metric in ("slow", "ok"))
+    many = ((slow >= _LEAST) & (slow >= _SHARE * ok)).any(axis=1)
+    usual = series.baseline("slow", slots, at, _WITHIN_S)
+    before = series.baseline("longest_ns", slots, at, _WITHIN_S)
+    opened = []
+    for i in np.flatnonzero(many & (usual.high == 0) & (usual.seen >= watch.config.warm_s)):
+        slot, worst = int(slots[i]), float(lately["longest_ns"][i].max())
+        episode = watch.active.get((SYMPTOM.name, slot))
+        if episode is not None:
+            watch.extend(episode, at, worst)
+            continue
+        first = at - _WITHIN_S + 1 + int(np.argmax(lately["slow"][i] > 0))
+        episode = watch.describe(SYMPTOM.name, slot)
+        episode.metric, episode.unit, episode.base = "longest_ns", SYMPTOM.unit, float(before.median[i])
+        episode.start_ns = int((first + 1) * SECOND - worst)
+        watch.open(episode, at, worst, at - first + 1)
+        opened.append(episode)
+    return opened
+
+
+def clause(e: Episode) -> Words:
+    return tell(
+        "Names that {who} looked up took up to {took} to resolve instead of {base} {when}",
+        who=e.subject,
+        took=measured(e.value, e.unit),
+        base=measured(e.base, e.unit),
+        when=when(e),
+    )
+
+
+SYMPTOM = Symptom(
+    "lookup_latency",
+    55,
+    "names that a process looked up quickly before take long to resolve; told where it is known why",
+    "a process",
+    "ns",
+    "dns_lookup",
+    READS,
+    clause,
+    f"see which, and who was asked: tickscope query dns_lookup --where 'duration_ns > {SLOW_NS}' --group-by peer,name",
+    LookupWatch,
+    judge,
+    bare=False,
+    measured={"longest_ns": "duration_ns"},
+)
