@@ -213,9 +213,9 @@ def test_a_sorted_set_of_times() -> None:
         (request("EVAL", "local consumed = redis.call('incrby', KEYS[1], ARGV[1]) local ttl = redis.call('pttl', KEYS[1]) return {consumed, ttl}", 1, "pay:u", 1, 2, 7, 2), b"*2\r\n:2\r\n:1500\r\n", b"rate-limiter-flexible", "allowed", 5),
         (request("evalsha", "a1de965f42e177aa339706bd580f049065eca79a", 1, "pay:u", 1, 2), b"*2\r\n:8\r\n:1500\r\n", b"rate-limiter-flexible", "?", None),
         (request("EVALSHA", "895b92e1712734e1b464999be23953485475357b", 1, "rl:10.0.0.1", 2000), b"*2\r\n:1\r\n:2000\r\n", b"rate-limit-redis", "?", None),
-        (request("EVALSHA", "b2efc02798c8e9b471a10f9b1d5745db89923ff3", 2, "app:u:17", "", 10, 60000, 1), b"*2\r\n:11\r\n:10\r\n", b"@upstash/ratelimit", "refused", 0),
-        (request("EVALSHA", "74740bb3d7792848093cdef586b6b6037c455fd6", 3, "app:u:17", "app:u:16", "", 10, 1764000000000, 60000, 1), b"*2\r\n:-1\r\n:10\r\n", b"@upstash/ratelimit", "refused", 0),
-        (request("EVALSHA", "d60be5bd3d83482ae229309f1f7425424f891204", 2, "app:u", "", 10, 1000, 5, 1764000000000, 1), b"*3\r\n:4\r\n:1764000001000\r\n:10\r\n", b"@upstash/ratelimit", "allowed", 4),
+        (request("EVALSHA", "b13943e359636db027ad280f1def143f02158c13", 1, "app:u:17", 60000, 1), b":11\r\n", b"@upstash/ratelimit", "?", None),
+        (request("EVALSHA", "e1391e429b699c780eb0480350cd5b7280fd9213", 2, "app:u:17", "app:u:16", 10, 1764000000000, 60000, 1), b":-1\r\n", b"@upstash/ratelimit", "refused", 0),
+        (request("EVALSHA", "5bece90aeef8189a8cfd28995b479529e270b3c6", 1, "app:u", 10, 1000, 5, 1764000000000, 1), b"*2\r\n:4\r\n:1764000001000\r\n", b"@upstash/ratelimit", "allowed", 4),
         (request("evalsha", "f00a66a4159e8488fd6e3b8ccba92a8c602f2062", 1, "b_mail_settings", 0), b"*3\r\n:1\r\n$-1\r\n:2\r\n", b"bottleneck", "refused", None),
     ],
 )  # fmt: skip
