@@ -9,6 +9,8 @@ import numpy as np
 
 #: Share of its time in probes above which a thread or goroutine is taken to do nothing else, and of decisions that may be such before nothing is said any more.
 _ALL, _FEW = 0.5, 0.02
+#: What a thread does within so little says nothing of its pace.
+BRIEF_NS = 2_000_000
 #: Of a batch of records; and of which something is kept. Share of its time that a thread runs or waits for a processor, above which it never rests.
 _THREADS, _MOST_THREADS, _RESTLESS, _BUSY = 4, 256, 0.8, 0.6
 _CPUS = os.cpu_count() or 1

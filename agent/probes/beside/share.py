@@ -9,14 +9,12 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from agent.probes.beside.pace import Busy
+from agent.probes.beside.pace import BRIEF_NS, Busy
 
 EXACT, WINDOWS = 0.10, 0.06
 #: Probe time that may come at once, as at a program's start.
 _BURST_NS = 80_000_000
 _PERIOD_NS, _SHORTEST_NS, _LONGEST_NS = 1_000_000_000, 10_000_000, 400_000_000
-#: What a thread does within so little says nothing of its pace.
-_BRIEF_NS = 2_000_000
 #: In a window, about.
 _DECISIONS = 4_000
 #: Of EXACT: below it, it is watched all of the time again, after so many windows in a row; after twice as many each time that it relapses within a minute.
@@ -85,7 +83,7 @@ class Share:
     def closed(self, asked_ns: int, watched_ns: int, until_ns: int, hits: int, late: int, decisions: int) -> str:
         """After a window that was asked for at asked_ns, and let go of at until_ns: hits until then, and later, while its probes went -> the mode that is right."""
         opened = max(until_ns - asked_ns, 1)
-        load = min(self._load(hits, opened, _BRIEF_NS), 1.0)
+        load = min(self._load(hits, opened, BRIEF_NS), 1.0)
         self.busy.again()
         self._paid_ns = max(self._paid_ns, asked_ns) + round(load * opened * (1 + late / max(hits, 1)) / WINDOWS)
         self.rate = decisions / max(watched_ns, 1) * 1e9
