@@ -20,9 +20,11 @@ _PROLOGUES = (b"\x49\x3b\x66\x10", b"\x4c\x8d\x64\x24", b"\x4c\x8d\xa4\x24")
 #: An element of the path of a package that limits (``ratelimit``, ``go-limiter``, ``redis_rate``), maybe with a version behind it.
 _LIMITER = re.compile(
     rb"(?:[\w~-]*[_-])?(?:rate[_-]?limit(?:er|ers|ing|s)?|limiters?|throttled?|tollbooth|redis_rate|leaky-?bucket|token-?bucket|slidingwindow|"
-    rb"sentinel-golang|gubernator)(?:\.v\d+)?"
+    rb"sentinel-golang|gubernator|httprate|gcra|go-rate)(?:\.v\d+)?"
 )
-_HINT = re.compile(rb"limit|throttle|tollbooth|redis_rate|bucket|slidingwindow|sentinel-golang|gubernator")
+_HINT = re.compile(
+    rb"limit|throttle|tollbooth|redis_rate|bucket|slidingwindow|sentinel-golang|gubernator|httprate|gcra|go-rate"
+)
 MOST_OTHERS, MOST_RETURNS = 4, 256
 #: Where the net package's own resolver looks a name up, after it has seen that it is no address; with these arguments since go1.18.
 LOOKUP, LOOKUP_MINOR = b"net.(*Resolver).goLookupIPCNAMEOrder", 18
@@ -226,3 +228,6 @@ def _place(binary: GoBinary, mine: Matched, one: Probed) -> None:
         raise ElfError(troubles[0] if troubles else "nothing of it decides")
     if troubles:
         one.state, one.reason = "degraded", "; ".join(troubles)
+        if mine.copies:
+            unsure = any("not certain" in trouble for trouble in troubles)
+            one.remedy = f"declare its function in limiter_functions{', or build it optimised (no -N, no -race)' if unsure else ''}"

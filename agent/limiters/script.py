@@ -110,8 +110,9 @@ class RedisLimiter:
 
     library: as ``limiter_decision.library`` names it. commands: in capitals. key: a regular expression that the first key must match, from its start on.
     A script is this one by its name (scripts: SHA1s, or names of functions); else by what stands in it (text, a regular expression), where it was seen;
-    else, where ``key`` is told, by its shape (keys, args: how many; -1: any).
+    else, where ``key`` is told and no hash, by its shape (keys, args: how many; -1: any).
     allowed: a comparison (module's text); values: of ``VALUES``, each a value. prefix: bytes at a key's start that are no part of what is limited.
+    own_keys: nobody else has keys like that: another script on them is the library's, too, and decides nothing.
     step_immune: whether its clock ignores steps; None where that is not known. Raises ValueError for what is no value.
     """
 
@@ -125,6 +126,7 @@ class RedisLimiter:
     allowed: str = ""
     values: dict[str, str] = field(default_factory=dict)
     prefix: bytes = b""
+    own_keys: bool = False
     step_immune: bool | None = None
 
     def __post_init__(self) -> None:
@@ -151,11 +153,19 @@ class RedisLimiter:
             by_text = text is not None and self.text_form is not None
             if not (self.text_form.search(text) if by_text else self.key):  # type: ignore[union-attr,arg-type]
                 return None
-            if self.scripts and not self.text:
+            if self.scripts and not by_text:
                 return None
             if self.keys not in (-1, len(call.keys)) or self.args not in (-1, len(call.args)):
+                return None
+            if not self._answers(call.reply):
                 return None
         if self.key_form is None:
             return call
         match = self.key_form.match(call.keys[0][:256]) if call.keys else None
         return RedisCall(call.command, call.script, call.keys, call.args, call.reply, match) if match else None
+
+    def _answers(self, reply: Any) -> bool:
+        """Whether a reply is of the kind that is compared: a list, or none. Another one is of another script with as many arguments."""
+        if not self.allowed.startswith("reply") or isinstance(reply, bytes):  # bytes: an error, too
+            return True
+        return isinstance(reply, (list, tuple)) == self.allowed.startswith("reply.")

@@ -224,6 +224,7 @@ def test_copies_are_known_by_arguments_and_mutex(tmp_path: Path) -> None:
         one.reason
         == "decisions are not seen: the layout of example.com/shop/odd/rate.(*Limiter).reserveN is another one"
     )
+    assert one.remedy == "declare its function in limiter_functions"
     assert (
         one.unversioned
         == "a copy of it: example.com/shop/first/rate, example.com/shop/odd/rate, example.com/shop/today/rate"

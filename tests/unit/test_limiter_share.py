@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from agent.probes.beside.share import EXACT, WINDOWS, Share
 
 MS = 1_000_000
@@ -61,3 +63,44 @@ def test_calm_ends_windows_and_each_relapse_makes_it_wait_longer() -> None:
         share.begin(mode, now)
     assert mode == "both"
     assert needed == [3, 6, 12]
+
+
+def burst(tid: int, at_ns: int, count: int, apart_ns: int = 20_000) -> np.ndarray:
+    """Decisions of one thread, which only runs meanwhile."""
+    records = np.zeros(count, [("proc", [("tid", "<u4")]), ("t_ns", "<u8"), ("ran_ns", "<u8"), ("held_ns", "<u8")])
+    records["proc"]["tid"], records["t_ns"] = tid, at_ns + apart_ns * np.arange(count)
+    records["ran_ns"] = apart_ns * np.arange(count)
+    return records
+
+
+def test_a_burst_of_a_thread_that_was_not_known_is_no_flood() -> None:
+    """A copier's first requests come at once, on threads that are new; a second later nothing comes any more."""
+    share, now = Share(BOTH, ALONE), 0
+    share.begin("both", now)
+    for tid in range(20):
+        share.busy.feed(burst(tid, now + 10 * MS, 55))
+        now += 1000 * MS
+        assert share.look(now, 2 * 55) == "both"
+
+
+def test_two_decisions_that_follow_on_each_other_do_not_keep_it_in_windows() -> None:
+    share, now = Share(BOTH, ALONE), 0
+    share.begin("windows", now)
+    modes = []
+    for tid in range(3):
+        asked = share.next_ns(now)
+        share.busy.feed(burst(tid, asked + MS, 2))
+        now = asked + share.window_ns
+        modes.append(share.closed(asked, share.window_ns, now, 2, 0, 2))
+    assert modes == ["windows", "windows", "both"]
+
+
+def test_a_loop_without_rest_is_a_flood_on_a_new_thread_too() -> None:
+    share = Share(BOTH, ALONE)
+    share.begin("both", 0)
+    now = 0
+    while share.mode == "both" and now < 300 * MS:
+        share.busy.feed(burst(7, now, 1000))
+        now += 20 * MS
+        share.mode = share.look(now, 0)
+    assert share.mode in ("alone", "windows") and now <= 200 * MS

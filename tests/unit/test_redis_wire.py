@@ -120,6 +120,45 @@ def test_a_script_that_nobody_declared_is_told_by_its_text_or_its_key() -> None:
     assert results([row]) == ["refused"] and row["remaining"] == 0
 
 
+def test_a_script_that_counts_is_no_yes_or_no() -> None:
+    """What it compares with is in the program: of a counter that says 1 nothing is known, and its second answer is no rest."""
+    text = b"-- rate limit\nlocal n = redis.call('INCR', KEYS[1]) if n == 1 then redis.call('PEXPIRE', KEYS[1], 9) end\nreturn {n, 9}"
+    reader, played = RedisReader(Limiters()), Played()
+    for n in (1, 2):
+        played.send(request("EVAL", text, 1, "shop"))
+        played.send(b"*2\r\n:%d\r\n:9\r\n" % n, reply=True)
+    rows = played.rows(reader)
+    assert results(rows) == ["?", "?"] and np.isnan(rows["remaining"]).all()
+    for n in (1, 2, 1):  # its text was not seen: from the first answer on that is no yes
+        played.send(request("EVALSHA", "d" * 40, 1, "rate:u"))
+        played.send(b"*2\r\n:%d\r\n:9\r\n" % n, reply=True)
+    rows = played.rows(reader)
+    assert results(rows) == ["allowed", "?", "?"] and np.isnan(rows["remaining"][1:]).all()
+
+
+def test_scripts_of_a_known_library_that_only_ask_are_no_decisions() -> None:
+    """limits' get_window_stats, with the arguments of a window's and of none of its decisions."""
+    played = Played()
+    played.send(request("EVALSHA", "e" * 40, 1, "LIMITS:LIMITER/u/5/1/minute", 17.5, 5))
+    played.send(b"*2\r\n$4\r\n17.5\r\n:5\r\n", reply=True)
+    played.send(request("EVALSHA", "f" * 40, 2, "LIMITS:LIMITER/u/5/1/minute", "LIMITS:LIMITER/u/5/1/minute/-1", 60))
+    played.send(b"*4\r\n$-1\r\n:0\r\n:0\r\n:0\r\n", reply=True)
+    played.send(request("EVALSHA", "d" * 40, 1, "b_mail_settings", 0))
+    played.send(b"*1\r\n$-1\r\n", reply=True)
+    assert len(played.rows()) == 0
+
+
+def test_a_function_is_told_by_the_text_of_its_library() -> None:
+    code = b"#!lua name=shop\nredis.register_function('take', function(keys, args) -- a limit\nif redis.call('INCR', keys[1]) > 3 then return 0 end redis.call('EXPIRE', keys[1], 9) return 1 end)"
+    played = Played()
+    played.send(request("FUNCTION", "LOAD", "REPLACE", code))
+    played.send(b"$4\r\nshop\r\n", reply=True)
+    for n in (1, 0):
+        played.send(request("FCALL", "take", 1, "u"))
+        played.send(b":%d\r\n" % n, reply=True)
+    assert results(played.rows()) == ["allowed", "refused"]
+
+
 def test_counters_that_expire() -> None:
     reader, played = RedisReader(Limiters()), Played()
     played.send(request("INCR", "hits:7:3"))
@@ -170,6 +209,14 @@ def test_a_sorted_set_of_times() -> None:
         (request("EVALSHA", "9450de540565d89de15092a716555821601f128b", 1, "b", "old", "new"), b":1\r\n", b"io.github.bucket4j", "allowed", None),
         (request("INCRBY", "domain_key_value_1764000000", 1) + request("EXPIRE", "domain_key_value_1764000000", 60), b":3\r\n:1\r\n", b"github.com/envoyproxy/ratelimit", "?", None),
         (request("EVALSHA", "f" * 40, 1, "LIMITS:LIMITER/u/5/1/minute", 60, 1), b":6\r\n", b"limits", "refused", 0),
+        (request("evalsha", "a1de965f42e177aa339706bd580f049065eca79a", 1, "pay:u", 1, 2, 7, 2), b"*2\r\n:8\r\n:1500\r\n", b"rate-limiter-flexible", "refused", 0),
+        (request("EVAL", "local consumed = redis.call('incrby', KEYS[1], ARGV[1]) local ttl = redis.call('pttl', KEYS[1]) return {consumed, ttl}", 1, "pay:u", 1, 2, 7, 2), b"*2\r\n:2\r\n:1500\r\n", b"rate-limiter-flexible", "allowed", 5),
+        (request("evalsha", "a1de965f42e177aa339706bd580f049065eca79a", 1, "pay:u", 1, 2), b"*2\r\n:8\r\n:1500\r\n", b"rate-limiter-flexible", "?", None),
+        (request("EVALSHA", "895b92e1712734e1b464999be23953485475357b", 1, "rl:10.0.0.1", 2000), b"*2\r\n:1\r\n:2000\r\n", b"rate-limit-redis", "?", None),
+        (request("EVALSHA", "b13943e359636db027ad280f1def143f02158c13", 1, "app:u:17", 60000, 1), b":11\r\n", b"@upstash/ratelimit", "?", None),
+        (request("EVALSHA", "e1391e429b699c780eb0480350cd5b7280fd9213", 2, "app:u:17", "app:u:16", 10, 1764000000000, 60000, 1), b":-1\r\n", b"@upstash/ratelimit", "refused", 0),
+        (request("EVALSHA", "5bece90aeef8189a8cfd28995b479529e270b3c6", 1, "app:u", 10, 1000, 5, 1764000000000, 1), b"*2\r\n:4\r\n:1764000001000\r\n", b"@upstash/ratelimit", "allowed", 4),
+        (request("evalsha", "f00a66a4159e8488fd6e3b8ccba92a8c602f2062", 1, "b_mail_settings", 0), b"*3\r\n:1\r\n$-1\r\n:2\r\n", b"bottleneck", "refused", None),
     ],
 )  # fmt: skip
 def test_known_limiters(asked: bytes, reply: bytes, library: bytes, result: str, left: float | None) -> None:

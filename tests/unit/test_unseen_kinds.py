@@ -76,16 +76,17 @@ def test_a_32_bit_go_program(tmp_path: Path) -> None:
     )
 
 
-OTHER = 'package main\n\nimport "example.com/shop/ratelimit"\n\nfunc main() { println(ratelimit.Take()) }\n'
-PACKAGE = "package ratelimit\n\nvar n int\n\n//go:noinline\nfunc Take() int { n++; return n }\n"
+OTHER = 'package main\n\nimport (\n\t"example.com/shop/httprate"\n\t"example.com/shop/ratelimit"\n)\n\nfunc main() { println(ratelimit.Take(), httprate.Take()) }\n'
+PACKAGE = "package {}\n\nvar n int\n\n//go:noinline\nfunc Take() int {{ n++; return n }}\n"
 
 
 def test_other_limiters_of_a_go_program(tmp_path: Path) -> None:
     if not shutil.which("go"):
         pytest.skip("needs Go: apt install golang")
-    (tmp_path / "ratelimit").mkdir()
     (tmp_path / "main.go").write_text(OTHER)
-    (tmp_path / "ratelimit/take.go").write_text(PACKAGE)
+    for name in ("httprate", "ratelimit"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "take.go").write_text(PACKAGE.format(name))
     (tmp_path / "go.mod").write_text("module example.com/shop\n\ngo 1.18\n")
     subprocess.run(
         ["go", "build", "-ldflags=-s -w", "-o", "shop", "."],
@@ -96,7 +97,7 @@ def test_other_limiters_of_a_go_program(tmp_path: Path) -> None:
     with (tmp_path / "shop").open("rb") as file:
         found = gofacts.examine(file.fileno())
     assert found is not None
-    assert (found.state, found.others) == ("", ["example.com/shop/ratelimit"])
+    assert (found.state, found.others) == ("", ["example.com/shop/httprate", "example.com/shop/ratelimit"])
     with go_binary().open("rb") as file:
         found = gofacts.examine(file.fileno())
     assert found is not None

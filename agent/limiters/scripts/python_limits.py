@@ -16,6 +16,7 @@ LIMITERS = (
         text=r"incrby",
         allowed="reply <= match.1",
         values={"remaining": "match.1 - reply", "limit": "match.1", "window_s": "arg.0", "cost": "arg.1"},
+        own_keys=True,
         step_immune=False,
     ),
     RedisLimiter(
@@ -26,6 +27,7 @@ LIMITERS = (
         text=r"lpush",
         allowed="reply == 1",
         values={"limit": "arg.1", "window_s": "arg.2", "cost": "arg.3"},
+        own_keys=True,
         step_immune=False,
     ),
     RedisLimiter(
@@ -36,6 +38,7 @@ LIMITERS = (
         text=r"pttl",
         allowed="reply == 1",
         values={"limit": "arg.0", "window_s": "arg.1", "cost": "arg.2"},
+        own_keys=True,
         step_immune=False,
     ),
 )

@@ -148,7 +148,7 @@ class GoLimiters(Due):
             target.owner,
             "unavailable",
             reason,
-            "have it send its decisions to the intake socket (docs/limiters.md)",
+            "declare its function in limiter_functions, or have it send its decisions (docs/limiters.md)",
         )
 
     def _let_go(self, one: Binary) -> None:

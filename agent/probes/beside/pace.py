@@ -9,6 +9,8 @@ import numpy as np
 
 #: Share of its time in probes above which a thread or goroutine is taken to do nothing else, and of decisions that may be such before nothing is said any more.
 _ALL, _FEW = 0.5, 0.02
+#: What a thread does within so little says nothing of its pace.
+BRIEF_NS = 2_000_000
 #: Of a batch of records; and of which something is kept. Share of its time that a thread runs or waits for a processor, above which it never rests.
 _THREADS, _MOST_THREADS, _RESTLESS, _BUSY = 4, 256, 0.8, 0.6
 _CPUS = os.cpu_count() or 1
@@ -56,12 +58,15 @@ class Busy:
     def __init__(self) -> None:
         self._last: dict[int, np.void] = {}
         self._sums: dict[int, np.ndarray] = {}
+        self._new: set[int] = set()
 
     def feed(self, records: np.ndarray) -> None:
         """Takes records, in the order in which they came."""
         tids, group, counts = np.unique(records["proc"]["tid"], return_inverse=True, return_counts=True)
         for at in np.argsort(-counts)[:_THREADS].tolist():
             tid, mine = int(tids[at]), records[group == at]
+            if tid not in self._last:
+                self._new.add(tid)
             first = self._last.get(tid, mine[0])
             done = [
                 counts[at],
@@ -74,21 +79,24 @@ class Busy:
         """What comes next does not follow on what came."""
         self._last.clear()
         self._sums.clear()
+        self._new.clear()
 
-    def load(self, cost_ns: float) -> float:
+    def load(self, cost_ns: float, new_ns: int) -> float:
         """Since the last look, the share of its time that a thread spent in probes, of the one that did most; 0 where nothing is known.
 
-        Time in which it waited for a processor was not the program's, nor is it ours to take a share of. Of a thread that never rests more may be lost than a hit takes where
+        new_ns: at least so much time of its own had a thread that was not known before, of which nothing is known but a burst. Time in which it waited for a processor was not the program's, nor is it ours to take a share of. Of a thread that never rests more may be lost than a hit takes where
         nobody else is: twice as much is taken.
         """
-        sums, self._sums = list(self._sums.values()), {}
+        sums = [(*of, new_ns if tid in self._new else 1) for tid, of in self._sums.items()]
+        self._sums = {}
+        self._new.clear()
         if len(self._last) > _MOST_THREADS:
             self._last.clear()
         most = max((n for n, *_ in sums), default=0)
         return max(
             (
-                n * cost_ns / max(of - held, of / 50) * (1 + (ran + held > _RESTLESS * of))
-                for n, of, ran, held in sums
+                n * cost_ns / max(of - held, of / 50, least) * (1 + (ran + held > _RESTLESS * max(of, least)))
+                for n, of, ran, held, least in sums
                 if n >= most / 4 and of > 0
             ),
             default=0.0,

@@ -28,12 +28,16 @@ from agent.tables import TABLES
 
 _TABLE = TABLES["limiter_decision"]
 _SOURCE = _TABLE.code("source", "redis")
-_SCRIPTS, _SEEN = 1024, 8192
+_SCRIPTS, _SEEN, _TEXT = 1024, 8192, 8192
 _LIKE_A_LIMITER = re.compile(
     rb"(?is)(?=.*(?:incr|decr|zadd|push|set))(?=.*(?:expire|\bpx\b|\bex\b|zremrange|setex))(?=.*(?:limit|rate|burst|token|capacity|window|quota|throttl))"
 )
 _KEY_LIKE_A_LIMITER = re.compile(rb"(?i)(?:rate|limit|throttl|quota|bucket)")
-_COUNTS = re.compile(rb"(?is)return\s+(?:current|count|redis\.call\(\s*['\"]incr)")
+#: What a script answers that is no yes or no: how many there were, or how long to wait; at once, or by a variable.
+_COUNTED = rb"redis\.p?call\s*\(\s*['\"](?:incr|decr|hincr|zcard|zcount|llen|p?ttl)"
+_COUNTS = re.compile(rb"(?is)return\s*\{?\s*(?:current\b|count\b|" + _COUNTED + rb")")
+_COUNTERS = re.compile(rb"(?is)\b(\w{1,40})\s*=\s*(?:tonumber\s*\(\s*)?" + _COUNTED)
+_FUNCTIONS = re.compile(rb"register_function\s*[({]?\s*\{?\s*(?:function_name\s*=\s*)?['\"](\w{1,64})['\"]")
 _PREFIX = re.compile(rb"[^:/.{|]{1,24}[:/.{|]")
 
 
@@ -49,6 +53,7 @@ class RedisDecisions:
         self._limiters, self._want_whole, self.key = limiters, want_whole, key
         self._texts: OrderedDict[str, bytes] = OrderedDict()
         self._others: OrderedDict[str, None] = OrderedDict()
+        self._counting: OrderedDict[str, None] = OrderedDict()
         self._seen: OrderedDict[tuple[int, int, bytes], Flow] = OrderedDict()
         self._windows = Windows(limiters)
         self._own = frozenset(one.encode() for one in limiters.commands() - set(COUNTING + ENDING + SORTED))
@@ -104,12 +109,23 @@ class RedisDecisions:
     def _learn(self, exchange: RedisExchange) -> None:
         words = exchange.words
         if len(words) > 2 and words[1].upper() == b"LOAD" and isinstance(exchange.reply, bytes):
-            self._keep(exchange.reply.decode("latin-1")[:40], words[-1])
+            if exchange.command == b"SCRIPT":
+                self._keep(exchange.reply.decode("latin-1")[:40], words[-1])
+            else:
+                for name in _FUNCTIONS.findall(words[-1][:65536])[:64]:
+                    self._keep(name.decode(), words[-1])
 
     def _keep(self, script: str, text: bytes) -> None:
-        self._texts[script] = text[:8192]
+        """script: by its hash, or a function's name, whose text may change."""
+        text = text[:_TEXT]
+        if self._texts.get(script) == text:
+            return
+        self._texts[script] = text
         if len(self._texts) > _SCRIPTS:
             self._texts.popitem(last=False)
+        self._counting.pop(script, None)
+        if says_how_many(text):
+            _remember(self._counting, script)
 
     def call(self, exchange: RedisExchange) -> RedisCall | None:
         """The request as a call; None for one that is not whole."""
@@ -143,13 +159,15 @@ class RedisDecisions:
             call.command.startswith(("EVAL", "FCALL"))
             and call.script not in self._others
             and _looks_like_a_limiter(call, text)
+            and not self._limiters.owns(call)
         ):
             if not plausible(reply):
-                self._others[call.script] = None
-                if len(self._others) > _SCRIPTS:
-                    self._others.popitem(last=False)
+                _remember(self._others, call.script)
                 return None
-            name, wire = f"redis script {call.script[:12]}", guessed(call, text)
+            if counts(reply):
+                _remember(self._counting, call.script)
+            name = f"redis script {call.script[:12]}"
+            wire = {"cost": 1.0} if call.script in self._counting else guessed(call)
             limiter = None
         else:
             return None
@@ -240,7 +258,21 @@ def plausible(reply: Any) -> bool:
     )
 
 
-def guessed(call: RedisCall, text: bytes | None) -> dict[str, Any]:
+def counts(reply: Any) -> bool:
+    """Whether it is no yes or no, but says how many there were, or how long to wait."""
+    first = reply[0] if isinstance(reply, list) and reply else reply
+    first = int(first) if isinstance(first, bytes) and len(first) < 8 and first.lstrip(b"-").isdigit() else first
+    return isinstance(first, (int, float)) and first not in (-1, 0, 1)
+
+
+def says_how_many(text: bytes) -> bool:
+    """The same of a script, by what it returns."""
+    names = b"|".join({re.escape(name) for name in _COUNTERS.findall(text)[:32]})
+    returns = rb"(?i)return\s*\{?\s*(?:" + names + rb")\s*(?:[,};]|end\b|else|--|\Z)"
+    return bool(_COUNTS.search(text) or (names and re.search(returns, text)))
+
+
+def guessed(call: RedisCall) -> dict[str, Any]:
     """The usual meaning of a script's reply: 0, nothing or false is refused, 1 and true allowed; of a list the first element, and the second is what remains."""
     reply, out = call.reply, dict[str, Any](cost=1.0)
     first = reply[0] if isinstance(reply, list) and reply else reply
@@ -250,6 +282,12 @@ def guessed(call: RedisCall, text: bytes | None) -> dict[str, Any]:
         first = int(first)
     if first is None or first is False or (type(first) is int and first in (0, -1)):
         out["result"] = REFUSED
-    elif first is True or (type(first) is int and first == 1 and not (text and _COUNTS.search(text))):
+    elif first is True or (type(first) is int and first == 1):
         out["result"] = ALLOWED
     return out
+
+
+def _remember(known: OrderedDict[str, None], script: str) -> None:
+    known[script] = None
+    if len(known) > _SCRIPTS:
+        known.popitem(last=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from agent.probes.beside.pace import Busy
+from agent.probes.beside.pace import BRIEF_NS, Busy
 
 EXACT, WINDOWS = 0.10, 0.06
 #: Probe time that may come at once, as at a program's start.
@@ -55,9 +55,9 @@ class Share:
         """Of windows, how far apart they are, in their length."""
         return max(2, round(_PERIOD_NS / self.window_ns)) if self.mode == "windows" else 1
 
-    def _load(self, hits: int, passed_ns: int) -> float:
-        """The share of a thread's time that so many hits took."""
-        return max(hits * self.hit_ns / max(passed_ns, 1), self.busy.load(self.cost_ns))
+    def _load(self, hits: int, passed_ns: int, new_ns: int) -> float:
+        """The share of a thread's time that so many hits took. new_ns: see ``Busy.load``."""
+        return max(hits * self.hit_ns / max(passed_ns, 1), self.busy.load(self.cost_ns, new_ns))
 
     def begin(self, mode: str, now_ns: int) -> None:
         """It is watched so from now on."""
@@ -74,7 +74,7 @@ class Share:
         """While it is watched all of the time: hits since the last look -> the mode that is right."""
         passed = max(now_ns - self._looked_ns, 1)
         self._looked_ns = now_ns
-        self._debt_ns = max(0.0, self._debt_ns + (self._load(hits, passed) - self.exact) * passed)
+        self._debt_ns = max(0.0, self._debt_ns + (self._load(hits, passed, passed) - self.exact) * passed)
         self.rate = hits * self.hit_ns / self.cost_ns / passed * 1e9
         if self._debt_ns <= _BURST_NS:
             return self.mode
@@ -83,7 +83,7 @@ class Share:
     def closed(self, asked_ns: int, watched_ns: int, until_ns: int, hits: int, late: int, decisions: int) -> str:
         """After a window that was asked for at asked_ns, and let go of at until_ns: hits until then, and later, while its probes went -> the mode that is right."""
         opened = max(until_ns - asked_ns, 1)
-        load = min(self._load(hits, opened), 1.0)
+        load = min(self._load(hits, opened, BRIEF_NS), 1.0)
         self.busy.again()
         self._paid_ns = max(self._paid_ns, asked_ns) + round(load * opened * (1 + late / max(hits, 1)) / WINDOWS)
         self.rate = decisions / max(watched_ns, 1) * 1e9
