@@ -98,6 +98,8 @@ class Mapper:
         result = _result(found)
         if result is None or self._from_here(found, record):
             return None
+        if not 0 <= record.at_ns < 1 << 63:
+            raise Malformed("its time is none that there is")
         values = {name: value for name, value in found.items() if not name.isupper()}
         values |= {"result": result, "limiter_id": self._id(found, record), "source": _SOURCE, "t_ns": record.at_ns}
         if (key := found.get("KEY")) is not None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
+from itertools import islice
+from typing import Any, Literal
 
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -23,11 +24,15 @@ _AROUND = frozenset({2, 3, 4, 5})
 _KINDS = {f"SPAN_KIND_{name}": at for at, name in enumerate(["UNSPECIFIED", "INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER"])}  # fmt: skip
 _RESOURCE = frozenset({"service.name", "host.boot.id"})
 _MOST_TIME = 1 << 63
+#: Attributes of one thing that are looked at.
+_MOST_ATTRIBUTES = 256
+#: What is read of a request: a record, None for a span, event or log that has nothing of a limiter, False for what only holds others.
+Read = Record | Literal[False] | None
 _HEX = {16: re.compile(r"[0-9a-fA-F]{32}"), 8: re.compile(r"[0-9a-fA-F]{16}")}
 
 
-def records(signal: str, data: bytes, as_json: bool) -> Iterator[Record | None]:
-    """What each span, event and log record is; None for one that has nothing of a limiter. Raises Malformed at the first for what is no such request."""
+def records(signal: str, data: bytes, as_json: bool) -> Iterator[Read]:
+    """What a request holds, in its order. Raises Malformed at the first for what is no such request."""
     if as_json:
         try:
             request = json.loads(data)
@@ -43,7 +48,7 @@ def records(signal: str, data: bytes, as_json: bool) -> Iterator[Record | None]:
 
 def _of(attributes: Iterable[Any], wanted: Any = MEANING) -> dict[str, Value]:
     found: dict[str, Value] = {}
-    for one in attributes:
+    for one in islice(attributes, _MOST_ATTRIBUTES):
         if one.key in wanted and (kind := one.value.WhichOneof("value")) in ("string_value", "int_value", "double_value", "bool_value"):  # fmt: skip
             found.setdefault(one.key, getattr(one.value, kind))
     return found
@@ -59,11 +64,13 @@ def _ids(trace: bytes, span: bytes) -> tuple[bytes, bytes]:
     return (trace_id, _id(span, 8)) if trace_id else (b"", b"")
 
 
-def _spans(request: Any) -> Iterator[Record | None]:
+def _spans(request: Any) -> Iterator[Read]:
     for resource in request.resource_spans:
+        yield False
         who = _of(resource.resource.attributes, _RESOURCE)
         of_all = str(who.get("service.name", "")), str(who.get("host.boot.id", ""))
         for scope in resource.scope_spans:
+            yield False
             by = scope.scope.name, scope.scope.version
             for span in scope.spans:
                 start, end = span.start_time_unix_nano, span.end_time_unix_nano
@@ -95,11 +102,13 @@ def _span(
     return Record("span", attributes, end, end - start if start else -1, *ids, name, by, *of_all)
 
 
-def _logs(request: Any) -> Iterator[Record | None]:
+def _logs(request: Any) -> Iterator[Read]:
     for resource in request.resource_logs:
+        yield False
         who = _of(resource.resource.attributes, _RESOURCE)
         of_all = str(who.get("service.name", "")), str(who.get("host.boot.id", ""))
         for scope in resource.scope_logs:
+            yield False
             by = scope.scope.name, scope.scope.version
             for log in scope.log_records:
                 if not (attributes := _of(log.attributes)):
@@ -131,7 +140,7 @@ def _number(holder: Any, name: str) -> int:
 
 def _json_of(holder: Any, wanted: Any = MEANING) -> dict[str, Value]:
     found: dict[str, Value] = {}
-    for one in _list(holder, "attributes"):
+    for one in islice(_list(holder, "attributes"), _MOST_ATTRIBUTES):
         if isinstance(one, dict) and isinstance(key := one.get("key"), str) and key in wanted:
             value = one.get("value")
             kind, what = next(iter(value.items()), ("", None)) if isinstance(value, dict) else ("", None)
@@ -153,10 +162,12 @@ def _json_ids(holder: Any) -> tuple[bytes, bytes]:
     return _ids(found[0], found[1])
 
 
-def _json_spans(request: Any) -> Iterator[Record | None]:
+def _json_spans(request: Any) -> Iterator[Read]:
     for resource in _list(_object(request), "resourceSpans"):
+        yield False
         of_all = _json_resource(resource)
         for scope in _list(resource, "scopeSpans"):
+            yield False
             by = _json_scope(scope)
             for span in _list(scope, "spans"):
                 attributes, events = _json_of(span), _list(span, "events")
@@ -170,10 +181,12 @@ def _json_spans(request: Any) -> Iterator[Record | None]:
                     yield Record("event", more, _number(event, "timeUnixNano"), -1, *ids, _text(event, "name"), by, *of_all) if more else None  # fmt: skip
 
 
-def _json_logs(request: Any) -> Iterator[Record | None]:
+def _json_logs(request: Any) -> Iterator[Read]:
     for resource in _list(_object(request), "resourceLogs"):
+        yield False
         of_all = _json_resource(resource)
         for scope in _list(resource, "scopeLogs"):
+            yield False
             by = _json_scope(scope)
             for log in _list(scope, "logRecords"):
                 attributes = _json_of(log)

@@ -19,7 +19,7 @@ from agent.receiver.turns import Rates, Turns
 from agent.receiver.wire import NUMBER, PACKER, PIECE_ROWS, ROWS
 
 #: Of a request, as it comes and unpacked; what it may hold.
-MOST_BYTES, MOST_RECORDS = 4 << 20, 50_000
+MOST_BYTES, MOST_RECORDS = 2 << 20, 50_000
 #: For a whole request to come.
 PATIENCE_S = 10.0
 #: Requests of all users that are under way; one user but root has at most a quarter of them.
@@ -108,18 +108,21 @@ class Desk:
     async def _mapped(self, signal: str, data: bytes, as_json: bool) -> tuple[list[bytes], int, str]:
         """Packed rows; how many records could not be read, and why the first. Raises Refused."""
         rows: list[bytes] = []
-        seen = ignored = rejected = 0
+        read = seen = ignored = rejected = 0
         why = ""
         try:
             for record in records(signal, data, as_json):
-                seen += 1
-                if seen > MOST_RECORDS:
+                read += 1
+                if read > MOST_RECORDS:
                     raise Refused(
                         "too_large",
-                        f"a request has {MOST_RECORDS} spans, events and logs at most: send smaller batches",
+                        f"a request has {MOST_RECORDS} spans, events, logs and what holds them at most: send smaller batches",
                     )
-                if not seen % _AT_ONCE:
+                if not read % _AT_ONCE:
                     await asyncio.sleep(0)
+                if record is False:
+                    continue
+                seen += 1
                 if record is None:
                     ignored += 1
                     continue

@@ -30,7 +30,7 @@ from agent.receiver.senders import Front
 from agent.receiver.taking import Desk
 
 #: Of memory that the process may write to, its threads' stacks included. What is beyond is refused.
-BUDGET_BYTES = 512 << 20
+BUDGET_BYTES = 320 << 20
 _BEAT_S = 0.25
 #: An address that is taken is tried again.
 _AGAIN_S = 2.0
