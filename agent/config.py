@@ -26,6 +26,7 @@ from agent.queues.catalogue import broker, brokers, names
 
 if TYPE_CHECKING:
     from agent.clock.hook_settings import HookConfig
+    from agent.receiver.settings import ReceiverConfig
 
 DEFAULT_FILE = Path("/etc/tickscope/tickscope.yaml")
 INVESTIGATE = ("auto", "off")
@@ -45,7 +46,7 @@ class Config:
     store: directory; run_dir: of the sockets. syscalls: how much of system call time is measured; syscalls_window_ms: of each
     second, with ``sampled``. investigate: whether what is wrong is looked at closer, ``auto`` or ``off``. slow_syscall_ms: from when a blocked call is an event. brokers: servers whose queues are watched, by kind; each kind is a key
     of the file (agent/queues/catalogue.py). poll_s: between two looks at queues. intake_keys: ``hashed`` or ``clear``.
-    otlp: see exporters/otlp_settings.py. metrics: see exporters/page_settings.py. ntp: see agent/clock/daemons/ntp_settings.py.
+    otlp: see exporters/otlp_settings.py. otlp_receiver: see agent/receiver/settings.py. metrics: see exporters/page_settings.py. ntp: see agent/clock/daemons/ntp_settings.py.
     redis_limiters: whether limiters in Redis are read from the wire, see agent/limiters/script_settings.py; redis_ports: beside those that are found;
     redis_decisions_per_s: of them, how many are told one by one.
     limiter_models: how limiters decide of which no library says it, see agent/limiters/model_settings.py; limiter_names, key_salt: agent/limiters/settings.py. limiter_functions: functions of the user's own, as agent/limiters/functions/settings.py keeps them. prometheus: listen address of the metrics page, empty for none. max_bytes, max_age_days:
@@ -63,6 +64,7 @@ class Config:
     poll_s: float = 1.0
     intake_keys: str = "hashed"
     otlp: Mapping[str, object] = field(default_factory=dict)
+    otlp_receiver: Mapping[str, object] = field(default_factory=dict)
     metrics: Mapping[str, object] = field(default_factory=dict)
     ntp: Mapping[str, object] = field(default_factory=dict)
     notices: Mapping[str, object] = field(default_factory=dict)
@@ -103,6 +105,8 @@ class Config:
         _TOP.number("duration_s", self.duration_s, 0, 1e9)
         NtpConfig.parse(self.ntp)
         script_settings.check(self)
+        if self.otlp_receiver:
+            self.receiver()
         check_limiters(self.limiter_models, self.limiter_names, self.key_salt)
 
     def hooks(self) -> HookConfig:
@@ -110,6 +114,12 @@ class Config:
         from agent.clock.hook_settings import HookConfig, parse
 
         return parse(self.notices) if self.notices else HookConfig()
+
+    def receiver(self) -> ReceiverConfig:
+        """The ``otlp_receiver`` setting, checked. Raises AgentError."""
+        from agent.receiver.settings import ReceiverConfig
+
+        return ReceiverConfig.parse(self.otlp_receiver)
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -46,7 +46,7 @@ class PageConfig:
         return cls(**{key: checks[key](value) for key, value in section.items()})  # type: ignore[arg-type]
 
 
-def listen_address(text: str) -> tuple[str, int]:
+def listen_address(text: str, setting: str = "prometheus") -> tuple[str, int]:
     """(host, port) of ``127.0.0.1:9469``, ``localhost:9469``, ``[::1]:9469`` or ``:9469``. Raises AgentError (exit code 2)."""
     host, _, port = text.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
@@ -56,10 +56,10 @@ def listen_address(text: str) -> tuple[str, int]:
         or six != (bare != host)
         or set("[] ") & set(bare)
     ):
-        raise Section().wrong("prometheus", text, "it is address:port, [address]:port of an IPv6 address, or empty")
+        raise Section().wrong(setting, text, "it is address:port, [address]:port of an IPv6 address, or empty")
     if six:
         try:
             ipaddress.IPv6Address(bare)
         except ValueError as error:
-            raise Section().wrong("prometheus", text, str(error)) from error
+            raise Section().wrong(setting, text, str(error)) from error
     return bare, int(port)

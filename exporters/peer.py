@@ -24,6 +24,14 @@ def owner(connection: socket.socket) -> str:
     return f"at {peer[0]}" if uid is None else f"uid {uid}"
 
 
+def user(connection: socket.socket) -> int | None:
+    """The uid of who has the other end, None where it is not of this network namespace, or gone. Never raises."""
+    try:
+        return _uid(connection.family, connection.getpeername(), connection.getsockname())
+    except OSError:
+        return None
+
+
 def _uid(family: int, theirs: tuple[str, int], ours: tuple[str, int]) -> int | None:
     def packed(address: str) -> bytes:
         return socket.inet_pton(family, address.partition("%")[0]).ljust(16, b"\0")

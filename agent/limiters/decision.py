@@ -40,7 +40,7 @@ class Decoder:
 
     def store_keys(self, keys: str) -> None:
         """How keys are stored from now on."""
-        self._key = _KEYS[keys]
+        self._key = KEYS[keys]
 
     def parse(self, data: bytes) -> tuple[dict[str, Any], int]:
         """Columns, and how many decisions the sender says it dropped before this one. Raises ValueError (Malformed, JSON or UTF-8 errors) or RecursionError."""
@@ -107,12 +107,23 @@ def use_salt(salt: bytes) -> None:
     _salt = blake2b(salt, digest_size=32).digest() if salt else b""
 
 
+def salt_digest() -> bytes:
+    """What keys are hashed with, for a process of the agent's own that hashes some, too."""
+    return _salt
+
+
+def use_salt_digest(digest: bytes) -> None:
+    """As ``use_salt``, with what ``salt_digest`` gave."""
+    global _salt
+    _salt = digest
+
+
 def hashed(key: bytes) -> bytes:
     """8 bytes of BLAKE2b as hex, which is what stands for a key wherever keys are hashed."""
     return blake2b(key, digest_size=8, key=_salt).hexdigest().encode()
 
 
-_KEYS: dict[str, Callable[[str], bytes]] = {"hashed": _hashed, "clear": _text}
+KEYS: dict[str, Callable[[str], bytes]] = {"hashed": _hashed, "clear": _text}
 
 
 def _no_constant(name: str) -> float:

@@ -18,7 +18,7 @@ from agent.posix.signals import sheltered
 
 #: Whatever a directory of another owner may hold for it to be taken over: what this package put there, and a new file system's own.
 _OURS = re.compile(
-    r"hot-\d+\.tsl|sealed-\d+|seal-\d+\.tmp|(seal\.)?lock|clock\.last|(age|outage)\.json|(control|intake|intake\.seq|intake\.stream|notices)\.sock"
+    r"hot-\d+\.tsl|sealed-\d+|seal-\d+\.tmp|(seal\.)?lock|clock\.last|(age|outage)\.json|otlp|(control|intake|intake\.seq|intake\.stream|notices)\.sock"
 )
 #: The same of a sealed segment.
 _SEALED = re.compile(r"\w+\.(parquet|cells)|head\.json(\.tmp)?")

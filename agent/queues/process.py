@@ -6,15 +6,10 @@ It is started when the agent is its own user already, so that it never has a pri
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +20,7 @@ from agent.contracts import Failing, Owning
 from agent.errors import printable
 from agent.log import NOTICE, WARNING, say
 from agent.posix.restarts import Restarts
-from agent.posix.signals import sheltered
+from agent.posix.spawned import how, spawned
 from agent.queues.packing import TABLE
 from agent.queues.received import MOST_BYTES, NoMessage, checked
 from agent.tables import TABLES
@@ -41,8 +36,7 @@ _AT_ONCE = 64
 _MOST_ENDING = 4
 #: For those at the end.
 _PATIENCE_S = 2.0
-#: Of the agent's environment, where there may be secrets.
-_PASSED = ("PATH", "MALLOC_ARENA_MAX", "SSL_CERT_FILE", "SSL_CERT_DIR")
+_MODULE = "agent.queues.worker"
 _REMEDY = "see what it said on stderr; restart tickscope"
 
 
@@ -148,7 +142,7 @@ class Brokers(Failing, Owning):
         if self._child is not None:
             code = self._child.poll()
             if code is not None:
-                self._over(now_s, _how(code))
+                self._over(now_s, how(code))
             elif quiet_s > MOST_SILENT_S:
                 self._end()
                 self._over(now_s, "it gave no sign of life")
@@ -169,7 +163,9 @@ class Brokers(Failing, Owning):
         self._end()
         self._answers, self._since_ns = False, boot_ns()
         try:
-            self._child, self._socket = _started({"brokers": self._servers, "poll_s": self._interval_s})
+            self._child, self._socket = spawned(
+                _MODULE, "tickscope-brokers", {"brokers": self._servers, "poll_s": self._interval_s}
+            )
         except OSError as error:
             self._over(now_s, f"cannot be started: {error.strerror or error}")
             return
@@ -201,37 +197,3 @@ class Brokers(Failing, Owning):
         if self._socket is not None:
             self._socket.close()
         self._child = self._socket = None
-
-
-def _how(code: int) -> str:
-    """How a process ended, by subprocess's return code."""
-    try:
-        return signal.Signals(-code).name if code < 0 else f"exit status {code}"
-    except ValueError:  # a real-time signal
-        return f"signal {-code}"
-
-
-def _started(settings: Mapping[str, object]) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """The process, and the agent's end of its socket. Raises OSError, and leaves nothing open then."""
-    package = str(Path(__file__).resolve().parents[2])
-    env = {name: os.environ[name] for name in _PASSED if name in os.environ} | {
-        "PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH")))),
-        "LC_ALL": "C.UTF-8",
-    }
-    with contextlib.ExitStack() as held:
-        memory = os.memfd_create("tickscope-brokers", os.MFD_CLOEXEC)  # not the command line, which everybody may read
-        said = held.enter_context(open(memory, "w+b", buffering=0))
-        said.write(json.dumps(settings).encode())
-        said.seek(0)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        held.enter_context(theirs)
-        fds = theirs.fileno(), said.fileno()
-        try:
-            ours.setblocking(False)
-            with sheltered():
-                child = subprocess.Popen([sys.executable, "-P", "-m", "agent.queues.worker", *map(str, fds), str(os.getpid())],
-                                         stdin=subprocess.DEVNULL, pass_fds=fds, env=env)  # fmt: skip
-        except OSError:
-            ours.close()
-            raise
-        return child, ours

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from agent.limiters.intake import Intake
     from agent.queues.poller import QueuePoller
     from agent.queues.process import Brokers
+    from agent.receiver.process import OtlpReceiver
     from agent.service.loop import Loop
 
 _LIMIT_BYTES = 1 << 20
@@ -138,7 +139,12 @@ class Reload:
 
 
 def appliers(
-    loop: Loop, intake: Intake, queues: QueuePoller, brokers: Brokers, closer: Investigator | None
+    loop: Loop,
+    intake: Intake,
+    queues: QueuePoller,
+    brokers: Brokers,
+    closer: Investigator | None,
+    receiver: OtlpReceiver | None = None,
 ) -> dict[str, Callable[[Config], None]]:
     """What each setting that can change does."""
     from agent import log
@@ -159,12 +165,23 @@ def appliers(
         assert closer is not None
         closer.on = config.investigate != "off"
 
+    def receive(config: Config) -> None:
+        if receiver is not None:
+            from agent.receiver.process import settings
+
+            receiver.use(config.receiver(), settings(config))
+
+    def keys(config: Config) -> None:
+        intake.store_keys(config.intake_keys)
+        receive(config)
+
     return {
+        **({"otlp_receiver": receive} if receiver is not None else {}),
         **({"investigate": look} if closer is not None else {}),  # what was not loaded at the start needs another
         "log_format": lambda config: log.use(config.log_format),
         "max_bytes": limit,
         "max_age_days": limit,
-        "intake_keys": lambda config: intake.store_keys(config.intake_keys),
+        "intake_keys": keys,
         "brokers": ask,
         "poll_s": pace,
         "jump_threshold": lambda config: loop.correlator.judge_jumps(

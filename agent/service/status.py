@@ -147,6 +147,10 @@ class Status:
         """Connections of programs that report their decisions, and what was refused or lost there."""
         return dict(self._said("intake", {}))
 
+    def otlp_receiver(self) -> dict[str, Any]:
+        """Where OTLP is taken, what came and what was refused; empty where it is off."""
+        return dict(self._said("otlp_receiver", {}))
+
     def helper(self) -> str:
         """The helper's state in words: running, or what is not seen and what to do."""
         if not self._helper.alive:
@@ -208,7 +212,7 @@ class Status:
         return {
             "pid": os.getpid(), "uptime_s": round(uptime, 3), "ready_s": round(self.ready_s, 3),
             "cpu_s": round(usage.ru_utime + usage.ru_stime, 3), "processes": self.processes(), "probes": self.probes(),
-            "sources": self.sources(), "bounds": self.bounds(), "intake": self.intake(),
+            "sources": self.sources(), "bounds": self.bounds(), "intake": self.intake(), "otlp_receiver": self.otlp_receiver(),
             "rows": dict(self._loop.totals), "correlator_dropped": self._loop.unjudged(), "rules": self._loop.correlator.guard.state(),
             "loss": self.losses(), "clock": self.clock(), "notices": self.notices(), "time_daemons": self.time_daemons(),
             "store": {"dir": self._config.store, **self._loop.store.state()},

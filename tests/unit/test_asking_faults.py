@@ -19,9 +19,10 @@ import pytest
 
 from agent.common.clocks import boot_ns
 from agent.posix import restarts
+from agent.posix.spawned import how
 from agent.queues import process
 from agent.queues.packing import TABLE, pack
-from agent.queues.process import Brokers, _how
+from agent.queues.process import Brokers
 from agent.queues.received import NoMessage, checked
 from agent.queues.rounds import Rounds
 from agent.queues.worker import ALIVE, HEADER, MOST_FAILURES, PIECE_BYTES, ROWS, Worker
@@ -235,7 +236,7 @@ def test_it_gets_nothing_of_the_environment_that_it_does_not_need(monkeypatch: p
 
 
 def test_how_a_process_ended() -> None:
-    assert [_how(code) for code in (3, -9, -40)] == ["exit status 3", "SIGKILL", "signal 40"]
+    assert [how(code) for code in (3, -9, -40)] == ["exit status 3", "SIGKILL", "signal 40"]
 
 
 class Asked:

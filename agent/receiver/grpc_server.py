@@ -1,0 +1,145 @@
+"""OTLP/gRPC. gRPC listens on a Unix socket in a directory of the process's own only; connections come through agent/receiver/senders.py, so that they are counted by user before gRPC has
+them, and are known to it by the names that their ends here have."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from agent.receiver.http import partial_success
+from agent.receiver.senders import Sender
+from agent.receiver.taking import MOST_BYTES, PATIENCE_S, Desk, Refused
+
+_SOCKET = "grpc.sock"
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_NO_GRPC = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 52\r\nConnection: close\r\n\r\nthis is OTLP over gRPC; HTTP has a port of its own.\n"
+_SERVICE = "/opentelemetry.proto.collector.{}.v1.{}Service/Export"
+_METHODS = {_SERVICE.format(name, service): signal for name, service, signal in
+            (("trace", "Trace", "traces"), ("logs", "Logs", "logs"), ("metrics", "Metrics", "metrics"))}  # fmt: skip
+_OPTIONS = [
+    (
+        "grpc.per_message_decompression",
+        0,
+    ),  # gRPC's own knows no bound: a message comes as it was sent, and is unpacked here
+    ("grpc.max_receive_message_length", MOST_BYTES),
+    ("grpc.max_concurrent_streams", 4),
+    ("grpc.max_metadata_size", 16 << 10),
+    ("grpc.http2.bdp_probe", 0),  # which would let a stream have more than a window before anybody reads it
+    ("grpc.so_reuseport", 0),
+    ("grpc.server_max_unrequested_time_in_server", 10),
+]
+_PIECE_BYTES = 64 << 10
+
+
+class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """``serve`` is what a connection's task does."""
+
+    def __init__(self, desk: Desk, senders: Mapping[int, Sender]) -> None:
+        self._desk, self._senders = desk, senders
+        self._name = f"tickscope-{secrets.token_hex(8)}-"
+        self._server = grpc.aio.server(options=_OPTIONS)
+        self._server.add_generic_rpc_handlers((self,))
+
+    async def start(self) -> None:
+        """In the current directory. Raises RuntimeError."""
+        self._server.add_insecure_port(f"unix:{_SOCKET}")
+        await self._server.start()
+
+    def service(self, details: Any) -> Any:
+        signal = _METHODS.get(details.method)
+        if signal is None:
+            return None
+
+        async def export(_: Any, context: Any) -> bytes:
+            return await self._export(signal, context)
+
+        return grpc.stream_unary_rpc_method_handler(
+            export
+        )  # a stream, so that it is known whose it is before it is read
+
+    async def serve(self, sender: Sender) -> None:
+        reader, writer = await asyncio.open_connection(sock=sender.sock, limit=_PIECE_BYTES)
+        inner: asyncio.StreamWriter | None = None
+        try:
+            try:
+                begun = await asyncio.wait_for(reader.readexactly(len(_PREFACE)), PATIENCE_S)
+            except (TimeoutError, asyncio.IncompleteReadError) as error:
+                begun = error.partial if isinstance(error, asyncio.IncompleteReadError) else b""
+                if not begun:
+                    return
+            if begun != _PREFACE:
+                self._desk.counts["malformed"] += 1
+                writer.write(_NO_GRPC)
+                await asyncio.wait_for(writer.drain(), PATIENCE_S)
+                writer.write_eof()
+                return
+            end = socket.socket(socket.AF_UNIX)
+            end.setblocking(False)
+            end.bind(f"\0{self._name}{sender.number}")
+            end.connect(_SOCKET)
+            inside, inner = await asyncio.open_connection(sock=end, limit=_PIECE_BYTES)
+            inner.write(begun)
+            await self._both((reader, inner), (inside, writer))
+        finally:
+            writer.transport.abort()
+            if inner is not None:
+                inner.transport.abort()
+
+    @staticmethod
+    async def _both(*ways: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
+        """Until one of the ends closes."""
+        tasks = [asyncio.ensure_future(_pass_on(*way)) for way in ways]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _export(self, signal: str, context: Any) -> bytes:
+        try:
+            sender = self._senders[int(context.peer().rpartition(self._name)[2])]
+        except (KeyError, ValueError):  # it has gone meanwhile, or is nobody that came through us
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the connection has ended")
+            raise
+        try:
+            with self._desk.under_way(sender):
+                try:
+                    data = await asyncio.wait_for(context.read(), PATIENCE_S)
+                except TimeoutError:
+                    raise Refused("slow", f"a request has to be there within {PATIENCE_S:g} s") from None
+                if not isinstance(data, bytes):
+                    raise Refused("malformed", "no message")
+                taken = await self._desk.take(sender, signal, data, packed=_packed(data))
+        except Refused as error:
+            self._desk.counts[error.kind] += 1
+            await context.abort(_CODES[error.kind], error.message)
+            raise
+        return partial_success(signal, taken)
+
+
+_CODES = {
+    "malformed": grpc.StatusCode.INVALID_ARGUMENT,
+    "too_large": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "slow": grpc.StatusCode.DEADLINE_EXCEEDED,
+    "busy": grpc.StatusCode.UNAVAILABLE,
+}
+
+
+def _packed(data: bytes) -> bool:
+    """Whether it is gzip or zlib: no request begins like the one, and none that means something like the other (a field 15 of a number)."""
+    return data[:2] == b"\x1f\x8b" or (data[:1] == b"\x78" and len(data) > 1 and int.from_bytes(data[:2], "big") % 31 == 0)  # fmt: skip
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(_PIECE_BYTES):
+            writer.write(data)
+            await writer.drain()

@@ -1,0 +1,272 @@
+"""The receiver's process (agent/receiver/worker.py) as the agent keeps it: started where the settings name an address, looked after, started again where it ended.
+
+It is started when the agent is its own user already, so that it never has a privilege. It knows a connection's user; which process that is the agent finds out, as soon as it begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from agent.batch import Batch, Loss, losses, make
+from agent.common.clocks import boot_ns
+from agent.contracts import Failing, Owning, Stating
+from agent.errors import printable
+from agent.log import NOTICE, WARNING, say
+from agent.posix.restarts import Restarts
+from agent.posix.spawned import how, spawned
+from agent.receiver.people import People
+from agent.receiver.received import MOST_BYTES, NoOtlpMessage, Told, checked
+from agent.receiver.settings import ReceiverConfig
+from agent.receiver.wire import ALIVE, COUNTS, GONE, LOST, NUMBER, TABLE, WHO
+from agent.tables import TABLES
+
+if TYPE_CHECKING:
+    from agent.config import Config
+
+#: Below the run directory, for gRPC's own socket.
+DIRECTORY = "otlp"
+#: Without a sign of life (there are four a second) it counts as silent, and is ended after the second.
+SILENT_S, MOST_SILENT_S = 3.0, 30.0
+_LOOK_S = 0.2
+#: The agent itself could not look for so long: nothing can be said of the process.
+_HELD_UP_S = 1.0
+#: Messages; what is beyond is for the next turn.
+_AT_ONCE = 64
+_LOSS_NS = 1_000_000_000
+#: A decision is older than this only where somebody sends what is not of now.
+OLDEST_NS = 15 * 60 * 1_000_000_000
+#: For the process at the end.
+_PATIENCE_S = 2.0
+_REMEDY = "see what it said on stderr; restart tickscope"
+#: What only the agent counts.
+TIMES = "decisions of another time: older than 15 min, or still to come"
+
+
+def settings(config: Config, boot_id: str = "") -> dict[str, object]:
+    """What the process is told of the agent's settings."""
+    from agent.limiters.decision import salt_digest
+
+    said: dict[str, object] = {
+        "keys": config.intake_keys,
+        "names": dict(config.limiter_names),
+        "salt": salt_digest().hex(),
+    }
+    return {**said, "boot_id": boot_id} if boot_id else said
+
+
+def bounds() -> dict[str, str]:
+    """What was lost or put off, in words (agent/service/bounds.py)."""
+    return {**{name: words for name, words in COUNTS.items() if words}, "times": TIMES}
+
+
+class OtlpReceiver(Failing, Owning, Stating):
+    """A ``Source`` (agent/contracts.py): rows of ``limiter_decision``. to_boot: Unix ns to CLOCK_BOOTTIME ns, shape (n,); raises ValueError while that is not known.
+    settings: what else the process is told."""
+
+    name = "otlp receiver"
+
+    def __init__(self, config: ReceiverConfig, run_dir: str, people: People, to_boot: Callable[[np.ndarray], np.ndarray], settings: Mapping[str, object]) -> None:  # fmt: skip
+        self.restarts = Restarts()
+        self._config, self._people, self._to_boot = config, people, to_boot
+        self._directory = os.path.join(run_dir, DIRECTORY)
+        self._settings = dict(settings)
+        self._child: subprocess.Popen[bytes] | None = None
+        self._ending: list[subprocess.Popen[bytes]] = []
+        self._socket: socket.socket | None = None
+        self._failures: dict[str, str] = {}
+        self._trouble = self._told = ""
+        self._before: Counter[str] = Counter()  # by processes that have ended
+        self._counts: Counter[str] = Counter()
+        self._times = self._lost = self._connections = 0
+        self._lost_ns = boot_ns()
+        self._looked_s = self._heard_s = time.monotonic()
+        self._answers = False
+        self._start(self._looked_s)
+
+    def use(self, config: ReceiverConfig, settings: Mapping[str, object]) -> None:
+        """From now on these: another process listens, or none."""
+        self._config = config
+        self._settings.update(settings)
+        self.restarts, self._failures, self._trouble = Restarts(), {}, ""
+        self._end()
+        if config.enabled:
+            self._start(time.monotonic())
+
+    def fds(self) -> list[int]:
+        """None: a connection waits for the agent, but at most until its next turn."""
+        return []
+
+    def drain(self, now_ns: int) -> Iterator[Batch]:
+        if self._socket is not None:
+            yield from self._received(self._socket, now_ns)
+        now_s = time.monotonic()
+        if now_s - self._looked_s >= _LOOK_S:
+            held_up, self._looked_s = now_s - self._looked_s, now_s
+            self._ending = [child for child in self._ending if child.poll() is None]
+            if self._config.enabled:
+                self._look(now_s, held_up)
+            yield from self._tell(now_ns)
+
+    def counts(self) -> dict[str, int]:
+        """Since the agent's start, by the names of ``COUNTS``, and ``times``."""
+        return {**{name: self._before[name] + self._counts[name] for name in COUNTS}, "times": self._times}
+
+    def state(self) -> dict[str, Any]:
+        """For ``status``."""
+        where = {kind: f"{at[0]}:{at[1]}" for kind in ("http", "grpc") if (at := getattr(self._config, kind))}
+        return {**where, "connections": self._connections, **self.counts()}
+
+    def failures(self) -> dict[str, str]:
+        return {**({self.name: self._trouble} if self._trouble else {}), **self._failures}
+
+    def processes(self) -> list[dict[str, Any]]:
+        return [{"pid": self._child.pid, "role": self.name}] if self._child is not None else []
+
+    def close(self) -> None:
+        """Waits for the process, and not for long."""
+        self._end()
+        end_s = time.monotonic() + _PATIENCE_S
+        for child in self._ending:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.0, end_s - time.monotonic()))
+        with contextlib.suppress(OSError):
+            for name in os.listdir(self._directory):
+                os.unlink(os.path.join(self._directory, name))
+            os.rmdir(self._directory)
+
+    def _received(self, source: socket.socket, now_ns: int) -> Iterator[Batch]:
+        pieces: list[Told] = []
+        asked: list[Told] = []
+        gone: list[int] = []
+        try:
+            for _ in range(_AT_ONCE):
+                data = source.recv(MOST_BYTES)
+                if not data:  # it has ended
+                    break
+                told = checked(data)
+                if told.kind == ALIVE:
+                    self._alive(told)
+                elif told.kind == WHO:
+                    asked.append(told)
+                elif told.kind == GONE:
+                    gone.append(told.number)
+                else:
+                    pieces.append(told)
+        except NoOtlpMessage as error:
+            self._end()
+            self.restarts.ended(time.monotonic(), f"sent what is no message: {error}")
+            return
+        except (BlockingIOError, ConnectionResetError):
+            pass
+        if asked:
+            self._people.meet({told.number: told.ends for told in asked if told.ends is not None})
+            with contextlib.suppress(OSError):  # it waits for no more than a second
+                for told in asked:
+                    source.send(NUMBER.pack(told.number))
+        if pieces:
+            rows = self._placed(pieces)
+            if len(rows):
+                yield Batch(TABLE.name, rows)
+        self._people.part(gone)
+
+    def _placed(self, pieces: list[Told]) -> np.ndarray:
+        """Their rows, with who sent them and CLOCK_BOOTTIME; without those of another time."""
+        for told in pieces:
+            assert told.rows is not None
+            self._people.name(told.number, told.rows)
+        rows = np.concatenate([told.rows for told in pieces if told.rows is not None])
+        now_ns = boot_ns()
+        unknown = rows["t_ns"] == 0
+        try:
+            rows["t_ns"] = np.where(unknown, now_ns, self._to_boot(rows["t_ns"]))
+        except ValueError:  # no reading of the clocks yet
+            rows["t_ns"] += now_ns - time.time_ns()
+            rows["t_ns"][unknown] = now_ns
+        fits = (rows["t_ns"] <= now_ns) & (rows["t_ns"] > now_ns - OLDEST_NS)
+        self._times += int((~fits).sum())
+        return rows[fits]
+
+    def _alive(self, told: Told) -> None:
+        assert told.counts is not None
+        assert told.failures is not None
+        self._heard_s, self._answers = time.monotonic(), True
+        self._counts, self._connections = Counter(told.counts), told.connections
+        failures = {printable(name): printable(why) for name, why in told.failures.items()}
+        for name, why in failures.items():
+            if self._failures.get(name) != why:
+                say(f"tickscope: {name}: {why}")
+        self._failures = failures
+
+    def _look(self, now_s: float, held_up: float) -> None:
+        if self._child is None and self.restarts.due(now_s):
+            self._start(now_s)
+        if held_up > _HELD_UP_S:
+            self._heard_s = min(now_s, self._heard_s + held_up)
+        quiet_s = now_s - self._heard_s
+        if self._child is not None:
+            code = self._child.poll()
+            if code is not None:
+                self._end()
+                self.restarts.ended(now_s, how(code))
+            elif quiet_s > MOST_SILENT_S:
+                self._end()
+                self.restarts.ended(now_s, "it gave no sign of life")
+        if self.restarts.given_up:
+            self._trouble = f"the process that takes OTLP is gone, the last of several in a row: {self.restarts.why}"
+        elif self._child is None:
+            self._trouble = f"the process that takes OTLP ended ({self.restarts.why}), and is started again"
+        elif quiet_s > SILENT_S:
+            self._trouble = "the process that takes OTLP gives no sign of life"
+        elif self._answers:
+            self._trouble = ""
+
+    def _start(self, now_s: float) -> None:
+        self._answers = False
+        said = {**self._settings, "http": self._config.http, "grpc": self._config.grpc, "directory": self._directory}
+        try:
+            self._child, self._socket = spawned("agent.receiver.worker", "tickscope-otlp", said)
+        except OSError as error:
+            self.restarts.ended(now_s, f"cannot be started: {error.strerror or error}")
+            return
+        self._heard_s = now_s
+        if self.restarts.why:
+            self.restarts.started(now_s)
+
+    def _tell(self, now_ns: int) -> Iterator[Batch]:
+        """What has changed, as ``probe_status``, and what was lost."""
+        if self._trouble != self._told:
+            self._told = self._trouble
+            remedy = _REMEDY if self.restarts.given_up else ""
+            words = "; ".join(filter(None, (self._trouble or "it takes OTLP again", remedy)))
+            say(f"tickscope: {self.name}: {words}", WARNING if self._trouble else NOTICE)
+            state = "degraded" if self._trouble else "attached"
+            yield make("probe_status", 1, t_ns=now_ns, probe=self.name.encode(), state=TABLES["probe_status"].code("state", state),
+                       reason=self._trouble.encode(), remedy=remedy.encode())  # fmt: skip
+        counts = self.counts()
+        lost = sum(counts[name] for name in LOST) + self._times
+        if lost == self._lost:
+            self._lost_ns = now_ns
+        elif now_ns - self._lost_ns >= _LOSS_NS:
+            yield losses("intake", Loss("otlp", lost - self._lost, self._lost_ns, now_ns))
+            self._lost, self._lost_ns = lost, now_ns
+
+    def _end(self) -> None:
+        """Kills it. It is not waited for."""
+        if self._child is not None:
+            self._child.kill()
+            self._ending.append(self._child)
+        if self._socket is not None:
+            self._socket.close()
+        self._child = self._socket = None
+        self._before += self._counts
+        self._counts, self._failures, self._connections = Counter(), {}, 0
+        self._people.forget()

@@ -1,0 +1,169 @@
+"""Takes whole requests of OTLP, in whatever way they came: read, mapped to decisions, handed to the agent, answered."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from agent.limiters.decision import Malformed
+from agent.posix.places import Places
+from agent.receiver.link import AgentLink
+from agent.receiver.mapping import Mapper
+from agent.receiver.reading import records
+from agent.receiver.senders import Sender
+from agent.receiver.turns import Rates, Turns
+from agent.receiver.wire import NUMBER, PACKER, PIECE_ROWS, ROWS
+
+#: Of a request, as it comes and unpacked; what it may hold.
+MOST_BYTES, MOST_RECORDS = 2 << 20, 50_000
+#: For a whole request to come.
+PATIENCE_S = 10.0
+#: Requests of all users that are under way; one user but root has at most a quarter of them.
+UNDER_WAY = 16
+#: Records before others' connections are looked at.
+_AT_ONCE = 256
+#: For the agent to say whose a connection is.
+_KNOWN_S = 1.0
+_BUSY = "too much of this user is under way: try again"
+
+
+class Refused(Exception):
+    """Of a whole request. kind: malformed, too_large, slow or busy, which is also what counts it."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind, self.message = kind, message
+
+
+class Taken(NamedTuple):
+    """rejected: records that are no decision though they say so, or that there was no room for; why: of the first."""
+
+    rejected: int = 0
+    why: str = ""
+
+
+class Desk:
+    """counts: see agent/receiver/wire.py."""
+
+    def __init__(self, mapper: Mapper, agent: AgentLink, counts: Counter[str]) -> None:
+        self.counts = counts
+        self._mapper, self._agent = mapper, agent
+        self._turns, self._rates = Turns(), Rates()
+        self._under_way: Places[Callable[[], None]] = Places(UNDER_WAY)
+
+    @contextmanager
+    def under_way(self, sender: Sender) -> Iterator[None]:
+        """Around a request, before it is read. Raises Refused where this user has enough of them, and in the place of one that another user's needs."""
+        task = asyncio.current_task()
+        assert task is not None
+        displaced = False
+
+        def leave() -> None:
+            nonlocal displaced
+            displaced = True
+            task.cancel()
+
+        leaves = self._under_way.enter(sender.uid, leave)
+        if leaves is leave:
+            raise Refused("busy", _BUSY)
+        if leaves is not None:
+            leaves()
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not displaced:
+                raise
+            task.uncancel()
+            raise Refused("busy", _BUSY) from None
+        finally:
+            if not displaced:
+                self._under_way.leave(sender.uid, leave)
+
+    async def take(self, sender: Sender, signal: str, data: bytes, *, as_json: bool = False, packed: bool = False) -> Taken:  # fmt: skip
+        """A whole request. Raises Refused."""
+        self.counts["requests"] += 1
+        if signal == "metrics":
+            self.counts["metrics"] += 1
+            return Taken()
+        async with self._turns.of(sender.uid):
+            rows, rejected, why = await self._mapped(signal, unpacked(data) if packed else data, as_json)
+            data = b""
+            given = self._rates.take(sender.uid, len(rows))
+            if given < len(rows):
+                self.counts["over_rate"] += len(rows) - given
+                rejected, why = rejected + len(rows) - given, why or "more decisions than a user may send a second"
+            if given:
+                await sender.named(_KNOWN_S)
+            sent = await self._hand_over(sender, rows[:given])
+        if sent < given:
+            self.counts["unsent"] += given - sent
+            rejected, why = rejected + given - sent, why or "the agent does not take them"
+        self.counts["decisions"] += sent
+        return Taken(rejected, why)
+
+    async def _mapped(self, signal: str, data: bytes, as_json: bool) -> tuple[list[bytes], int, str]:
+        """Packed rows; how many records could not be read, and why the first. Raises Refused."""
+        rows: list[bytes] = []
+        read = seen = ignored = rejected = 0
+        why = ""
+        try:
+            for record in records(signal, data, as_json):
+                read += 1
+                if read > MOST_RECORDS:
+                    raise Refused(
+                        "too_large",
+                        f"a request has {MOST_RECORDS} spans, events, logs and what holds them at most: send smaller batches",
+                    )
+                if not read % _AT_ONCE:
+                    await asyncio.sleep(0)
+                if record is False:
+                    continue
+                seen += 1
+                if record is None:
+                    ignored += 1
+                    continue
+                try:
+                    values = self._mapper.decision(record)
+                except Malformed as error:
+                    rejected, why = rejected + 1, why or f"{record.what}: {error}"
+                    continue
+                if values is None:
+                    ignored += 1
+                else:
+                    rows.append(PACKER.pack((values,)))
+        except Malformed as error:
+            raise Refused("malformed", str(error)) from error
+        except MemoryError:
+            raise Refused("too_large", "the request takes too much memory: send smaller batches") from None
+        self.counts["records"] += seen
+        self.counts["ignored"] += ignored
+        self.counts["invalid"] += rejected
+        return rows, rejected, why
+
+    async def _hand_over(self, sender: Sender, rows: list[bytes]) -> int:
+        """How many the agent took."""
+        for at in range(0, len(rows), PIECE_ROWS):
+            if not await self._agent.send(ROWS, NUMBER.pack(sender.number) + b"".join(rows[at : at + PIECE_ROWS])):
+                return at
+        return len(rows)
+
+
+def unpacked(data: bytes) -> bytes:
+    """Of gzip or deflate, and no more than a request may have. Raises Refused."""
+    whole = b""
+    while data:
+        one = zlib.decompressobj(47)  # either of both, as its head says
+        try:
+            whole += one.decompress(data, MOST_BYTES + 1 - len(whole))
+        except zlib.error as error:
+            raise Refused("malformed", f"no gzip: {str(error)[:60]}") from error
+        if len(whole) > MOST_BYTES:
+            raise Refused("too_large", f"a request has {MOST_BYTES} bytes at most when it is unpacked: send smaller batches")  # fmt: skip
+        if not one.eof:
+            raise Refused("malformed", "gzip that ends early")
+        data = one.unused_data
+    return whole

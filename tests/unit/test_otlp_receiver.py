@@ -1,0 +1,335 @@
+"""The receiver's process, taken by real exporters and by who means harm: each decision is told or counted, and nobody's flood keeps another's out."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from opentelemetry._logs import LogRecord
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcSpans
+from opentelemetry.exporter.otlp.proto.http import Compression
+from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter as HttpLogs
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpSpans
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+from opentelemetry.sdk._logs import LoggerProvider
+from opentelemetry.sdk._logs.export import SimpleLogRecordProcessor
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+from agent.receiver.people import People
+from agent.receiver.process import OtlpReceiver
+from agent.receiver.settings import ReceiverConfig
+from agent.receiver.taking import MOST_BYTES
+from agent.receiver.wire import CONNECTIONS, TABLE
+from tests.patience import PATIENCE
+from tests.unit.adapters import hashed
+from tests.unit.otlp_pieces import BOOT, as_json, logs, spans
+
+RESULTS = TABLE.by_name["result"].names
+REFUSED = {"rate_limiting.result": "refused", "rate_limiting.limiter.id": "api"}
+EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+PROTOBUF = {"Content-Type": "application/x-protobuf"}
+#: As another user: more decisions than it may send, on as many connections as there may be.
+FLOOD = """
+import http.client, socket, sys
+sys.path.insert(0, sys.argv[2])
+from tests.unit.otlp_pieces import spans
+body = spans(*[{"rate_limiting.result": "allowed", "rate_limiting.limiter.id": "flood"}] * 6000)
+idle = []
+for _ in range(300):
+    s = socket.socket(); s.connect(("127.0.0.1", int(sys.argv[1]))); idle.append(s)
+print("full", flush=True)
+while True:
+    c = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]))
+    try:
+        c.request("POST", "/v1/traces", body, {"Content-Type": "application/x-protobuf"}); c.getresponse().read()
+    except OSError:
+        pass
+    c.close()
+    if idle:
+        idle.pop().close()
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+class Kept:
+    """A receiver as the loop keeps it."""
+
+    def __init__(self, place: Path) -> None:
+        self.http, self.grpc = free_port(), free_port()
+        config = ReceiverConfig(("127.0.0.1", self.http), ("127.0.0.1", self.grpc))
+        said = {"keys": "hashed", "names": {"shop:old": "new"}, "salt": "", "boot_id": BOOT}
+        self.source = OtlpReceiver(config, str(place), People(None), boot_of, said)
+        self.rows, self.batches = TABLE.empty(0), dict[str, list[np.ndarray]]()
+        self.until(self.listens)
+
+    def read(self) -> None:
+        for batch in self.source.drain(time.clock_gettime_ns(time.CLOCK_BOOTTIME)):
+            if batch.table == TABLE.name:
+                self.rows = np.concatenate([self.rows, batch.rows])
+            else:
+                self.batches.setdefault(batch.table, []).append(batch.rows)
+
+    def until(self, done: Any) -> None:
+        end = time.monotonic() + 30 * PATIENCE
+        while not done():
+            assert time.monotonic() < end, (self.source.state(), self.source.failures(), len(self.rows))
+            self.read()
+            time.sleep(0.005)
+
+    def listens(self) -> bool:
+        for port in (self.http, self.grpc):
+            with socket.socket() as client:
+                if client.connect_ex(("127.0.0.1", port)):
+                    return False
+        return True
+
+    def counted(self, name: str, count: int) -> None:
+        """Until it has come to this."""
+        self.until(lambda: self.source.counts()[name] >= count)
+
+    def post(self, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+        """The answer, while the loop goes on."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.http, timeout=30 * PATIENCE)
+        connection.request("POST", path, body, headers)
+        assert connection.sock is not None
+        connection.sock.setblocking(False)
+        self.until(lambda: readable(connection.sock))
+        connection.sock.settimeout(30 * PATIENCE)
+        answer = connection.getresponse()
+        found = answer.status, answer.read()
+        connection.close()
+        return found
+
+    def close(self) -> None:
+        self.source.close()
+
+
+def readable(sock: socket.socket) -> bool:
+    try:
+        sock.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def boot_of(wall_ns: np.ndarray) -> np.ndarray:
+    return wall_ns + (time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.time_ns())
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
+    one = Kept(tmp_path_factory.mktemp("otlp"))
+    yield one
+    place = Path(one.source._directory)
+    one.close()
+    assert not place.exists()
+
+
+@pytest.fixture(autouse=True)
+def anew(kept: Kept) -> None:
+    kept.read()
+    kept.rows = TABLE.empty(0)
+
+
+@pytest.mark.parametrize("way", ["http", "http gzip", "grpc", "grpc gzip"])
+def test_real_exporters_of_spans(kept: Kept, way: str) -> None:
+    packed = "gzip" in way
+    if way.startswith("http"):
+        exporter: Any = HttpSpans(f"http://127.0.0.1:{kept.http}/v1/traces", compression=Compression.Gzip if packed else Compression.NoCompression)  # fmt: skip
+    else:
+        exporter = GrpcSpans(f"127.0.0.1:{kept.grpc}", insecure=True, compression=grpc.Compression.Gzip if packed else None)  # fmt: skip
+    provider = TracerProvider(resource=Resource({"service.name": "shop"}))
+    provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=20))
+    tracer = provider.get_tracer("acme.limiter", "3.1")
+    with tracer.start_as_current_span("pay") as parent:
+        for i in range(23):
+            tracer.start_span("limit", attributes={"rate_limiting.result": "refused" if i % 3 else "allowed", "rate_limiting.limiter.name": way, "rate_limiting.key": "c"}).end()  # fmt: skip
+    kept.until(lambda: len(kept.rows) >= 23)
+    provider.shutdown()
+    assert len(kept.rows) == 23
+    assert [RESULTS[code] for code in kept.rows["result"]].count("refused") == 15
+    assert set(kept.rows["limiter_id"].tolist()) == {f"shop:{way}".encode()}
+    assert set(kept.rows["key"].tolist()) == {hashed("c")}
+    assert set(kept.rows["trace_id"].tolist()) == {format(parent.get_span_context().trace_id, "032x").encode()}
+    assert len(set(kept.rows["span_id"].tolist())) == 23
+    assert (kept.rows["duration_ns"] >= 0).all()
+
+
+def test_the_real_exporter_of_logs(kept: Kept) -> None:
+    provider = LoggerProvider(resource=Resource({"service.name": "shop"}))
+    provider.add_log_record_processor(SimpleLogRecordProcessor(HttpLogs(f"http://127.0.0.1:{kept.http}/v1/logs", timeout=1)))  # fmt: skip
+    child = os.fork()  # the exporter waits for its answer, which waits for no loop but the kernel's
+    if not child:
+        logger = provider.get_logger("acme")
+        for _ in range(7):
+            logger.emit(LogRecord(timestamp=time.time_ns(), body="limited", attributes={"ratelimit.allowed": False, "ratelimit.policy": "old"}))  # fmt: skip
+        os._exit(0)
+    kept.until(lambda: len(kept.rows) >= 7)
+    os.waitpid(child, 0)
+    assert set(kept.rows["limiter_id"].tolist()) == {b"new"}
+
+
+def test_json_is_answered_in_json_with_what_was_refused(kept: Kept) -> None:
+    body = json.dumps(as_json(spans(REFUSED, {**REFUSED, "rate_limiting.result": "maybe"}, {"http.route": "/"}))).encode()  # fmt: skip
+    headers = {"Content-Type": "application/json; charset=utf-8", "Content-Encoding": "gzip"}
+    status, answer = kept.post("/v1/traces", gzip.compress(body), headers)
+    assert status == 200
+    told = json.loads(answer)["partialSuccess"]
+    assert (told["rejectedSpans"], told["errorMessage"]) == ("1", "span: result 'maybe' is not known: allowed, refused, delayed, cancelled or error")  # fmt: skip
+    kept.until(lambda: len(kept.rows) == 1)
+    status, answer = kept.post("/v1/traces", spans(REFUSED, {**REFUSED, "ratelimit.cost": -1}), PROTOBUF)
+    partial = ExportTraceServiceResponse.FromString(answer).partial_success
+    assert (status, partial.rejected_spans) == (200, 1)
+    assert partial.error_message.startswith("span: ratelimit.cost is no number")
+    assert kept.post("/v1/metrics", b"whatever", PROTOBUF) == (200, b"")
+    kept.until(lambda: "loss" in kept.batches)
+    assert {row["source"] for rows in kept.batches["loss"] for row in rows} == {b"otlp"}
+
+
+def test_decisions_of_another_time_are_counted(kept: Kept) -> None:
+    before = kept.source.counts()["times"]
+    now_ns = time.time_ns()
+    times = (now_ns - 16 * 60 * 10**9, now_ns + 10**9, 1, now_ns)
+    for at_ns in times:
+        kept.post("/v1/logs", logs({"ratelimit.allowed": True}, at_ns=at_ns), PROTOBUF)
+    kept.until(lambda: len(kept.rows) == 1)
+    assert kept.source.counts()["times"] == before + 3
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "why"),
+    [
+        (b"POST /v1/traces HTTP/1.1\r\nHost: evil.example\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}", b"421", b"address of loopback"),
+        (b"GET /v1/traces HTTP/1.1\r\nHost: localhost\r\n\r\n", b"405", b"POST"),
+        (b"POST /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n", b"404", b"/v1/traces"),
+        (b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}", b"415", b"Content-Type is"),
+        (b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Encoding: br\r\nContent-Length: 2\r\n\r\n{}", b"415", b"Content-Encoding"),
+        (b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\r\n", b"411", b"Content-Length"),
+        (b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99999999999\r\n\r\n", b"413", b"send smaller batches"),
+        (b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n[]", b"400", b"no JSON object"),
+        (b"POST /v1/logs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n[[\r\n0\r\n\r\n", b"400", b"no JSON"),
+        (b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nfffffff\r\n", b"413", b"smaller"),
+        (b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 20000 + b"\r\n\r\n", b"431", b"bytes at most"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"400", b"gRPC has a port of its own"),
+        (b"\x16\x03\x01\x02\x00\x01\r\n\r\n", b"400", b"HTTP/1.1"),
+    ],
+    ids=range(13),
+)  # fmt: skip
+def test_what_is_no_request_gets_a_clear_answer(kept: Kept, request_: bytes, status: bytes, why: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", kept.http)) as client:
+        client.sendall(request_)
+        client.setblocking(False)
+        kept.until(lambda: readable(client))
+        client.settimeout(10 * PATIENCE)
+        answer = b""
+        while piece := client.recv(65536):
+            answer += piece
+    assert answer.split(b" ")[1] == status
+    assert why in answer
+
+
+def export(kept: Kept, data: bytes, **more: Any) -> Any:
+    """The error of a call over gRPC, None where it was taken."""
+    with grpc.insecure_channel(f"127.0.0.1:{kept.grpc}", options=[("grpc.max_send_message_length", -1)]) as channel:
+        future = channel.unary_unary(EXPORT)
+        call = future.future(data, timeout=30 * PATIENCE, **more)
+        kept.until(call.done)
+        return call.exception()
+
+
+def test_bombs_and_garbage_over_grpc(kept: Kept) -> None:
+    bomb = ExportTraceServiceRequest()
+    bomb.resource_spans.add().scope_spans.add().spans.add(name="x" * (MOST_BYTES + 1))
+    code = grpc.StatusCode
+    error = export(kept, bomb.SerializeToString(), compression=grpc.Compression.Gzip)
+    assert error.code() == code.RESOURCE_EXHAUSTED and "when it is unpacked" in error.details()
+    assert export(kept, bomb.SerializeToString()).code() == code.RESOURCE_EXHAUSTED
+    assert export(kept, b"garbage").code() == code.INVALID_ARGUMENT
+    assert export(kept, spans(REFUSED), compression=grpc.Compression.Deflate) is None
+    kept.until(lambda: len(kept.rows) == 1)
+    with socket.create_connection(("127.0.0.1", kept.grpc)) as client:
+        client.sendall(b"POST /v1/traces HTTP/1.1\r\n\r\n")
+        kept.until(lambda: readable_once(client))
+        assert b"HTTP has a port of its own" in client.recv(4096)
+
+
+def readable_once(sock: socket.socket) -> bool:
+    sock.setblocking(False)
+    found = readable(sock)
+    sock.settimeout(10)
+    return found
+
+
+def test_another_users_flood_keeps_nobody_out(kept: Kept) -> None:
+    root = Path(__file__).parents[2]
+    with subprocess.Popen([sys.executable, "-c", FLOOD, str(kept.http), str(root)], user=65534, group=65534, stdout=subprocess.PIPE) as flood:  # fmt: skip
+        try:
+            assert flood.stdout is not None
+            os.set_blocking(flood.stdout.fileno(), False)
+            kept.until(flood.stdout.read)
+            for _ in range(5):
+                assert kept.post("/v1/traces", spans(REFUSED), PROTOBUF)[0] == 200
+                assert export(kept, spans(REFUSED)) is None
+            kept.counted("over_rate", 1)
+            kept.until(lambda: int((kept.rows["limiter_id"] == b"api").sum()) == 10)
+        finally:
+            flood.kill()
+    counts = kept.source.counts()
+    assert counts["refused"] >= 300 - CONNECTIONS // 4
+    assert kept.source.state()["connections"] <= CONNECTIONS
+
+
+def test_a_process_that_ended_is_started_again_and_its_counts_stay(kept: Kept) -> None:
+    kept.counted("decisions", 1)
+    before, (child,) = kept.source.counts(), kept.source.processes()
+    os.kill(child["pid"], signal.SIGKILL)
+    kept.until(lambda: "is started again" in kept.source.failures().get(kept.source.name, ""))
+    kept.until(lambda: not kept.source.failures() and kept.listens())
+    assert kept.post("/v1/traces", spans(REFUSED), PROTOBUF)[0] == 200
+    kept.until(lambda: kept.source.counts()["decisions"] > before["decisions"])
+    assert kept.source.counts()["requests"] > before["requests"]
+    assert [row["probe"] for rows in kept.batches["probe_status"] for row in rows][:1] == [b"otlp receiver"]
+
+
+def test_an_address_that_is_taken_is_told_and_tried_again(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        config = ReceiverConfig(http=("127.0.0.1", port))
+        source = OtlpReceiver(config, str(tmp_path), People(None), boot_of, {"keys": "clear", "names": {}, "salt": "", "boot_id": BOOT})  # fmt: skip
+        end = time.monotonic() + 30 * PATIENCE
+        while not source.failures() and time.monotonic() < end:
+            list(source.drain(time.clock_gettime_ns(time.CLOCK_BOOTTIME)))
+            time.sleep(0.01)
+        assert source.failures() == {"otlp_receiver.http": f"cannot listen on 127.0.0.1 port {port}: Address already in use"}  # fmt: skip
+    while source.failures() and time.monotonic() < end:
+        list(source.drain(time.clock_gettime_ns(time.CLOCK_BOOTTIME)))
+        time.sleep(0.01)
+    assert source.failures() == {}
+    source.close()
+
+
+def test_nobody_has_it_in_memory_where_it_is_off() -> None:
+    code = "import sys; from agent.config import Config; from agent import main; from agent.service import reload, status; Config(); print([m for m in sys.modules if 'receiver' in m])"
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=Path(__file__).parents[2], text=True).strip() == "[]"
