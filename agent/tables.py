@@ -241,6 +241,8 @@ _ALL = (
            i64("events", "in the interval: periods in which a quota withheld the processor, charges beyond the memory's limit, processes killed"),
            i64("faults", "memory: pages that it had to read in the interval"), i64("waited_ns", "cpu: for how long it was withheld, summed over processors", "ns"),
            i64("uid", "the process's real user"), measure="used"),
+    _table("cpu_use", "what a watched process ran of the processors in an interval, all its threads together; none where that is less than 20 ms", *PROC, _INTERVAL,
+           i64("user_ns", "of its own code", "ns"), i64("system_ns", "in the kernel, for it", "ns"), measure="user_ns"),
     _table("investigation", "a closer look at a process, for seconds, while something is wrong with it or with whom it holds up: its latest state", text("investigation", 16, "its name, by which its rows are found: LOOK.NUMBER; the look's own rows, as of disks, have number 0"), *PROC,
            i64("uid", "the process's real user"), text("symptom", 24, "what was wrong", names=SYMPTOMS), text("finding_id", 32, "the finding that it became, where one is known by now", "tickscope.finding.id"),
            enum("state", "running done failed", "failed: nothing could be attached"), text("looked", 96, "what was attached: calls offcpu block contention reclaim synack"),
