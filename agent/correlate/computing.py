@@ -8,11 +8,13 @@ import numpy as np
 
 from agent.correlate.episode import Episode
 from agent.correlate.rows import start_ticks
+from agent.correlate.starved import READS as STARVED
+from agent.correlate.starved import starved
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View
-from agent.correlate.waits import SYSCALLS, slow_spans
+from agent.correlate.waits import slow_spans
 
-READS = {**SYSCALLS, "cpu_use": ("interval_ns", "user_ns", "system_ns")}
+READS = {**STARVED, "cpu_use": ("interval_ns", "user_ns", "system_ns")}
 _AFTER_NS = 3 * SECOND  # an interval's row comes at its end
 _BEFORE_S, _LEAST_S = 60, 20  # by which it is known what is usual
 #: Of the time, from which it ran instead of waiting; and more than usual by so much.
@@ -22,9 +24,10 @@ _KERNEL = 0.6  # of what it ran, from which the kernel worked for it: calls, fau
 
 @dataclass(frozen=True)
 class Ran:
-    """ran_ns: within needed_ns, all threads together; usual: processors that it keeps busy usually; start_tick: when the process started."""
+    """ran_ns: within needed_ns, all threads together; waited_ns: for a processor meanwhile; usual: processors that it keeps busy usually; start_tick: when the process started."""
 
     ran_ns: float
+    waited_ns: float
     needed_ns: float
     usual: float
     in_kernel: bool
@@ -32,11 +35,13 @@ class Ran:
 
     @property
     def share(self) -> float:
-        return self.ran_ns / self.needed_ns
+        """Of the time, in which it wanted to run: who computes does so, though others run as well."""
+        return min(1.0, (self.ran_ns + self.waited_ns) / self.needed_ns)
 
     @property
     def busy(self) -> bool:
-        return self.share >= MUCH and self.share - self.usual >= MORE
+        """Who is only kept from what it always does runs no more than usually."""
+        return self.share >= MUCH and self.ran_ns / self.needed_ns - self.usual >= MORE
 
 
 def ran(pid: int, episode: Episode, view: View) -> Ran | None:
@@ -60,7 +65,8 @@ def ran(pid: int, episode: Episode, view: View) -> Ran | None:
     usual = float(_both(before).sum()) / min(max(known_ns, _LEAST_S * SECOND), _BEFORE_S * SECOND)
     total = float(_both(now).sum()) - usual * max(0.0, float(now["interval_ns"].sum()) - needed_ns)
     in_kernel = float(now["system_ns"].sum()) >= _KERNEL * float(_both(now).sum())
-    return Ran(max(0.0, total), needed_ns, usual, in_kernel, int(start_ticks(now[-1:])[0]))
+    waited_ns = min(starved(pid, episode, view).waited_ns, needed_ns)
+    return Ran(max(0.0, total), waited_ns, needed_ns, usual, in_kernel, int(start_ticks(now[-1:])[0]))
 
 
 def own(episode: Episode, view: View) -> Ran | None:

@@ -71,15 +71,25 @@ def test_a_lock_of_the_program_whose_holder_computes() -> None:
 @pytest.mark.parametrize("kind", ["flock", "cpu"])
 def test_what_it_waited_for_comes_first(kind: str) -> None:
     """It also ran a little more than usually, as who catches up does."""
-    host = blocked_loop(ran=0.45)
+    host = blocked_loop(ran=0.3)
     if kind == "flock":
         call(host, pid=SHOP_PID, tid=SHOP_PID, comm=b"shop", t_ns=T0 + 33 * S - 10 * MS, duration_ns=2980 * MS, syscall=b"flock", fd_type=b"file")  # fmt: skip
     else:
         t = T0 + np.arange(30, 34) * S
-        host.add("cpu_wait", 4, t_ns=t, interval_ns=S, pid=SHOP_PID, proc_start_ns=START, comm=b"shop", count=300, wait_ns=800 * MS, max_ns=8 * MS,
+        host.add("cpu_wait", 4, t_ns=t, interval_ns=S, pid=SHOP_PID, proc_start_ns=START, comm=b"shop", count=300, wait_ns=700 * MS, max_ns=8 * MS,
                  by_pid=77, by_comm=b"burn")  # fmt: skip
     (one,) = found(host)
     assert one["cause"] == ("syscall" if kind == "flock" else "cpu")
+
+
+def test_who_computes_while_others_run_too_computes() -> None:
+    """Half of the time each; usually it runs for an eighth."""
+    host = blocked_loop(ran=0.52)
+    host.add("cpu_wait", 3, t_ns=T0 + np.arange(31, 34) * S, interval_ns=S, pid=SHOP_PID, proc_start_ns=START, comm=b"shop", count=300,
+             wait_ns=470 * MS, max_ns=8 * MS, by_pid=77, by_comm=b"burn")  # fmt: skip
+    (one,) = found(host)
+    assert one["cause"] == "busy"
+    assert "it waited 1.4" in str(one["sentence"])
 
 
 def test_more_requests_of_the_usual_price_are_load() -> None:

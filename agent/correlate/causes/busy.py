@@ -14,24 +14,26 @@ from agent.correlate.episode import Culprit, Episode, Verdict, item
 from agent.correlate.polled import READS as POLLS
 from agent.correlate.polled import polled
 from agent.correlate.starved import READS as STARVED
-from agent.correlate.starved import cpu_share, elsewhere
+from agent.correlate.starved import elsewhere
 from agent.correlate.view import View
 from agent.correlate.waits import PEERS, SHARE, on_peers
 from agent.correlate.words import process, span, tell
 
 #: How sure it is: of who was slow, of a peer that somebody waited for; and where the kernel worked for it, which calls, page faults or reclaim explain better.
 _OWN, _PEER, _IN_KERNEL = 0.94, 0.95, 0.8
+_SHORT = 0.7  # ... and where others ran for longer
 _LOADED = 0.6  # of what it ran, that more requests explain: then they do
 
 
 def _verdict(who: tuple[str, int], its: Ran, score: float) -> Verdict:
     words = tell(
-        "{who} was busy with its own work: it ran for {ran} of {needed}{kernel}, usually {usual} of that",
+        "{who} was busy with its own work: it ran for {ran} of {needed}{kernel}, usually {usual} of that{short}",
         who=process(*who),
         ran=span(its.ran_ns),
         needed=span(its.needed_ns),
         kernel=", most of it in the kernel" if its.in_kernel else "",
         usual=span(its.usual * its.needed_ns),
+        short=tell("; it waited {waited} for a CPU", waited=span(its.waited_ns)) if its.waited_ns > 0.2 * its.needed_ns else "",
     )
     entry = item(
         "cpu_use",
@@ -43,7 +45,7 @@ def _verdict(who: tuple[str, int], its: Ran, score: float) -> Verdict:
         pid=who[1],
         share=round(its.share, 2),
     )
-    score *= min(1.0, its.share) * (_IN_KERNEL if its.in_kernel else 1.0)
+    score *= its.share * (_IN_KERNEL if its.in_kernel else 1.0) * (_SHORT if its.waited_ns > its.ran_ns else 1.0)
     return Verdict(CAUSE.name, score, f"{who[1]}/{its.start_tick}", words, (entry,), "", Culprit(who[1], who[0]))
 
 
@@ -57,8 +59,7 @@ def itself(episode: Episode, view: View) -> Iterator[Verdict]:
         said = "it ran for {ran} of {needed}" + (", for more requests than usually" if its.busy else "")
         yield Verdict(CAUSE.name, 0.0, "", tell(said, ran=span(its.ran_ns), needed=span(its.needed_ns)))
         return
-    sure = _OWN * (1 - cpu_share(episode, view)) * (1 - elsewhere(episode, view))
-    yield _verdict((episode.comm, episode.pid), its, sure)
+    yield _verdict((episode.comm, episode.pid), its, _OWN * (1 - elsewhere(episode, view)))
 
 
 def _loaded(episode: Episode, its: Ran) -> bool:
@@ -70,10 +71,10 @@ def _loaded(episode: Episode, its: Ran) -> bool:
 def peers(episode: Episode, view: View) -> Iterator[Verdict]:
     """The peer that it waited for."""
     for p in on_peers(episode, view):
-        if p.own >= SHARE and not p.slower and not p.starving and p.server:
+        if p.own >= SHARE and not p.slower and p.server:
             its = ran(p.server[1], episode, view)
             if its is not None and its.busy:
-                yield _verdict(p.server, its, _PEER * p.own * p.sure * (1 - cpu_share(episode, view)))
+                yield _verdict(p.server, its, _PEER * p.own * p.sure)
 
 
 def either(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -84,7 +85,7 @@ def either(episode: Episode, view: View) -> Iterator[Verdict]:
 def asking(episode: Episode, view: View) -> Iterator[Verdict]:
     """The server that did not answer tickscope's question."""
     p = polled(episode, view)
-    if p.server and not p.starving and not p.slower and not p.blind:
+    if p.server and not p.slower and not p.blind:
         its = ran(p.server[1], episode, view)
         if its is not None and its.busy:
             yield _verdict(p.server, its, 0.93)
