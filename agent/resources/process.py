@@ -21,7 +21,11 @@ class Stat(NamedTuple):
     def parse(cls, text: str) -> Stat | None:
         """Of /proc/PID/stat; None of an empty text: it has ended."""
         fields = text.rpartition(")")[2].split()
-        return cls(fields[0], int(fields[9]), int(fields[11]) * _TICK_NS, int(fields[12]) * _TICK_NS, int(fields[19])) if len(fields) > 19 else None
+        return (
+            cls(fields[0], int(fields[9]), int(fields[11]) * _TICK_NS, int(fields[12]) * _TICK_NS, int(fields[19]))
+            if len(fields) > 19
+            else None
+        )
 
 
 def stat(pid: int) -> Stat | None:

@@ -116,3 +116,14 @@ def test_each_request_takes_more_of_the_processor() -> None:
     used(host, 45, UNTIL, 0.2)
     (one,) = found(host)
     assert (one["cause"], one["culprit_pid"]) == ("busy", SHOP_PID)
+
+
+def test_a_closer_look_says_where_it_ran() -> None:
+    host = blocked_loop(seconds=5)
+    host.add("on_cpu", 2, t_ns=T0 + 35 * S, interval_ns=3 * S, investigation=b"a.0", pid=SHOP_PID, tid=[SHOP_PID, SHOP_PID + 1], proc_start_ns=START, comm=b"shop",
+             count=[700, 40], sum_ns=[2900 * MS, 100 * MS], user_stack=[b"sre_ucs1_match;pattern_match", b"epoll"])  # fmt: skip
+    (one,) = found(host)
+    assert one["cause"] == "busy"
+    assert f"its thread {SHOP_PID} was in sre_ucs1_match." in str(one["sentence"])
+    entry = next(e for e in one["evidence"] if e["table"] == "on_cpu")  # type: ignore[attr-defined]
+    assert (entry["tid"], entry["where"]) == (SHOP_PID, "sre_ucs1_match < pattern_match")

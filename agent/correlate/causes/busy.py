@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause
+from agent.correlate.closer import READS as CLOSER
+from agent.correlate.closer import ran_in
 from agent.correlate.computing import READS, Ran, own, ran
 from agent.correlate.episode import Culprit, Episode, Verdict, item
 from agent.correlate.polled import READS as POLLS
@@ -21,19 +23,25 @@ from agent.correlate.words import process, span, tell
 
 #: How sure it is: of who was slow, of a peer that somebody waited for; and where the kernel worked for it, which calls, page faults or reclaim explain better.
 _OWN, _PEER, _IN_KERNEL = 0.94, 0.95, 0.8
-_SHORT = 0.7  # ... and where others ran for longer
+_SHORT = 0.8  # ... and where others ran for longer
 _LOADED = 0.6  # of what it ran, that more requests explain: then they do
 
 
-def _verdict(who: tuple[str, int], its: Ran, score: float) -> Verdict:
+def _verdict(who: tuple[str, int], its: Ran, score: float, episode: Episode, view: View) -> Verdict:
+    seen = ran_in(who[1], episode, view)
     words = tell(
-        "{who} was busy with its own work: it ran for {ran} of {needed}{kernel}, usually {usual} of that{short}",
+        "{who} was busy with its own work: it ran for {ran} of {needed}{kernel}, usually {usual} of that{short}{where}",
         who=process(*who),
         ran=span(its.ran_ns),
         needed=span(its.needed_ns),
         kernel=", most of it in the kernel" if its.in_kernel else "",
         usual=span(its.usual * its.needed_ns),
-        short=tell("; it waited {waited} for a CPU", waited=span(its.waited_ns)) if its.waited_ns > 0.2 * its.needed_ns else "",
+        short=tell("; it waited {waited} for a CPU", waited=span(its.waited_ns))
+        if its.waited_ns > 0.2 * its.needed_ns
+        else "",
+        where=tell("; its thread {tid} was in {function}", tid=str(seen.tid), function=seen.where[0])
+        if seen and seen.where
+        else "",
     )
     entry = item(
         "cpu_use",
@@ -45,8 +53,10 @@ def _verdict(who: tuple[str, int], its: Ran, score: float) -> Verdict:
         pid=who[1],
         share=round(its.share, 2),
     )
-    score *= its.share * (_IN_KERNEL if its.in_kernel else 1.0) * (_SHORT if its.waited_ns > its.ran_ns else 1.0)
-    return Verdict(CAUSE.name, score, f"{who[1]}/{its.start_tick}", words, (entry,), "", Culprit(who[1], who[0]))
+    more = (item("on_cpu", "time that its thread ran", seen.ran_ns, "ns", column="sum_ns", pid=who[1], tid=seen.tid, where=" < ".join(seen.where[:4]),
+                 of_ns=seen.looked_ns),) if seen else ()  # fmt: skip
+    score *= its.share * (_IN_KERNEL if its.in_kernel else 1.0) * (_SHORT if its.waited_ns > 1.5 * its.ran_ns else 1.0)
+    return Verdict(CAUSE.name, score, f"{who[1]}/{its.start_tick}", words, (entry, *more), "", Culprit(who[1], who[0]))
 
 
 def itself(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -59,7 +69,7 @@ def itself(episode: Episode, view: View) -> Iterator[Verdict]:
         said = "it ran for {ran} of {needed}" + (", for more requests than usually" if its.busy else "")
         yield Verdict(CAUSE.name, 0.0, "", tell(said, ran=span(its.ran_ns), needed=span(its.needed_ns)))
         return
-    yield _verdict((episode.comm, episode.pid), its, _OWN * (1 - elsewhere(episode, view)))
+    yield _verdict((episode.comm, episode.pid), its, _OWN * (1 - elsewhere(episode, view)), episode, view)
 
 
 def _loaded(episode: Episode, its: Ran) -> bool:
@@ -74,7 +84,7 @@ def peers(episode: Episode, view: View) -> Iterator[Verdict]:
         if p.own >= SHARE and not p.slower and p.server:
             its = ran(p.server[1], episode, view)
             if its is not None and its.busy:
-                yield _verdict(p.server, its, _PEER * p.own * p.sure)
+                yield _verdict(p.server, its, _PEER * p.own * p.sure, episode, view)
 
 
 def either(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -88,14 +98,14 @@ def asking(episode: Episode, view: View) -> Iterator[Verdict]:
     if p.server and not p.slower and not p.blind:
         its = ran(p.server[1], episode, view)
         if its is not None and its.busy:
-            yield _verdict(p.server, its, 0.93)
+            yield _verdict(p.server, its, 0.93, episode, view)
 
 
 CAUSE = Cause(
     "busy",
     49,
     "a process computed all the time, and answered nobody meanwhile: an event loop that was blocked, an interpreter's lock, garbage collection, a lock whose holder computed",
-    {**PEERS, **POLLS, **STARVED, **READS},
+    {**PEERS, **POLLS, **STARVED, **READS, "on_cpu": CLOSER["on_cpu"]},
     "see where it runs: tickscope query on_cpu; py-spy dump --pid PID, node --prof, perf top -p PID",
     {
         "decision_latency": either,
