@@ -98,7 +98,7 @@ _ALL = (
            i64("requests", "requests that were answered, at least; those of the first bucket were quicker than can be told"),
            i64("unanswered", "requests whose connection ended without an answer"),
            i64("waiting", "requests that wait for half a second or longer already, of those that were looked at; such a one may be the slowest"),
-           i64("sum_ns", "total", "ns"), i64("max_ns", "the slowest; its connection's peer and the thread that read it are those of this row", "ns"),
+           i64("sum_ns", "total", "ns"), i64("held_ns", "of it, by those of 128 ms or longer, to a factor of two", "ns"), i64("max_ns", "the slowest; its connection's peer and the thread that read it are those of this row", "ns"),
            i64("max_from_ns", "when the slowest one's request had come, CLOCK_BOOTTIME", "ns"),
            i64("p50_ns", "what half of the requests took at most, to a factor of two; 0: quicker than can be told", "ns"), i64("p90_ns", "and nine in ten", "ns"), hist("ns"), measure="max_ns"),
     _table("tls_handshake", "a TLS handshake", *PROC, *SOCK, text("library", 16, "TLS library"),
