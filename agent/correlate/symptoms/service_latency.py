@@ -42,8 +42,10 @@ def judge(watch: AnswerWatch, second: Second) -> list[Episode]:
 
 def _worse(watch: AnswerWatch, second: Second, known: np.ndarray, some: np.ndarray) -> np.ndarray:
     """Of which of the second's ports a lasting rise is one."""
-    since = np.full(len(some), second.at - watch.config.persist_s + 1)
-    return np.asarray(known[some] & ~watch.by_design(second.slots[some], second.at, since))
+    slots, lasts = second.slots[some], watch.config.persist_s
+    longest = np.nanmax(watch.series.recent("max_ns", slots, second.at, lasts), axis=1, initial=0)
+    since = second.at - lasts + 1 - longest // SECOND  # what is answered had waited before
+    return np.asarray(known[some] & ~watch.by_design(slots, second.at, since))
 
 
 def _known(watch: AnswerWatch, second: Second) -> np.ndarray:
