@@ -40,18 +40,22 @@ static __always_inline bool look_at(struct control *c, u32 pid)
 /* The system call that the current task is in; all ones outside of one (a page fault, say). 32-bit programs' calls as in bpf/syscalls_call.h. */
 static __always_inline u16 look_call(void *task)
 {
-	u64 nr = UNKNOWN64;
+	u64 nr = UNKNOWN64, ax = 0;
 	u32 status = 0;
 #if FUNC_task_pt_regs
 	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(current_task());
 	nr = *(const u64 *)((const char *)regs + __builtin_offsetof(struct pt_regs, orig_ax));
+	ax = *(const u64 *)((const char *)regs + __builtin_offsetof(struct pt_regs, ax));
 #else
 	struct pt_regs *regs = (struct pt_regs *)((char *)PTR(task, task_struct, stack) + 16384) - 1;
 	bpf_probe_read_kernel(&nr, sizeof(nr), (const char *)regs + __builtin_offsetof(struct pt_regs, orig_ax));
+	bpf_probe_read_kernel(&ax, sizeof(ax), (const char *)regs + __builtin_offsetof(struct pt_regs, ax));
 #endif
 #if HAS_thread_info__status
 	READ(status, task, thread_info, status);
 #endif
+	if ((long)ax != -38)	/* -ENOSYS stands there from entry to return; else an interrupt or a page fault, whose number is none of a call */
+		return 0xffff;
 	return nr < 512 ? nr + (status & 2 ? 512 : 0) : 0xffff;
 }
 #endif

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from agent.ask.source import RowSource
 
 #: Tables of what looks make, in the order in which they are told.
-TABLES_OF = ("off_cpu", "block_io", "lock_contention", "memory_stall", "syn_ack", "syscall_latency")
+TABLES_OF = ("on_cpu", "off_cpu", "block_io", "lock_contention", "memory_stall", "syn_ack", "syscall_latency")
 #: Looks of one finding that are told; entries of each table; who asked most of a disk; functions of a stack.
 _LOOKS, _ENTRIES, _ASKERS, _FRAMES = 3, 4, 3, 12
 #: A look begins so late after what it is about, at most.
@@ -77,6 +77,17 @@ def told(looks: Sequence[Mapping[str, Any]], start_ns: int, wrap: Wrap) -> list[
 
 
 Told = Iterator[tuple[str, int]]
+
+
+def _on_cpu(rows: Sequence[Mapping[str, Any]]) -> Told:
+    """Threads that ran for more than a tenth of the time."""
+    from agent.cli.cells import duration
+
+    for row in [row for row in rows if row["sum_ns"] >= 0.1 * (row["interval_ns"] or 0)][:_ENTRIES]:
+        call = f" in {row['syscall']}" if row["syscall"] else ""
+        yield f"{row['comm']} thread {row['tid']}: ran for {duration(row['sum_ns'])} of {duration(row['interval_ns'])}{call}", 2  # fmt: skip
+        if row["user_stack"]:
+            yield f"{'program':<8}{_stack(row['user_stack'])}", 4
 
 
 def _off_cpu(rows: Sequence[Mapping[str, Any]]) -> Told:
@@ -158,6 +169,7 @@ def _calls(rows: Sequence[Mapping[str, Any]]) -> Told:
 
 
 _TELL: Mapping[str, Callable[[Sequence[Mapping[str, Any]]], Told]] = {
+    "on_cpu": _on_cpu,
     "off_cpu": _off_cpu,
     "block_io": _block_io,
     "lock_contention": _locks,

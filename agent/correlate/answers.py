@@ -17,16 +17,22 @@ from agent.correlate.words import process, text
 
 _MUCH = 0.1  # of a port's requests, from which what a process says of its own counts for the port
 _MOST_S = 60
+_LEAST_S = 10
+_LOOKS = 2  # at who waits, a second (agent/probes/beside/sweep.py)
+_PATIENT, _ALIKE = (
+    0.3,
+    0.5,
+)  # of requests that wait at once, on average: from which they do so by design; of those that wait now
 _MOST = 1 << 32  # requests a second that are believed
 
 
 class AnswerWatch(Watch):
     """One subject is one port of a network namespace: several processes may answer there.
 
-    n: requests; waiting: those that wait for an answer for long already; med_ns, high_ns: what half of them, and nine in ten, took at most (where none was answered, for how long one waits); max_ns: the slowest. worst: by slot, the row of the second that has it.
+    n: requests; held: how many waited for long at once, on average, by those that were answered; waiting: those that wait for an answer for long already; med_ns, high_ns: what half of them, and nine in ten, took at most (where none was answered, for how long one waits); max_ns: the slowest. worst: by slot, the row of the second that has it.
     """
 
-    metrics = ("n", "waiting", "med_ns", "high_ns", "max_ns")
+    metrics = ("n", "held", "waiting", "med_ns", "high_ns", "max_ns")
 
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
@@ -50,6 +56,7 @@ class AnswerWatch(Watch):
         np.maximum.at(high, group[much], s["p90_ns"][much])
         values = {
             "n": n,
+            "held": np.bincount(group, s["held_ns"].clip(0, _MOST * SECOND)) / SECOND,
             "waiting": np.bincount(group, waiting),
             "med_ns": np.where(n > 0, _median(s["p50_ns"], requests, group), s["max_ns"][top]),
             "high_ns": np.where(n > 0, high, s["max_ns"][top]),
@@ -59,6 +66,17 @@ class AnswerWatch(Watch):
         self.worst = {int(slots[i]): s[top[i]] for i in np.flatnonzero(fits)}
         self.series.put(second, slots[fits], **{name: of[fits] for name, of in values.items()})
         return slots[fits]
+
+    def by_design(self, slots: np.ndarray, second: int, since: np.ndarray) -> np.ndarray:
+        """Whether about as many requests as now waited for long all the time before, of each port: they wait for something to happen (a message, an event), as those who ask
+        know, and that nothing happens is no fault. since: the second from which on it is now."""
+        return np.array([self._patient(int(slot), second, int(of)) for slot, of in zip(slots, since, strict=True)], np.bool_)  # fmt: skip
+
+    def _patient(self, slot: int, second: int, since: int) -> bool:
+        lasted, at = max(1, min(_MOST_S, second - since + 1)), np.array([slot])
+        held, waiting = (self.series.recent(name, at, second, lasted + _MOST_S)[0] for name in ("held", "waiting"))
+        before, now = (max(_mean(held[part]), _mean(waiting[part]) / _LOOKS) for part in (slice(-lasted), slice(-lasted, None)))  # fmt: skip
+        return before >= _PATIENT and before >= _ALIKE * now
 
     def settle(self, second: int) -> None:
         """n: requests a second while it lasts, those included that came together at its end; and before."""
@@ -85,6 +103,11 @@ class AnswerWatch(Watch):
         row = self.worst[slot]
         begun = int(row["max_from_ns"]) if known(row["max_from_ns"]) else int(row["t_ns"]) - SECOND
         return begun, begun + int(row["max_ns"])
+
+
+def _mean(values: np.ndarray) -> float:
+    """Of the seconds in which there was something, of one as long as it takes to know what is usual."""
+    return float(np.nansum(values)) / max(min(_LEAST_S, len(values)), int(np.count_nonzero(~np.isnan(values))), 1)
 
 
 def _median(values: np.ndarray, weights: np.ndarray, group: np.ndarray) -> np.ndarray:

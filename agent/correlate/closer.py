@@ -14,6 +14,7 @@ from agent.tables import TABLES
 
 READS = {
     "block_io": ("interval_ns", "device", "op", "count", "unfinished", "bytes", "sum_ns", "max_ns", "queued_ns"),
+    "on_cpu": ("tid", "interval_ns", "syscall", "sum_ns", "user_stack"),
     "off_cpu": ("interval_ns", "state", "syscall", "kind", "count", "sum_ns", "max_ns", "kernel_stack"),
     "lock_contention": ("interval_ns", "lock", "kind", "path", "count", "sum_ns", "max_ns", "kernel_stack"),
     "syn_ack": ("interval_ns", "sport", "count", "sum_ns", "max_ns"),
@@ -25,6 +26,7 @@ HANDSHAKE = TABLES["lock_contention"].code("path", "handshake")
 #: A look begins within that of what it is about, and lasts for a few seconds.
 _REACH_NS = 10 * SECOND
 _MUCH_BYTES, _TIMES = 1 << 20, 4
+_HALF = 0.5
 
 
 def looked(episode: Episode, view: View, table: str) -> np.ndarray:
@@ -79,3 +81,29 @@ def slept(episode: Episode, view: View, call: str) -> tuple[dict[str, object], .
     return (
         item("off_cpu", f"asleep in {call}", float(row["sum_ns"]), "ns", column="sum_ns", where=where, times=int(row["count"]), pid=episode.pid),
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RanIn:
+    """Where a thread ran for most of a look. where: its functions, innermost first; empty where they have no names."""
+
+    tid: int
+    ran_ns: float
+    looked_ns: float
+    where: tuple[str, ...]
+
+
+def ran_in(pid: int, episode: Episode, view: View) -> RanIn | None:
+    """Of the thread of a process that ran for longest; None where no look saw one that ran for half of the time."""
+    rows = looked(episode, view, "on_cpu")
+    rows = rows[rows["pid"] == pid]
+    if not len(rows):
+        return None
+    tids = np.unique(rows["tid"])
+    mine = max((rows[rows["tid"] == tid] for tid in tids), key=lambda its: float(its["sum_ns"].sum()))
+    ran_ns, looked_ns = float(mine["sum_ns"].sum()), float(np.unique(mine["interval_ns"]).sum())
+    if ran_ns < _HALF * looked_ns:
+        return None
+    most = mine[int(np.argmax(mine["sum_ns"]))]
+    where = tuple(frame for frame in text(most["user_stack"]).split(";") if frame and not frame.startswith("0x"))
+    return RanIn(int(mine["tid"][0]), ran_ns, looked_ns, where)

@@ -20,6 +20,7 @@ READS = {
         "requests",
         "waiting",
         "sum_ns",
+        "held_ns",
         "max_ns",
         "max_from_ns",
         "p50_ns",

@@ -206,7 +206,7 @@ def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
             if 0.5 * worst <= ns <= 2 * max(worst, lost) and (not serves or raw in view.peers(episode))
         }
         waited, sure = dict.fromkeys(summed, lost), 0.8
-    told = unseen(episode, view, _spans(episode, view)) if serves and not waited else {}
+    told = unseen(episode, view, slow_spans(episode, view)) if serves and not waited else {}
     if told:
         summed, waited, sure = told, dict.fromkeys(told, lost), SURE
     for raw in {row.tobytes() for row in _failed(view.own(view.during("tcp_connect", episode), episode))["peer"]}:
@@ -246,7 +246,7 @@ def _peer(
         pid=episode.pid,
         share=round(shares[0], 2),
     )
-    its = way(episode, view, raw, netns, longest, _spans(episode, view), server is not None)
+    its = way(episode, view, raw, netns, longest, slow_spans(episode, view), server is not None)
     starved = min(view.starved_ns(server[1], episode), longest) if server else 0.0
     back = resent(episode, view, raw, netns, sent_again, answered, its.usual)
     return PeerWait(
@@ -268,7 +268,7 @@ def _peer(
     )
 
 
-def _spans(episode: Episode, view: View) -> Spans:
+def slow_spans(episode: Episode, view: View) -> Spans:
     """When it was waited: (begins, ends); of decisions, those half as slow as the slowest."""
     if episode.declared.inside and len(slow := _slow(episode, view)):
         slow = slow[took(slow) >= 0.5 * np.nanmax(took(slow))]

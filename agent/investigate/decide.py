@@ -22,7 +22,7 @@ REST_NS, LONGEST_REST_NS, FORGET_NS = 20 * SECOND, 640 * SECOND, 3600 * SECOND
 #: Processes and episodes that are remembered.
 REMEMBERED = 1024
 
-_HELD_UP = ("offcpu", "block", "contention", "reclaim", "calls")
+_HELD_UP = ("oncpu", "offcpu", "block", "contention", "reclaim", "calls")
 _CONNECTING = ("synack", "contention", "offcpu")
 _LOOKS = {
     "decision_latency": _HELD_UP,

@@ -23,8 +23,9 @@ from agent.kernel.source import KernelSource
 
 #: As many processes as ``control.look_pids`` has room for.
 MOST_PIDS = 8
-#: Elements of the stack map (bpf/look.h), and bytes of one.
-STACKS, STACK_BYTES = 1024, 32 * 8
+#: Bytes of one element of the stack maps; by map, the number from which on stacks are its, and how many it has room for (bpf/look.h, bpf/oncpu.bpf.c).
+STACK_BYTES = 32 * 8
+STACKS = {"look_stacks": (0, 1024), "oncpu_stacks": (65536, 2048)}
 _GRACE_NS = 50_000_000
 #: When something is tried again that the helper was too busy for.
 _AGAIN_NS, _BUSY = 20_000_000, "the helper is busy"
@@ -128,30 +129,32 @@ class CloserLook:
     def counted(self) -> Counted:
         """What was counted, taken out of the kernel; some time after everything was detached, since a program may be running still. Raises OSError."""
         out = Counted(interval_ns=dict(self._took_ns))
-        dtype, stacked = self._kernel.loaded.wire.dtype, -1
+        dtype, stacked = self._kernel.loaded.wire.dtype, dict[str, int]()
         for name in self.looked:
             family = self._families[name]
             for one in (m for m in family.probe.maps if m in family.maps):
-                if one == "look_stacks":
-                    stacked = family.maps[one]
+                if one in STACKS:
+                    stacked[one] = family.maps[one]
                     continue
                 held = bpf.HashMap(family.maps[one], *(dtype(part) for part in WIRES[one]))
                 keys, values = held.read()
                 held.drop(keys)
                 out.maps[one] = keys, values
-        if stacked >= 0:
-            wanted = {int(n) for keys, values in out.maps.values() for n in _numbers(keys, values)}
-            for number in sorted(n for n in wanted if n >= 0):
-                raw = bpf.lookup(stacked, number.to_bytes(4, "little"), STACK_BYTES)
+        wanted = {int(n) for keys, values in out.maps.values() for n in _numbers(keys, values)}
+        for one, fd in stacked.items():
+            first, most = STACKS[one]
+            for number in sorted(n for n in wanted if first <= n < first + most):
+                raw = bpf.lookup(fd, (number - first).to_bytes(4, "little"), STACK_BYTES)
                 out.stacks[number] = tuple(int(at) for at in np.frombuffer(raw or b"", "<u8") if at)
-            for number in range(STACKS):
+            for number in range(most):
                 with contextlib.suppress(OSError):
-                    bpf.delete(stacked, number.to_bytes(4, "little"))
+                    bpf.delete(fd, number.to_bytes(4, "little"))
         return out
 
 
 #: Of each map the structs of its key and value.
 WIRES = {
+    "oncpu_sums": ("oncpu_key", "oncpu_value"),
     "offcpu_sums": ("offcpu_key", "offcpu_value"),
     "offcpu_gone": ("look_tid", "offcpu_gone"),
     "block_sums": ("block_key", "block_value"),

@@ -15,8 +15,10 @@ from agent.kernel.wire import decode
 from agent.probes.syscalls import classes, names
 from agent.tables import TABLES
 
-#: Rows of one look: off_cpu of threads that were held up, that waited, that were ready; lock_contention; block_io of processes; system calls.
-MOST = {"slow": 24, "waiting": 8, "ready": 4, "locks": 24, "blocks": 32, "calls": 64}
+#: Rows of one look: off_cpu of threads that were held up, that waited, that were ready; on_cpu; lock_contention; block_io of processes; system calls.
+MOST = {"slow": 24, "waiting": 8, "ready": 4, "ran": 12, "locks": 24, "blocks": 32, "calls": 64}
+#: Stacks of code that ran that get names, those of most time.
+NAMED = 256
 #: Off the processor for less in all is not told.
 LEAST_NS = 1_000_000
 _NO_CALL = 0xFFFF
@@ -100,6 +102,28 @@ def off_cpu(keys: np.ndarray, values: np.ndarray, asleep: list[Asleep], interval
         row["kernel_stack"] = one.function.encode()[:512]
     rows = np.concatenate([rows, still])
     return Batch("off_cpu", rows[np.lexsort((-rows["sum_ns"], rows["kind"]))])
+
+
+def on_cpu(keys: np.ndarray, values: np.ndarray, named: FrameNames) -> Batch:
+    """Where threads ran, those of most time first: code that runs is elsewhere at each look, so one row a thread, call and function, with its most frequent stack."""
+    order = np.argsort(-values["sum_ns"].astype(np.int64), kind="stable")
+    best: dict[tuple[int, int, str], int] = {}
+    stacks, of = list[str](), np.zeros(len(keys), np.int64)
+    for n, i in enumerate(order.tolist()):
+        text = named.user(int(keys["user_stack"][i]), int(keys["pid"][i])) if n < NAMED else ""
+        key = int(keys["tid"][i]), int(keys["nr"][i]), text.partition(";")[0]
+        if key not in best:
+            best[key] = len(stacks)
+            stacks.append(text)
+        of[i] = best[key]
+    sums, n = (np.bincount(of, values[name], len(stacks)).astype(np.int64) for name in ("sum_ns", "count"))
+    first = np.zeros(len(stacks), np.int64)
+    first[of[order[::-1]]] = order[::-1]
+    at = _longest(np.ones(len(stacks), np.bool_), sums, MOST["ran"])
+    rows = decode(values[first[at]], "on_cpu").rows
+    rows["syscall"], rows["sum_ns"], rows["count"] = _call(keys["nr"][first[at]]), sums[at], n[at]
+    rows["user_stack"] = [stacks[i].encode() for i in at]
+    return Batch("on_cpu", rows)
 
 
 def _identify(row: np.void, proc: np.void) -> None:
@@ -188,6 +212,7 @@ def all_of(counted: Counted, until_ns: int, who: dict[int, np.void], looks: dict
         yield off_cpu(*gone(counted, until_ns, who), asleep, each, who, named)
     made: dict[str, Callable[[np.ndarray, np.ndarray], Batch]] = {
         "contention": lambda keys, values: lock_contention(keys, values, named),
+        "oncpu": lambda keys, values: on_cpu(keys, values, named),
         "reclaim": memory_stall,
         "synack": syn_ack,
         "calls": calls,
@@ -201,7 +226,7 @@ def all_of(counted: Counted, until_ns: int, who: dict[int, np.void], looks: dict
 
 def marked(batch: Batch, counted: Counted, looks: dict[int, tuple[str, int]], t_ns: int) -> Batch:
     """With the looks that the rows are of: by process, (name, how much later than the first it began, ns). What is of no process that was looked at is the first one's."""
-    family = {"off_cpu": "offcpu", "block_io": "block", "lock_contention": "contention", "memory_stall": "reclaim", "syn_ack": "synack",
+    family = {"on_cpu": "oncpu", "off_cpu": "offcpu", "block_io": "block", "lock_contention": "contention", "memory_stall": "reclaim", "syn_ack": "synack",
               "syscall_latency": "calls"}[batch.table]  # fmt: skip
     first = next(iter(looks.values()))
     pids = batch.rows["pid"].tolist() if "pid" in (batch.rows.dtype.names or ()) else [0] * len(batch.rows)

@@ -241,6 +241,10 @@ class Investigator(Due, Finishing, Stating):
             for pid, number in {(int(k["pid"]), int(k["user_stack"])) for k in keys}:
                 user.setdefault(pid, set()).update(counted.stacks.get(number, ()))
             switched = {one.process.pid: set(tids["tid"].tolist()) for one in case.subjects}
+        if "oncpu_sums" in counted.maps:
+            keys, values = counted.maps["oncpu_sums"]
+            for key in keys[np.argsort(-values["sum_ns"].astype(np.int64), kind="stable")[: rows.NAMED]]:
+                user.setdefault(int(key["pid"]), set()).update(counted.stacks.get(int(key["user_stack"]), ()))
         return sorted(kernel), {pid: sorted(its) for pid, its in user.items() if its}, switched
 
     def _tell(self, case: _Case, counted: Counted, named: StackNames) -> None:

@@ -69,6 +69,9 @@ def _rtt(_: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> Iter
     yield batch
 
 
+_HELD = 27  # the bucket from which on a request waited for long
+
+
 def _served(_: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> Iterator[Batch]:
     values = values[(values["requests"] > 0) | (values["unanswered"] > 0) | (values["waiting"] > 0)]
     if not len(values):
@@ -84,6 +87,7 @@ def _served(_: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> I
         reached = np.count_nonzero(upto > beyond * values["requests"][:, None], axis=1)
         middle = np.where(reached > 0, 2.0 ** (reached - 0.5), 0.0)
         batch.rows[name] = np.minimum(middle, values["max_ns"])
+    batch.rows["held_ns"] = buckets[:, _HELD:] @ (1.5 * 2.0 ** np.arange(_HELD, buckets.shape[1]))
     batch.rows["interval_ns"], batch.rows["t_ns"] = interval_ns, t_ns
     batch.rows["max_from_ns"][values["max_ns"] == 0] = NULL_I64
     yield batch

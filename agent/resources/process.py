@@ -13,13 +13,19 @@ _TICK_NS = 10_000_000  # of /proc/PID/stat
 class Stat(NamedTuple):
     state: str
     faults: int  #: pages that had to be read, since it started
+    user_ns: int  #: what its threads ran, those that have ended too, since it started
+    system_ns: int
     start_tick: int
 
     @classmethod
     def parse(cls, text: str) -> Stat | None:
         """Of /proc/PID/stat; None of an empty text: it has ended."""
         fields = text.rpartition(")")[2].split()
-        return cls(fields[0], int(fields[9]), int(fields[19])) if len(fields) > 19 else None
+        return (
+            cls(fields[0], int(fields[9]), int(fields[11]) * _TICK_NS, int(fields[12]) * _TICK_NS, int(fields[19]))
+            if len(fields) > 19
+            else None
+        )
 
 
 def stat(pid: int) -> Stat | None:

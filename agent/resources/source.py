@@ -15,9 +15,9 @@ import numpy as np
 
 from agent.batch import Batch, make
 from agent.resources import cgroups, process
-from agent.tables import TABLES
+from agent.tables import TABLES, Table
 
-TABLE = TABLES["resource"]
+TABLE, USE = TABLES["resource"], TABLES["cpu_use"]
 POLL_NS, AGAIN_NS, FORGET_NS = 500_000_000, 10_000_000_000, 600_000_000_000
 MOST = 64
 #: From which share of a limit on a row is made whenever the number changes.
@@ -26,12 +26,14 @@ NEAR = 0.8
 _USERS = 4096
 #: Pages read within one poll that are worth a row.
 FAULTS = 16
+#: So much run within one poll is worth a row.
+RAN_NS = 20_000_000
 _SERVER, _ACCEPT = TABLES["tcp_rtt"].code("role", "server"), TABLES["socket_queue"].code("kind", "accept")
 
 
 @dataclass
 class Watched:
-    """One process. told: by kind, (when a row was made last, its numbers)."""
+    """One process. told: by kind, (when a row was made last, its numbers). ran: (for itself, in the kernel) since it started, ns."""
 
     pid: int
     start_ns: int
@@ -41,6 +43,7 @@ class Watched:
     cpu: tuple[str, ...] = ()
     memory: tuple[str, ...] = ()
     faults: int = -1
+    ran: tuple[int, int] | None = None
     told: dict[str, tuple[int, tuple[int, int]]] = field(default_factory=dict)
 
 
@@ -122,18 +125,22 @@ class Resources:
                 yield batch_of(rows, now_ns, POLL_NS)
             return
         since_ns, self._polled_ns = self._polled_ns or now_ns, now_ns
-        rows = self._stolen()
+        rows, used = self._stolen(), list[dict[str, Any]]()
         self._read_groups()
         for key, one in list(self.watched.items()):
             now = process.stat(one.pid)
             gone = not process.is_it(now, one.start_ns)
             rows += self._withheld(one, now, gone)
+            if now is not None and not gone:
+                used += ran(one, now)
             if gone or one.seen_ns < now_ns - FORGET_NS:
                 del self.watched[key]
             else:
                 rows += self._files(one, now_ns)
         if rows:
             yield batch_of(rows, now_ns, now_ns - since_ns)
+        if used and now_ns > since_ns:
+            yield batch_of(used, now_ns, now_ns - since_ns, USE)
 
     def _read_groups(self) -> None:
         wanted: dict[str, str] = {}
@@ -199,19 +206,30 @@ def due(told: dict[str, tuple[int, tuple[int, int]]], kind: str, used: int, limi
     return False
 
 
+def ran(one: Watched, now: process.Stat) -> Iterable[dict[str, Any]]:
+    """What it ran since the last poll, where that is much."""
+    before, one.ran = one.ran, (now.user_ns, now.system_ns)
+    if before is not None:
+        user_ns, system_ns = (max(0, after - was) for after, was in zip(one.ran, before, strict=True))
+        if user_ns + system_ns >= RAN_NS:
+            mine = who(one)
+            del mine["uid"]
+            yield {**mine, "user_ns": user_ns, "system_ns": system_ns}
+
+
 def who(one: Watched) -> dict[str, Any]:
     return {"pid": one.pid, "proc_start_ns": one.start_ns, "comm": one.comm, "uid": one.uid}
 
 
-def batch_of(rows: list[dict[str, Any]], t_ns: int, interval_ns: int) -> Batch:
+def batch_of(rows: list[dict[str, Any]], t_ns: int, interval_ns: int, table: Table = TABLE) -> Batch:
     """Negative numbers are unknown."""
-    batch = make(TABLE.name, len(rows), t_ns=t_ns, interval_ns=interval_ns)
+    batch = make(table.name, len(rows), t_ns=t_ns, interval_ns=interval_ns)
     for i, row in enumerate(rows):
         for name, value in row.items():
             if name == "kind":
-                value = TABLE.code("kind", value)
+                value = table.code("kind", value)
             elif isinstance(value, str):
-                value = value.encode("utf-8", "surrogateescape")[: TABLE.by_name[name].width]
+                value = value.encode("utf-8", "surrogateescape")[: table.by_name[name].width]
             if isinstance(value, bytes) or value >= 0:
                 batch.rows[name][i] = value
     return batch

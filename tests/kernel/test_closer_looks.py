@@ -260,3 +260,30 @@ def test_memory_that_is_made_room_in_and_pages_that_come_from_disk(
         kernel_text(counted.stacks.get(int(key["kernel_stack"]), ()), names) for key in keys if key["nr"] == 0xFFFF
     ]
     assert any("fault" in text for text in faulted), faulted
+
+
+#: Computes for half a second in one thread, and writes down what it ran.
+COMPUTE = """
+import sys, time
+for _ in sys.stdin:
+    begun, end = time.process_time_ns(), time.monotonic() + 0.5
+    while time.monotonic() < end: sum(range(2000))
+    open(sys.argv[1], "w").write(str(time.process_time_ns() - begun))
+    print("done", flush=True)
+"""
+
+
+def test_where_a_process_runs(kernel: KernelSource, tmp_path: Path) -> None:
+    """All of what it ran, by the thread that ran, and by where its code is; and of nobody else."""
+    with worker(COMPUTE, tmp_path / "a") as (pid, work), worker(COMPUTE, tmp_path / "b") as (_, beside):
+        counted, _ = looked(kernel, ("oncpu",), pid, lambda: (work(), beside())[0])
+        code = places(Path(f"/proc/{pid}/maps").read_bytes(), {at for stack in counted.stacks.values() for at in stack})
+    keys, values = counted.maps["oncpu_sums"]
+    named = rows.FrameNames(lambda _: "", lambda n, _: user_text(counted.stacks.get(n, ()), code, {}), lambda *_: "")
+    table = rows.on_cpu(keys, values, named).rows
+    assert {(int(row["pid"]), int(row["tid"])) for row in table} == {(pid, pid)}
+    ran = int((tmp_path / "a").read_text())
+    assert 0.95 * ran <= values["sum_ns"].sum() <= 1.05 * ran + 20_000_000
+    assert values["sum_ns"][keys["nr"] == 0xFFFF].sum() > 0.8 * ran, "its own code, and no call"
+    assert b"python" in table[0]["user_stack"] and table[0]["syscall"] == b""
+    assert lost(kernel) == 0

@@ -246,3 +246,29 @@ def test_nothing_is_said_of_healthy_services(seed: int) -> None:
             served(host, second, pid=SHOP_PID + k, sport=PORT + k, requests=n, max_ns=took[-1], max_from_ns=T0 + second * S,
                    p50_ns=took[n // 2], p90_ns=took[n * 9 // 10])  # fmt: skip
     assert latest(run(host, 600, every_ms=1000)) == []
+
+
+@pytest.mark.parametrize("design", [True, False])
+def test_who_waits_for_something_to_happen_is_no_fault_when_nothing_happens(design: bool) -> None:
+    """Six workers that wait for work all the time, and those who give them work pause twice for six seconds: what is answered then took five. Where they
+    never waited before, it is one."""
+    host = Host()
+    for second in range(60):
+        idle = second % 30 >= 24
+        if not idle:
+            answers(host, second, second + 1, rate=60, ms=20, n=second, held_ns=5 * S if design else 0, max_ns=700 * MS if design else 60 * MS)  # fmt: skip
+        elif second % 30 < 29:
+            served(host, second, requests=0, waiting=12, max_ns=(second % 30 - 23) * S, max_from_ns=T0 + second // 30 * 30 * S + 24 * S, p50_ns=0, p90_ns=0)  # fmt: skip
+        else:
+            served(host, second, requests=6, waiting=0, max_ns=5 * S, sum_ns=30 * S, held_ns=30 * S, max_from_ns=T0 + second // 30 * 30 * S + 24 * S, p50_ns=5 * S, p90_ns=5 * S)  # fmt: skip
+    assert bool([one for one in latest(run(host, 60)) if one["symptom"] == "service_latency"]) is not design
+
+
+def test_a_stall_of_who_has_others_wait_by_design_is_told() -> None:
+    host = Host()
+    for second in range(40):
+        answers(host, second, second + 1, rate=60, ms=20, n=second, held_ns=5 * S, max_ns=700 * MS)
+    for second in range(40, 45):
+        served(host, second, requests=0, waiting=40, max_ns=(second - 39) * S, max_from_ns=T0 + 40 * S, p50_ns=0, p90_ns=0)  # fmt: skip
+    (one,) = [one for one in latest(run(host, 46)) if one["symptom"] == "service_latency"]
+    assert one["cause"] == "unknown"

@@ -2,10 +2,12 @@
 
 From outside nobody knows which requests are alike, so one that is slow may just be another kind: it is told where it is known what held it up. Without that it takes
 several: half of a second's requests, or one in ten for seconds, are slow where they never
-were, or several wait at once, for which it is enough that it is twice the third longest of two minutes where nothing at all is answered.
+were, or several wait at once (and did not so all the time), for which it is enough that it is twice the third longest of two minutes where nothing at all is answered.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import numpy as np
 
@@ -33,10 +35,17 @@ def judge(watch: AnswerWatch, second: Second) -> list[Episode]:
         ("med_ns", watch.config.latency_rise_ns, 3.0),
         ("high_ns", watch.config.tail_rise_ns, 5.0),
     ):
-        allowed = _known(watch, second)
         rise = Rise(SYMPTOM.name, metric, SYMPTOM.unit, float(least), ratio, instead="max_ns")
-        opened += watch.rises(rise, second, allowed.__getitem__)
+        opened += watch.rises(rise, second, partial(_worse, watch, second, _known(watch, second)))
     return opened
+
+
+def _worse(watch: AnswerWatch, second: Second, known: np.ndarray, some: np.ndarray) -> np.ndarray:
+    """Of which of the second's ports a lasting rise is one."""
+    slots, lasts = second.slots[some], watch.config.persist_s
+    longest = np.nanmax(watch.series.recent("max_ns", slots, second.at, lasts), axis=1, initial=0)
+    since = second.at - lasts + 1 - longest // SECOND  # what is answered had waited before
+    return np.asarray(known[some] & ~watch.by_design(slots, second.at, since))
 
 
 def _known(watch: AnswerWatch, second: Second) -> np.ndarray:
@@ -73,6 +82,8 @@ def _one(watch: AnswerWatch, second: Second, slot: int, value: float) -> list[Ep
         return []
     slow = float(n[halves > least].sum()) if halves[-1] > least else 0.0
     metric = "half_ns" if still or waiting[-1] >= _SLOW or slow >= _SLOW else "max_ns"
+    if metric == "half_ns" and watch.by_design(at, second.at, np.array([begun // SECOND]))[0]:
+        metric = "max_ns"
     episode = watch.active.get((SYMPTOM.name, slot))
     if episode is not None:
         if episode.metric in ("max_ns", "half_ns"):

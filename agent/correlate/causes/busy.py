@@ -1,0 +1,116 @@
+"""A process ran all the time: it computed, and answered nobody meanwhile. It waited neither in a call nor for a processor.
+
+Of an event loop that a computation blocks, of an interpreter whose lock somebody keeps, of garbage collection, of a lock whose holder computes. Not of more that was asked for: each
+request took more of the processor than it usually does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agent.correlate.catalogue import Cause
+from agent.correlate.closer import READS as CLOSER
+from agent.correlate.closer import ran_in
+from agent.correlate.computing import READS, Ran, own, ran
+from agent.correlate.episode import Culprit, Episode, Verdict, item
+from agent.correlate.polled import READS as POLLS
+from agent.correlate.polled import polled
+from agent.correlate.starved import READS as STARVED
+from agent.correlate.starved import elsewhere
+from agent.correlate.view import View
+from agent.correlate.waits import PEERS, SHARE, on_peers
+from agent.correlate.words import process, span, tell
+
+#: How sure it is: of who was slow, of a peer that somebody waited for; and where the kernel worked for it, which calls, page faults or reclaim explain better.
+_OWN, _PEER, _IN_KERNEL = 0.94, 0.95, 0.8
+_SHORT = 0.8  # ... and where others ran for longer
+_LOADED = 0.6  # of what it ran, that more requests explain: then they do
+
+
+def _verdict(who: tuple[str, int], its: Ran, score: float, episode: Episode, view: View) -> Verdict:
+    seen = ran_in(who[1], episode, view)
+    words = tell(
+        "{who} was busy with its own work: it ran for {ran} of {needed}{kernel}, usually {usual} of that{short}{where}",
+        who=process(*who),
+        ran=span(its.ran_ns),
+        needed=span(its.needed_ns),
+        kernel=", most of it in the kernel" if its.in_kernel else "",
+        usual=span(its.usual * its.needed_ns),
+        short=tell("; it waited {waited} for a CPU", waited=span(its.waited_ns))
+        if its.waited_ns > 0.2 * its.needed_ns
+        else "",
+        where=tell("; its thread {tid} was in {function}", tid=str(seen.tid), function=seen.where[0])
+        if seen and seen.where
+        else "",
+    )
+    entry = item(
+        "cpu_use",
+        "time that it ran",
+        its.ran_ns,
+        "ns",
+        column="system_ns" if its.in_kernel else "user_ns",
+        baseline=its.usual * its.needed_ns,
+        pid=who[1],
+        share=round(its.share, 2),
+    )
+    more = (item("on_cpu", "time that its thread ran", seen.ran_ns, "ns", column="sum_ns", pid=who[1], tid=seen.tid, where=" < ".join(seen.where[:4]),
+                 of_ns=seen.looked_ns),) if seen else ()  # fmt: skip
+    score *= its.share * (_IN_KERNEL if its.in_kernel else 1.0) * (_SHORT if its.waited_ns > 1.5 * its.ran_ns else 1.0)
+    return Verdict(CAUSE.name, score, f"{who[1]}/{its.start_tick}", words, (entry, *more), "", Culprit(who[1], who[0]))
+
+
+def itself(episode: Episode, view: View) -> Iterator[Verdict]:
+    its = own(episode, view)
+    if its is None or episode.pid is None:
+        yield Verdict(CAUSE.name, 0.0, "", "it hardly ran")
+        return
+    more = _loaded(episode, its)
+    if not its.busy or more:
+        said = "it ran for {ran} of {needed}" + (", for more requests than usually" if its.busy else "")
+        yield Verdict(CAUSE.name, 0.0, "", tell(said, ran=span(its.ran_ns), needed=span(its.needed_ns)))
+        return
+    yield _verdict((episode.comm, episode.pid), its, _OWN * (1 - elsewhere(episode, view)), episode, view)
+
+
+def _loaded(episode: Episode, its: Ran) -> bool:
+    """Whether it ran for more requests, each of which took what it always takes."""
+    rate, usual = next(((episode.facts.get(m), episode.facts.get(f"{m}_base")) for m in ("n", "cost") if m in episode.facts), (None, None))  # fmt: skip
+    return bool(rate and usual and rate >= 1.5 * usual and its.usual * rate / usual >= _LOADED * its.share)
+
+
+def peers(episode: Episode, view: View) -> Iterator[Verdict]:
+    """The peer that it waited for."""
+    for p in on_peers(episode, view):
+        if p.own >= SHARE and not p.slower and p.server:
+            its = ran(p.server[1], episode, view)
+            if its is not None and its.busy:
+                yield _verdict(p.server, its, _PEER * p.own * p.sure, episode, view)
+
+
+def either(episode: Episode, view: View) -> Iterator[Verdict]:
+    yield from peers(episode, view)
+    yield from itself(episode, view)
+
+
+def asking(episode: Episode, view: View) -> Iterator[Verdict]:
+    """The server that did not answer tickscope's question."""
+    p = polled(episode, view)
+    if p.server and not p.slower and not p.blind:
+        its = ran(p.server[1], episode, view)
+        if its is not None and its.busy:
+            yield _verdict(p.server, its, 0.93, episode, view)
+
+
+CAUSE = Cause(
+    "busy",
+    49,
+    "a process computed all the time, and answered nobody meanwhile: an event loop that was blocked, an interpreter's lock, garbage collection, a lock whose holder computed",
+    {**PEERS, **POLLS, **STARVED, **READS, "on_cpu": CLOSER["on_cpu"]},
+    "see where it runs: tickscope query on_cpu; py-spy dump --pid PID, node --prof, perf top -p PID",
+    {
+        "decision_latency": either,
+        "service_latency": either,
+        "broker_stall": asking,
+        "blocked_time": itself,
+    },
+)

@@ -1,0 +1,55 @@
+/* Where threads of a few processes run: time on the processor by thread, call and the program's stack. Attached for seconds only, kernel 5.8.
+ * Driven by agent/investigate/. The scheduler charges a thread what it ran at each tick, and whenever something is decided on its processor: what
+ * it ran since the last time counts for where it is then. Where another processor decides, the stack is not at hand (-1). */
+
+struct oncpu_key {
+	u32 pid;
+	u32 tid;
+	s32 user_stack;
+	u16 nr;
+	u16 pad;
+};
+
+struct oncpu_value {
+	u64 count;
+	u64 sum_ns;
+	struct proc proc;
+};
+BPF_TABLE("hash", struct oncpu_key, struct oncpu_value, oncpu_sums, 2048);
+
+/* Of its own: each look at code that runs finds it elsewhere, and would fill what sleepers need. Numbers from ONCPU_STACKS on are of this one. */
+BPF_TABLE("stacktrace", int, struct look_stack, oncpu_stacks, 2048);
+#define ONCPU_STACKS 65536
+
+int oncpu_on_runtime(struct bpf_raw_tracepoint_args *ctx)
+{
+	struct control *c = look_now(bpf_ktime_get_boot_ns());
+	void *task = (void *)ctx->args[0];
+	struct oncpu_value none = {};
+	struct oncpu_key key = {.user_stack = -1, .nr = 0xffff};
+	if (!c)
+		return 0;
+	GET(key.pid, task, task_struct, tgid);
+	if (!look_at(c, key.pid))
+		return 0;
+	GET(key.tid, task, task_struct, pid);
+	if (task == current_task()) {
+		key.nr = look_call(task);
+		key.user_stack = oncpu_stacks.get_stackid(ctx, BPF_F_USER_STACK);
+		if (key.user_stack >= 0)
+			key.user_stack += ONCPU_STACKS;
+	}
+	struct oncpu_value *v = oncpu_sums.lookup(&key);
+	if (!v) {
+		fill_proc(&none.proc, task);
+		oncpu_sums.insert(&key, &none);
+		v = oncpu_sums.lookup(&key);
+	}
+	if (!v) {
+		lose(LOST_oncpu_sums);
+		return 0;
+	}
+	__sync_fetch_and_add(&v->count, 1);
+	__sync_fetch_and_add(&v->sum_ns, ctx->args[1]);
+	return 0;
+}
