@@ -5,6 +5,7 @@ Each run is a program of its own, with an agent that runs already. A figure hold
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -56,6 +57,7 @@ class Held:
 
 
 def trial(path: Path, args: list[str], seconds: float, agent: Agent) -> list[Held]:
+    """A program that the agent has not seen before."""
     process = subprocess.Popen([path, *args, "-for", str(seconds)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip
     assert process.stdin is not None and process.stdout is not None
     time.sleep(1.0)  # it is found, and its probes are there
@@ -75,18 +77,21 @@ def trial(path: Path, args: list[str], seconds: float, agent: Agent) -> list[Hel
 
 def main() -> None:
     given = arguments(__doc__, seconds=(6.0, "of each run"), rounds=(2, "of each program"), only=("", "a kind"))
+    number = itertools.count()
     everything: dict[str, list[Held]] = {}
     with tempfile.TemporaryDirectory() as directory:
-        path = Path(shutil.copy(go_binary("plain", "hot"), Path(directory) / "hot"))
         with running() as agent:
             for _ in range(int(given.rounds)):
                 for kind, programs in KINDS.items():
                     for args in programs if given.only in kind else []:
+                        path = Path(shutil.copy(go_binary("plain", "hot"), Path(directory) / f"hot{next(number)}"))
                         held = trial(path, args.split(), given.seconds, agent)
                         everything.setdefault(kind, []).extend(held)
                         print(f"  {args}: {'; '.join(one.text() for one in held)}: {held[0].how}", flush=True)
-    print("| what | allowed is off by, median | at most | its bounds are wide, median | hold it | refused is off by, median | at most | hold it |")
-    for kind, found in {**everything, "all": sum(everything.values(), [])}.items():
+    print(
+        "| what | allowed is off by, median | at most | its bounds are wide, median | hold it | refused is off by, median | at most | hold it |"
+    )
+    for kind, found in {**everything, "all": [one for each in everything.values() for one in each]}.items():
         print(f"| {kind} | {' | '.join(_summary(found, name, name == 'allowed') for name in ('allowed', 'refused'))} |")
 
 
@@ -96,7 +101,6 @@ def _summary(found: list[Held], name: str, wide: bool) -> str:
     widths = [100 * (one.most - one.least) / max(one.truth, 1) for one in mine if one.most is not None]
     width = [f"{np.median(widths):.2g} %" if widths else "-"] * wide
     return " | ".join((f"{np.median(off):.2g} %", f"{max(off):.2g} %", *width, f"{sum(one.holds for one in mine)} of {len(mine)}"))  # fmt: skip
-
 
 
 if __name__ == "__main__":

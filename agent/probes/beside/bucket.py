@@ -16,6 +16,8 @@ import numpy as np
 LOOK = np.dtype([("limit", "<f8"), ("rest", "<f8"), ("last_ns", "<i8"), ("t_ns", "<i8"), ("burst", "<f8"), ("off_ns", "<i8")])  # fmt: skip
 #: What rounding may leave of a whole number, in units; and the limit a second above which any number seems whole.
 WHOLE, FINEST = 0.0005, 2e6
+#: As good as unbounded.
+ANY = 1 << 62
 #: The same where looks are few and were taken without the lock.
 ROUGH = 0.01
 #: How far its own time may be from ours, beside what two units take to come.
@@ -63,17 +65,30 @@ def agreed(at: np.ndarray) -> int:
     return int(np.flatnonzero(votes == votes.max())[-1])
 
 
+def figures(looks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each look and the next: units as ``taken``, whether these are certain, and whether it may have been full meanwhile."""
+    a, b = looks[:-1], looks[1:]
+    dt_s = (b["last_ns"] - a["last_ns"]) / 1e9
+    plain, before = taken(b, a), a["rest"] - b["rest"] + a["limit"] * dt_s
+    turned = (
+        a["limit"] != b["limit"]
+    )  # if nothing was taken since the limit was set, its rest is as of then, by the limit before
+    full = b["rest"] >= b["burst"]  # as only a limit that is set leaves it
+    at_rest = full & (before >= 0) & (turned | (a["rest"] >= a["burst"]))
+    units = np.where(at_rest, 0.0, np.where(turned, before, plain))
+    whole = (np.abs(units - np.round(units)) < WHOLE) & (units > -WHOLE)
+    fills = a["rest"] + a["limit"] * dt_s > a["burst"] - WHOLE
+    certain_of = at_rest | (whole & (~fills | (a["limit"] <= FINEST)))
+    return np.where(turned & ~certain_of, np.nan, units), certain_of, fills
+
+
 def between(looks: np.ndarray, callers: int, busy: bool) -> Units:
     """What was taken from the first look to the last. callers: goroutines that ask, at least; busy: they ask all of the time that they run."""
-    a, b = looks[:-1], looks[1:]
-    units = taken(b, a)
-    whole = (np.abs(units - np.round(units)) < WHOLE) & (units > -WHOLE)
-    dt_s = (b["last_ns"] - a["last_ns"]) / 1e9
-    fills = a["rest"] + a["limit"] * dt_s > a["burst"] - WHOLE
-    exact = whole & (~fills | (a["limit"] <= FINEST))
-    known = certain(float(np.round(units[exact]).sum()))
-    odd = ~exact
-    return known + _apart(a[odd], b[odd], units[odd], fills[odd], callers, busy) if odd.any() else known
+    units, exact, fills = figures(looks)
+    known, odd = certain(float(np.round(units[exact]).sum())), ~exact
+    return (
+        known + _apart(looks[:-1][odd], looks[1:][odd], units[odd], fills[odd], callers, busy) if odd.any() else known
+    )
 
 
 def _apart(a: np.ndarray, b: np.ndarray, units: np.ndarray, fills: np.ndarray, callers: int, busy: bool) -> Units:
@@ -104,7 +119,13 @@ def _twice(a: np.ndarray, fills: np.ndarray) -> Units:
     return Units(n, 0.0, min(float(top.sum()), 2 * n + 2 * sqrt(len(a)) * float(top.max())), exact=False)
 
 
+def most(look: np.void, interval_ns: int) -> int:
+    """What its bucket can have let through in the time before a look at it."""
+    rest, limit, burst = (float(look[name]) for name in ("rest", "limit", "burst"))
+    return ceil(min(max(0.0, burst - rest + limit * interval_ns / 1e9), ANY))
+
+
 def left(look: np.ndarray, until_ns: int) -> int:
     """What its bucket can have let through since a look at it, of one."""
     rest, limit, looked_ns = (float(look[name]) for name in ("rest", "limit", "t_ns"))
-    return max(0, ceil(rest + limit * (until_ns - looked_ns) / 1e9))
+    return ceil(min(max(0.0, rest + limit * (until_ns - looked_ns) / 1e9), ANY))

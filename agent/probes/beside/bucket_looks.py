@@ -85,6 +85,8 @@ class BucketLooks:
         looks = self._up_to(until_ns)
         if not self.sees:
             return self._by_records(records)
+        if not len(looks) and len(records):
+            looks = self._last_of(records)
         chain = np.concatenate((self.last, looks))
         known = len(self.last) > 0
         if len(chain):
@@ -106,21 +108,23 @@ class BucketLooks:
         return chosen[chosen["t_ns"] > self.last["t_ns"][0]] if len(self.last) else chosen
 
     def _moved(self, chain: np.ndarray) -> None:
-        same = (chain["last_ns"] == chain["last_ns"][-1]) & (chain["rest"] == chain["rest"][-1])
-        first = len(chain) - int(np.argmin(same[::-1])) if not same.all() else 0
-        if first or not self.moved_ns:
-            self.moved_ns = int(chain["t_ns"][first])
+        units, exact, _ = bucket.figures(chain)
+        gave = np.flatnonzero(~exact | (np.round(units) > 0))
+        if len(gave) or not self.moved_ns:
+            self.moved_ns = int(chain["t_ns"][gave[-1] + 1 if len(gave) else 0])
+
+    @staticmethod
+    def _last_of(records: np.ndarray) -> np.ndarray:
+        """The look of the last records; none where they say nothing."""
+        at = of_records(records)[-_RECORDS:]
+        return at[:0] if np.isnan(at["limit"]).any() else at[[bucket.agreed(at)]]
 
     def _by_records(self, records: np.ndarray) -> Units | None:
         """By looks that were taken without the lock, at the ends of decisions."""
         if not len(records):
             return None
-        before, at = self.last, of_records(records)[-_RECORDS:]
-        if np.isnan(at["limit"]).any():
-            self.last = before[:0]
-            return None
-        self.last = at[[bucket.agreed(at)]]
-        if not len(before) or np.isnan(self.cost):
+        before, self.last = self.last, self._last_of(records)
+        if not len(self.last) or not len(before) or np.isnan(self.cost):
             return None
         units = float(bucket.taken(self.last, before)[0])
         if np.isnan(units) or abs(units - round(units)) > ROUGH or units < -ROUGH:

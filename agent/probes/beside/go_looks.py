@@ -36,14 +36,16 @@ class GoLooks:
     def feed(self, looks: np.ndarray) -> None:
         """Takes records of ``struct limiter_look``."""
         for one in self._binaries.values():
-            if one.rates.pids:
+            if one.share.mode == "windows" or one.opening:
                 one.rates.looked(looks, list(seen()).index(one.library))
 
     def turn(self) -> None:
         """Has it look at the buckets of all that are watched in windows now, and at no others."""
         wanted: dict[int, list[tuple[int, bool]]] = {}
         for one in self._binaries.values():
-            for pid, place in one.rates.wanted() if one.share.mode == "windows" and one.file >= 0 else ():
+            for pid, place in (
+                one.rates.wanted() if one.file >= 0 and (one.share.mode == "windows" or one.opening) else ()
+            ):
                 wanted.setdefault(pid, []).append(place)
         self._watch(wanted)
 

@@ -15,7 +15,7 @@ from agent.limiters.catalogue import seen
 from agent.limiters.reading import ALLOWED, DELAYED
 from agent.probes.beside import rate_rows
 from agent.probes.beside.bucket import LOOK, agreed
-from agent.probes.beside.bucket_looks import BucketLooks, of_records, of_words
+from agent.probes.beside.bucket_looks import of_records, of_words
 from agent.probes.beside.go_decisions import Called, unnamed
 from agent.probes.beside.pace import pace
 from agent.probes.beside.rate_rows import Limiter, Seen, Span
@@ -34,9 +34,12 @@ class Rates:
     def __init__(self, old: bool = False) -> None:
         self.covered_ns = 0
         self.held = False
+        self._begun = True
         self._old = old
         self._limiters: dict[tuple[int, int], Limiter] = {}
         self._tail = np.empty(0, [("pid", "<u4"), ("limiter", "<u8"), ("through", "?"), ("look", LOOK)])  # fmt: skip
+
+        self._later = self._tail
 
     @property
     def pids(self) -> set[int]:
@@ -49,22 +52,33 @@ class Rates:
 
     def before(self, records: np.ndarray) -> None:
         """Takes note of buckets while each decision is seen."""
-        mine = records[-TAIL:]
+        mine = records[-TAIL:] if self._begun else records
         tail = np.zeros(len(mine), self._tail.dtype)
         tail["pid"], tail["limiter"] = mine["proc"]["pid"], mine["limiter"]
         tail["look"], tail["through"] = of_records(mine), _let_through(mine)
-        self._tail = np.concatenate((self._tail, tail))[-TAIL:]
+        late = tail["look"]["t_ns"] > self.covered_ns if not self._begun else np.zeros(len(tail), np.bool_)
+        self._tail = np.concatenate((self._tail, tail[~late]))[-TAIL:]
+        self._later = np.concatenate((self._later, tail[late]))[-TAIL:]
 
     def begin(self, now_ns: int) -> None:
         """From now on windows only."""
         self.covered_ns = now_ns
-        self._limiters.clear()
-        for pid, limiter in np.unique(self._tail[["pid", "limiter"]]).tolist()[-MOST:]:
+        self._begun = False
+        pairs = {*self._limiters, *map(tuple, self._tail[["pid", "limiter"]].tolist())}
+        self._limiters = {pair: Limiter() for pair in list(pairs)[-MOST:]}
+
+    def _begin(self) -> None:
+        """With the first window all of the time before is known."""
+        self._begun = True
+        for (pid, limiter), one in self._limiters.items():
             mine = self._tail[(self._tail["pid"] == pid) & (self._tail["limiter"] == limiter)][-_LOOKS:]
+            if not len(mine):
+                continue
             at = agreed(mine["look"])
-            known = mine["look"][[at]][~np.isnan(mine["look"][[at]]["limit"])]
-            told = int(np.count_nonzero(mine["through"][at + 1 :]))
-            self._limiters[pid, limiter] = Limiter(bucket=BucketLooks(last=known, told=told))
+            known = mine["look"][[at]]
+            one.bucket.last = known[~np.isnan(known["limit"])]
+            one.bucket.told = int(np.count_nonzero(mine["through"][at + 1 :]))
+        self._tail, self._later = self._later, self._tail[:0]
 
     def looked(self, looks: np.ndarray, library: int) -> None:
         """Takes records of ``struct limiter_look``."""
@@ -77,6 +91,8 @@ class Rates:
         self, records: np.ndarray, since_ns: int, until_ns: int, hit_ns: float, called: Called = unnamed
     ) -> list[Batch]:
         """The rows of what is not told yet up to the end of a window, by the records from it. hit_ns: what a decision cost its thread. called: the limiters' ids."""
+        if not self._begun:
+            self._begin()
         records = np.sort(records[(records["t_ns"] >= since_ns) & (records["t_ns"] < until_ns)], order="t_ns")
         interval, watched = until_ns - self.covered_ns, max(until_ns - since_ns, 1)
         self.covered_ns = until_ns

@@ -168,10 +168,11 @@ class GoLimiters(Due):
             if one.number in numbers:
                 mine = records[records["binary"] == one.number]
                 one.share.busy.feed(mine)
-                if one.share.mode == "windows" or one.opening:
-                    one.window.append(mine)
-                if one.share.mode != "windows":
-                    one.rates.before(mine)
+                windowed = mine["every"] != 1  # those of before may come late
+                if windowed.any() and (one.share.mode == "windows" or one.opening):
+                    one.window.append(mine[windowed])
+                if not windowed.all():
+                    one.rates.before(mine[~windowed])
 
     def drain(self, now_ns: int) -> Iterator[Batch]:
         news, self._news = self._news, []
@@ -247,9 +248,9 @@ class GoLimiters(Due):
         one.window, one.closing = [], None
         until_hits, one.hits = one.hits, self._probes.hits(one)
         yield from one.rates.window(records, one.since_ns, one.until_ns, one.share.cost_ns, self.called)
+        opening, one.opening = one.opening, False
         self.looks.turn()
-        if one.opening:
-            one.opening = False
+        if opening:
             return
         watched = one.until_ns - one.since_ns
         mode = one.share.closed(

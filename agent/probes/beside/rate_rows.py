@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, floor
 
 import numpy as np
@@ -12,6 +12,7 @@ from agent.columns import NULL_I64
 from agent.common.spread import off
 from agent.kernel.wire import decode
 from agent.limiters.catalogue import seen
+from agent.probes.beside import bucket
 from agent.probes.beside.bucket import Units, left
 from agent.probes.beside.bucket_looks import BucketLooks
 from agent.probes.beside.go_decisions import Called
@@ -54,7 +55,7 @@ class Span:
 @dataclass
 class Limiter:
     """record: one of its decisions. each: of each window, let through, refused, and its length in ns. quiet: windows without a decision so far. callers: goroutines that were seen to ask.
-    faster: of the last window with a decision."""
+    faster: of the last window with a decision. begun_ns: when its process began."""
 
     record: np.ndarray | None = None
     bucket: BucketLooks = field(default_factory=BucketLooks)
@@ -62,10 +63,12 @@ class Limiter:
     quiet: int = 0
     callers: int = 1
     faster: float = 1.0
+    begun_ns: int = 0
 
     def decided(self, now: Seen, span: Span) -> None:
         """Takes note of a window in which it did."""
         self.record, self.faster = now.records[-1:], span.faster
+        self.begun_ns = int(self.record["proc"]["proc_start_ns"][0])
         self.callers = max(self.callers, len(np.unique(now.records["goroutine"])))
         self.bucket.asked(now.records, now.through)
 
@@ -93,6 +96,8 @@ def row_of(one: Limiter, now: Seen, span: Span) -> np.ndarray:
     units = one.bucket.let_through(span.until_ns + _JUST_NS, now.records, one.callers, bool(np.isnan(one.faster)))
     still_ns = one.bucket.still_since(span.until_ns)
     if len(now.records) or not one.each:
+        if not one.each:
+            span = replace(span, interval_ns=min(span.interval_ns, max(span.until_ns - one.begun_ns, span.watched_ns)))
         row = seen_of(one, now, span)
     elif still_ns:
         row = _asked_until(one, span, still_ns)
@@ -103,7 +108,7 @@ def row_of(one: Limiter, now: Seen, span: Span) -> np.ndarray:
         row = seen_of(one, now, span)
         if units is None and len(one.bucket.last):
             row["allowed_high"] = max(int(row["allowed_high"][0]), left(one.bucket.last[0], span.until_ns))
-    _from_bucket(row, units)
+    _from_bucket(row, one, units)
     return row
 
 
@@ -117,7 +122,7 @@ def last_of(one: Limiter, span: Span) -> np.ndarray:
     row = _asked_until(one, span, min(still_ns or looked_ns, looked_ns) + _LAST_NS)
     if units is not None and not still_ns:
         units += Units(0.0, 0.0, float(left(one.bucket.last[0], looked_ns + _LAST_NS)), exact=False)
-    _from_bucket(row, units)
+    _from_bucket(row, one, units)
     return row
 
 
@@ -173,23 +178,34 @@ def _asked_until(one: Limiter, span: Span, ended_ns: int) -> np.ndarray:
     row = _unseen(one, span)
     row["pace"] = one.faster
     asked = min(max(ended_ns - (span.until_ns - span.interval_ns), 0), span.interval_ns)
-    per_ns = one.each[-1][1] / one.each[-1][2]
-    high, low = off([each[1] for each in one.each], [each[2] for each in one.each], asked)
-    slack = per_ns * (_WHEN_NS + 3e9 / float(one.bucket.last["limit"][0]) if len(one.bucket.last) else asked)
-    row["refused"], row["refused_low"] = round(per_ns * asked), max(0, floor(per_ns * asked - high - slack))
-    row["refused_high"] = NULL_I64 if np.isnan(one.faster) else ceil(per_ns * asked * one.faster + low + slack)
+    watched = [each[2] for each in one.each]
+    when = _WHEN_NS + 3e9 / float(one.bucket.last["limit"][0]) if asked and len(one.bucket.last) else 0.0
+    for at, name in enumerate(("allowed", "refused")):
+        counts = [each[at] for each in one.each]
+        per_ns = counts[-1] / watched[-1]
+        high, low = off(counts, watched, asked)
+        row[name], row[f"{name}_low"] = round(per_ns * asked), max(0, floor(per_ns * (asked - when) - high))
+        row[f"{name}_high"] = (
+            NULL_I64
+            if np.isnan(one.faster) and asked
+            else ceil(per_ns * (asked * np.nan_to_num(one.faster, nan=1.0) + when) + low * bool(asked))
+        )
     return row
 
 
-def _from_bucket(row: np.ndarray, units: Units | None) -> None:
+def _from_bucket(row: np.ndarray, one: Limiter, units: Units | None) -> None:
     """What the bucket says, unless windows know better."""
-    if units is None:
+    least, most = (0, bucket.ANY) if units is None else (floor(units.least), ceil(units.most))
+    low, high = int(row["allowed_low"][0]), int(row["allowed_high"][0])
+    windows = high != NULL_I64 and high - low < most - least
+    if units is not None and (units.exact or not windows):
+        row["basis"] = BUCKET if units.exact else BOUNDS
+        row["allowed"], row["allowed_low"], row["allowed_high"] = round(units.n), least, most
         return
-    least, most = floor(units.least), ceil(units.most)
-    if not units.exact and row["basis"][0] == WINDOWS and row["seen_allowed"][0] and row["allowed_high"][0] != NULL_I64:
-        by_windows = int(row["allowed_high"][0]) - int(row["allowed_low"][0])
-        if by_windows < most - least:
-            row["allowed_high"] = max(min(int(row["allowed_high"][0]), most), int(row["allowed"][0]))
-            return
-    row["basis"] = BUCKET if units.exact else BOUNDS
-    row["allowed"], row["allowed_low"], row["allowed_high"] = round(units.n), least, most
+    if len(one.bucket.last):
+        most = min(most, bucket.most(one.bucket.last[0], int(row["interval_ns"][0])))
+    if most < bucket.ANY:
+        pressed = high == NULL_I64 and row["seen_refused"][0] > 0  # it lets through what it can
+        row["allowed"] = most if pressed else min(int(row["allowed"][0]), most)
+        row["allowed_low"] = min(low, most)
+        row["allowed_high"] = most if high == NULL_I64 else min(high, most)
