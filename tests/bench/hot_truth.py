@@ -64,7 +64,7 @@ def trial(path: Path, args: list[str], seconds: float, agent: Agent) -> list[Hel
     process.stdin.write("\n")
     process.stdin.flush()
     truth = json.loads(process.stdout.readline())
-    time.sleep(4.5)
+    time.sleep(3.5)  # a window after its end
     rows = [row for row in agent.json("limiters")["rows"] if row["pid"] == truth["pid"]]
     process.stdin.write("\n")
     process.communicate()

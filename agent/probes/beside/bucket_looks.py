@@ -48,13 +48,14 @@ def _read(records: np.ndarray, library: int, t_ns: np.ndarray | None = None) -> 
 @dataclass
 class BucketLooks:
     """last: the look up to which all is told, or none. cost: of what was let through, a NaN where it differs. moved_ns: since when it has been as it is; 0: not known.
-    sees: there are looks beside those of records. told: decisions behind the first look that are told already."""
+    sees: there are looks beside those of records. told: decisions behind the first look that are told already. pressed: it was mostly near its end, so more is asked for than there is."""
 
     last: np.ndarray = field(default_factory=lambda: np.empty(0, LOOK))
     cost: float = 1.0
     moved_ns: int = 0
     sees: bool = False
     told: int = 0
+    pressed: bool = True
     _new: list[np.ndarray] = field(default_factory=list)
     _held: int = 0
 
@@ -91,12 +92,13 @@ class BucketLooks:
         known = len(self.last) > 0
         if len(chain):
             self._moved(chain)
+            self.pressed = bool(np.median(chain["rest"] / chain["burst"]) < 0.5)
             self.last = chain[-1:].copy()
         if not known or np.isnan(self.cost):
             return None
         if len(chain) < 2:
             return Units()
-        units = bucket.between(chain, callers, busy)
+        units = bucket.between(chain, callers, busy and self.pressed)
         told, self.told = self.told, 0
         return units.decisions(self.cost, told)
 

@@ -24,8 +24,8 @@ BUCKET, WINDOWS, BOUNDS = (_TABLE.code("basis", name) for name in ("bucket", "wi
 _HISTORY = 32
 #: By how much it is unknown when a limiter was asked last, in ns, beside what a few units take to come.
 _WHEN_NS = 10_000_000
-#: A process that has ended may have decided for so long after the last look at it. A look so shortly behind a window's end is of it, too.
-_LAST_NS, _JUST_NS = 20_000_000, 2_000_000
+#: A process that has ended may have decided for so long after the last look at it.
+_LAST_NS = 20_000_000
 #: With a decision in so many windows, one without is its end.
 _STEADY = 5
 
@@ -93,7 +93,7 @@ def named(record: np.ndarray, span: Span) -> np.ndarray:
 
 def row_of(one: Limiter, now: Seen, span: Span) -> np.ndarray:
     """Of a limiter of which a record is known. Takes note of what it did in the window."""
-    units = one.bucket.let_through(span.until_ns + _JUST_NS, now.records, one.callers, bool(np.isnan(one.faster)))
+    units = one.bucket.let_through(span.until_ns, now.records, one.callers, bool(np.isnan(one.faster)))
     still_ns = one.bucket.still_since(span.until_ns)
     if len(now.records) or not one.each:
         if not one.each:
@@ -197,7 +197,7 @@ def _from_bucket(row: np.ndarray, one: Limiter, units: Units | None) -> None:
     """What the bucket says, unless windows know better."""
     least, most = (0, bucket.ANY) if units is None else (floor(units.least), ceil(units.most))
     low, high = int(row["allowed_low"][0]), int(row["allowed_high"][0])
-    windows = high != NULL_I64 and high - low < most - least
+    windows = high - low < most - least if high != NULL_I64 else not one.bucket.pressed
     if units is not None and (units.exact or not windows):
         row["basis"] = BUCKET if units.exact else BOUNDS
         row["allowed"], row["allowed_low"], row["allowed_high"] = round(units.n), least, most
