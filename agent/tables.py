@@ -211,7 +211,7 @@ _ALL = (
            i64("allowed", "let through in the interval"), i64("allowed_low", "at least, 95 in 100 times"), i64("allowed_high", "at most, 95 in 100 times; null: the probes set the pace, so allowed is at least so many"),
            i64("refused", "not let through in the interval, as if watching it did not slow its callers"), i64("refused_low", "at least, 95 in 100 times"),
            i64("refused_high", "at most, 95 in 100 times, as if its callers had waited for the probes; null: the probes set the pace, so refused is at least so many"),
-           enum("basis", "bucket windows", "where allowed is from: the limiter's own bucket, exactly, since it never filled; or what windows say of the time between them"),
+           enum("basis", "bucket windows bounds", "where allowed is from: the limiter's own bucket, exactly; what windows say of the time between them; or bounds that the bucket sets, which filled or was given something twice"),
            f64("pace", "how many times as often it may decide while it is not watched, if its callers wait for the answers; null: not known, the probes set the pace"), measure="refused"),
     _table("queue_lag", "one queue at one poll", text("system", 16, "messaging system", "messaging.system"),
            text("destination", 64, "stream, topic or queue", "messaging.destination.name"),

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from agent.targets.targets import Targets
 
 
+_SWITCH = Program(
+    "limiter_on_switch", target="sched_switch", on_demand=True, loses="what buckets of limiters that are watched in windows have let through between them"
+)  # fmt: skip
+
+
 def elsewhere(records: np.ndarray) -> Iterable[Batch]:
     """Decisions are decoded by beside/go_named.py, once it is known what their limiters are called."""
     del records
@@ -52,6 +57,7 @@ def setup(
     waits = Waits(sites.called)
     named = Named(sites, waits)
     kernel.listen("limiter_stacks", sites.feed)
+    kernel.listen("limiter_looks", source.looks.feed)
     for callback in (COST.feed, source.feed, named.feed):
         kernel.listen("limiter_decisions", callback)
     return [source, sites, named, waits]
@@ -76,14 +82,15 @@ def probe(only: Callable[[str], bool] = lambda library: True) -> Probe:
     chosen = {name: one for name, one in seen().items() if only(name)}
     return Probe(
         name="limiter",
-        programs=tuple(_programs(chosen)),
+        programs=(*_programs(chosen), _SWITCH),
         rings=(
             Ring("limiter_stacks", "limiter_stack", elsewhere),
             Ring("limiter_decisions", "limiter_decision", elsewhere),
+            Ring("limiter_looks", "limiter_look", elsewhere),
         ),
-        parts=("limiter_decision.h", "limiter_stack.h"),
+        parts=("limiter_decision.h", "limiter_stack.h", "limiter_looks.h"),
         text="".join(one.text(number) for number, (name, one) in enumerate(seen().items()) if name in chosen),
-        maps=("limiter_binaries", "limiter_counts", "limiter_deciding", "limiter_secret"),
+        maps=("limiter_binaries", "limiter_counts", "limiter_deciding", "limiter_secret", "limiter_hot"),
         setup=setup,
     )
 

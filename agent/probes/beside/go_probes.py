@@ -102,5 +102,7 @@ class GoProbes:
         if one.links:
             one.until_ns = boot_ns()
             self.publish(one, 0)
+            if one.share.mode != "windows":  # each that was still told is of the time before
+                one.until_ns = boot_ns()
             one.closing = close_aside(one.links)
             one.links = []

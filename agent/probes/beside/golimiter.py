@@ -27,15 +27,18 @@ from agent.kernel.ring import SharedArray
 from agent.kernel.steps import Steps, run
 from agent.kernel.wire import Wire
 from agent.limiters.catalogue import seen
-from agent.probes.beside.go_binary import Binary, any_file, key_of, name_of, path_of, status_of
+from agent.probes.beside.go_binary import Binary, any_file, key_of, path_of, status_of
 from agent.probes.beside.go_decisions import Called, unnamed
+from agent.probes.beside.go_looks import GoLooks
 from agent.probes.beside.go_probes import GoProbes
+from agent.probes.beside.go_rates import Rates
+from agent.probes.beside.go_unseen import unprobed, unseen
 from agent.probes.beside.hit_cost import HitCost
 from agent.probes.beside.share import Share
 from agent.tables import TABLES
 from agent.targets.asked import FileId, Release, Target
 from agent.targets.attacher import Attacher
-from agent.targets.unseen import Unseen, UnseenPrograms
+from agent.targets.unseen import UnseenPrograms
 
 _CHECK_NS = 1_000_000_000
 #: Errors of attaching that are over some time: a helper that is held up, no descriptors or memory at the moment.
@@ -60,6 +63,7 @@ class GoLimiters(Due):
         self.binaries: dict[tuple[FileId, str], Binary] = {}
         self._family, self._cost, self._unseen, self._most = family, cost, unseen, most
         self._probes = GoProbes(family, wire, helper, self.binaries)
+        self.looks = GoLooks(family, wire, helper, self.binaries)
         self._none = np.empty(0, wire.dtype("limiter_decision"))
         self._counts = SharedArray(family.maps["limiter_counts"], wire.dtype("limiter_counts")).values
         self._news: list[Binary] = []
@@ -76,7 +80,7 @@ class GoLimiters(Due):
 
     def found(self, target: Target, facts: dict[str, Any]) -> Steps[Release | None]:
         """Attaches to an executable where it is one to attach to; returns what lets go of it. Raises OSError where it cannot, with nothing left behind."""
-        releases: list[Release] = [self._others(target, facts["others"])]
+        releases: list[Release] = [unprobed(self._unseen, target, facts["others"])]
 
         def release() -> None:
             for one in releases:
@@ -103,6 +107,7 @@ class GoLimiters(Due):
             key=any_file(number) if mapped else key_of(target.fd, shared=not target.file.device, library=number),
             uid=target.owner.uid,
             number=next(self._numbers),
+            rates=Rates(any("_2019" in program for program, _ in known["sites"])),
             share=Share(self._cost.both, self._cost.alone if alone else 0.0, self._most),
             **known,
         )
@@ -117,7 +122,7 @@ class GoLimiters(Due):
             self._let_go(one)
             self.binaries.pop(place, None)
             raise
-        forget = self._tell(one, target) if one.file < 0 else None
+        forget = unseen(self._unseen, one, target) if one.file < 0 else None
         self._news.append(one)
 
         def release() -> None:
@@ -131,25 +136,6 @@ class GoLimiters(Due):
             self._news.append(one)
 
         return release
-
-    def _tell(self, one: Binary, target: Target) -> Release:
-        """In ``status``; the row of probe_status comes with the others."""
-        self._unseen.tell(Unseen(name_of(one), one.path, one.state, one.reason, one.remedy, target.owner.uid))
-        return lambda: self._unseen.forget(name_of(one), one.path)
-
-    def _others(self, target: Target, packages: list[str]) -> Release:
-        """Tells of limiters that the program contains and that are not probed; returns what forgets it."""
-        if not packages:
-            return lambda: None
-        reason = f"contains {', '.join(map(printable, packages))}, whose decisions are not seen"
-        return self._unseen.of(
-            "limiters",
-            target.path,
-            target.owner,
-            "unavailable",
-            reason,
-            "declare its function in limiter_functions, or have it send its decisions (docs/limiters.md)",
-        )
 
     def _let_go(self, one: Binary) -> None:
         self._probes.detach(one)
@@ -182,10 +168,11 @@ class GoLimiters(Due):
             if one.number in numbers:
                 mine = records[records["binary"] == one.number]
                 one.share.busy.feed(mine)
-                if one.share.mode == "windows" or one.opening:
-                    one.window.append(mine)
-                if one.share.mode != "windows":
-                    one.rates.before(mine)
+                windowed = mine["every"] != 1  # those of before may come late
+                if windowed.any() and (one.share.mode == "windows" or one.opening):
+                    one.window.append(mine[windowed])
+                if not windowed.all():
+                    one.rates.before(mine[~windowed])
 
     def drain(self, now_ns: int) -> Iterator[Batch]:
         news, self._news = self._news, []
@@ -197,6 +184,7 @@ class GoLimiters(Due):
             ended = {pid for pid in one.rates.pids if gone(pid, None)} if not one.links and not one.window else None
             if ended:
                 yield from one.rates.ended(now_ns, ended, self.called)
+                self.looks.turn()
         hits = int(self._counts["hits"][0])
         if now_ns - self._looked_ns >= _CHECK_NS or (hits - self._hits) * self._cost.alone >= _LOOK_NS:
             self._hits, self._looked_ns = hits, now_ns
@@ -228,6 +216,7 @@ class GoLimiters(Due):
             "alone": ("attached", f"{rate}: watched at its return only, how long a decision takes is not seen"),
             "windows": ("degraded", f"{rate}: watched in windows, see `tickscope limiters` for what that makes of all"),
         }[mode]
+        self.looks.turn()
         self._news.append(one)
 
     def _move(self, one: Binary) -> Iterator[Batch]:
@@ -259,12 +248,19 @@ class GoLimiters(Due):
         one.window, one.closing = [], None
         until_hits, one.hits = one.hits, self._probes.hits(one)
         yield from one.rates.window(records, one.since_ns, one.until_ns, one.share.cost_ns, self.called)
-        if one.opening:
-            one.opening = False
+        opening, one.opening = one.opening, False
+        self.looks.turn()
+        if opening:
             return
         watched = one.until_ns - one.since_ns
         mode = one.share.closed(
-            one.asked_ns, watched, one.until_ns, until_hits - one.hits_asked, one.hits - until_hits, len(records)
+            one.asked_ns,
+            watched,
+            one.until_ns,
+            until_hits - one.hits_asked,
+            one.hits - until_hits,
+            len(records),
+            one.rates.held,
         )
         if mode != "windows":
             self._turn(one, mode, now_ns)
@@ -297,4 +293,5 @@ class GoLimiters(Due):
         """Detaches everywhere, and waits until that is done."""
         for one in self.binaries.values():
             self._let_go(one)
+        self.looks.close()
         finish()

@@ -15,6 +15,8 @@ EXACT, WINDOWS = 0.10, 0.06
 #: Probe time that may come at once, as at a program's start.
 _BURST_NS = 80_000_000
 _PERIOD_NS, _SHORTEST_NS, _LONGEST_NS = 1_000_000_000, 10_000_000, 400_000_000
+#: Between windows that tell no more than that the probes set the pace.
+_HELD_NS = 3_000_000_000
 #: In a window, about.
 _DECISIONS = 4_000
 #: Of EXACT: below it, it is watched all of the time again, after so many windows in a row; after twice as many each time that it relapses within a minute.
@@ -32,6 +34,7 @@ class Share:
     rate: float = 0.0
     window_ns: int = _SHORTEST_NS
     busy: Busy = field(default_factory=Busy)
+    _period_ns: int = _PERIOD_NS
     _debt_ns: float = 0.0
     _looked_ns: int = 0
     _begun_ns: int = 0
@@ -53,7 +56,7 @@ class Share:
     @property
     def every(self) -> int:
         """Of windows, how far apart they are, in their length."""
-        return max(2, round(_PERIOD_NS / self.window_ns)) if self.mode == "windows" else 1
+        return max(2, round(self._period_ns / self.window_ns)) if self.mode == "windows" else 1
 
     def _load(self, hits: int, passed_ns: int, new_ns: int) -> float:
         """The share of a thread's time that so many hits took. new_ns: see ``Busy.load``."""
@@ -65,6 +68,7 @@ class Share:
             again = now_ns - self._relapsed_ns < _RELAPSE_NS
             self._needs = min(2 * self._needs, _MOST_CALM_WINDOWS) if again else _CALM_WINDOWS
             self.window_ns, self._begun_ns, self._paid_ns = _SHORTEST_NS, now_ns - _PERIOD_NS, now_ns
+            self._period_ns = _PERIOD_NS
         elif self.mode == "windows":
             self._relapsed_ns = now_ns
         self.mode, self._calm, self._debt_ns, self._looked_ns = mode, 0, 0.0, now_ns
@@ -80,8 +84,12 @@ class Share:
             return self.mode
         return "alone" if self.mode == "both" and 0 < self.rate * self.alone_ns / 1e9 < self.exact else "windows"
 
-    def closed(self, asked_ns: int, watched_ns: int, until_ns: int, hits: int, late: int, decisions: int) -> str:
-        """After a window that was asked for at asked_ns, and let go of at until_ns: hits until then, and later, while its probes went -> the mode that is right."""
+    def closed(
+        self, asked_ns: int, watched_ns: int, until_ns: int, hits: int, late: int, decisions: int, held: bool = False
+    ) -> str:
+        """After a window that was asked for at asked_ns, and let go of at until_ns: hits until then, and later, while its probes went -> the mode that is right.
+        held: its probes set the program's pace, so that windows say little."""
+        self._period_ns = _HELD_NS if held else _PERIOD_NS
         opened = max(until_ns - asked_ns, 1)
         load = min(self._load(hits, opened, BRIEF_NS), 1.0)
         self.busy.again()
@@ -101,5 +109,6 @@ class Share:
 
     def next_ns(self, now_ns: int) -> int:
         """When the next window is to begin: anywhere in its second, so that what comes by the clock is not always missed."""
-        self._begun_ns += _PERIOD_NS * max(1, -(-(now_ns - self._begun_ns - _PERIOD_NS) // _PERIOD_NS))
-        return max(self._paid_ns, now_ns, self._begun_ns + round(random.random() * (_PERIOD_NS - self.window_ns)))
+        period = self._period_ns
+        self._begun_ns += period * max(1, -(-(now_ns - self._begun_ns - period) // period))
+        return max(self._paid_ns, now_ns, self._begun_ns + round(random.random() * (period - self.window_ns)))

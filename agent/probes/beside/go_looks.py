@@ -1,0 +1,91 @@
+"""Has the kernel look at the buckets of programs that are watched in windows (bpf/limiter_looks.h)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from agent.kernel import bpf
+from agent.kernel.load import Family
+from agent.kernel.wire import Wire
+from agent.limiters.catalogue import seen
+from agent.probes.beside.go_binary import Binary
+from agent.targets.attacher import Attacher
+
+PROGRAM, _TRACEPOINT = "limiter_on_switch", "sched_switch"
+#: Processes, and limiters of one, as the kernel's map has them.
+PROCESSES, LIMITERS = 64, 16
+_OLD = 1
+#: Between two looks at a process, at least; and for each limiter of all of them, so that no more than 4,000 are taken in a second.
+_GATE_NS, _EACH_NS = 1_000_000, 250_000
+
+
+class GoLooks:
+    """binaries: all that are known."""
+
+    def __init__(self, family: Family, wire: Wire, helper: Attacher, binaries: Mapping[Any, Binary]) -> None:
+        self._family, self._helper, self._binaries = family, helper, binaries
+        self._value = wire.dtype("limiter_hot")
+        self._watched: dict[int, bytes] = {}
+        self._link = -1
+
+    def feed(self, looks: np.ndarray) -> None:
+        """Takes records of ``struct limiter_look``."""
+        for one in self._binaries.values():
+            if one.share.mode == "windows" or one.opening:
+                one.rates.looked(looks, list(seen()).index(one.library))
+
+    def turn(self) -> None:
+        """Has it look at the buckets of all that are watched in windows now, and at no others."""
+        wanted: dict[int, list[tuple[int, bool]]] = {}
+        for one in self._binaries.values():
+            for pid, place in (
+                one.rates.wanted() if one.file >= 0 and (one.share.mode == "windows" or one.opening) else ()
+            ):
+                wanted.setdefault(pid, []).append(place)
+        self._watch(wanted)
+
+    def _watch(self, wanted: Mapping[int, Iterable[tuple[int, bool]]]) -> None:
+        """wanted: of each process its limiters' addresses, and whether they are laid out as in 2019."""
+        chosen = dict(list(wanted.items())[:PROCESSES]) if PROGRAM in self._family.programs else {}
+        each = [[at | _OLD * old for at, old in places][:LIMITERS] for places in chosen.values()]
+        gate = max(_GATE_NS, sum(map(len, each)) * _EACH_NS)
+        values = {pid: self._packed(places, gate) for pid, places in zip(chosen, each, strict=True) if places}
+        if values == self._watched:
+            return
+        try:
+            for pid in self._watched.keys() - values.keys():
+                with contextlib.suppress(FileNotFoundError):
+                    bpf.delete(self._family.maps["limiter_hot"], pid.to_bytes(4, "little"))
+            for pid, value in values.items():
+                bpf.update(self._family.maps["limiter_hot"], pid.to_bytes(4, "little"), value)
+            self._watched = values
+            self._turn(bool(values))
+        except OSError as error:
+            self._family.trouble(
+                PROGRAM, f"{PROGRAM}: {error.strerror or error}: what hot limiters let through is told by windows alone"
+            )
+        else:
+            self._family.well(PROGRAM)
+
+    def _packed(self, places: list[int], gate_ns: int) -> bytes:
+        value = np.zeros(1, self._value)
+        value["limiters"][0, : len(places)] = places
+        value["gate_ns"], value["count"] = gate_ns, len(places)
+        return value.tobytes()
+
+    def _turn(self, on: bool) -> None:
+        """Attaches the program, or takes it away. Raises OSError."""
+        if on and self._link < 0:
+            self._link = self._helper.attach_raw_tracepoint(self._family.programs[PROGRAM], _TRACEPOINT)
+        elif not on:
+            self.close()
+
+    def close(self) -> None:
+        if self._link >= 0:
+            os.close(self._link)
+            self._link = -1
