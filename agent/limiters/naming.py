@@ -97,13 +97,14 @@ class Names:
 
 
 def without_folders(made: str, at: int) -> str:
-    """An id that is too long, with as much less of the function's path as makes it fit, since its end says most: ``api:rate.Limiter@pay.(*Handler).Pay~18bd``. As it was where that is not
-    enough. at: where the function's name begins."""
+    """An id that is too long, with as much less of the function's path as makes it fit, since its end says most: ``api:rate.Limiter@pay.(*Handler).Pay~18bd``, or without the package. As it was
+    where that is not enough. at: where the function's name begins."""
     if len(made.encode("utf-8", "replace")) <= WIDTH:
         return made
     mark, rest = f"~{blake2b(made.encode('utf-8', 'replace'), digest_size=2).hexdigest()}", made[at:]
-    while "/" in re.split(r"[(\[]", rest, maxsplit=1)[0]:
-        rest = rest.partition("/")[2]
+    path = re.split(r"[(\[]", rest, maxsplit=1)[0]
+    for between in "/" * path.count("/") + "." * ("." in path):
+        rest = rest.partition(between)[2]
         if len(f"{made[:at]}{rest}{mark}".encode("utf-8", "replace")) <= WIDTH:
             return f"{made[:at]}{rest}{mark}"
     return made

@@ -98,6 +98,9 @@ def test_a_long_path_gives_way_to_the_function() -> None:
     one = named("echo/v4/middleware", "(*RateLimiterMemoryStore).Allow")
     assert one[:-4] == "mw:rate.Limiter@middleware.(*RateLimiterMemoryStore).Allow~" and len(one) <= WIDTH
     assert one != named("echo/v5/middleware", "(*RateLimiterMemoryStore).Allow")
+    assert named("client-go/util/flowcontrol", "(*tokenBucketRateLimiter).TryAccept")[:-4] == (
+        "mw:rate.Limiter@(*tokenBucketRateLimiter).TryAccept~"
+    )
     assert named("acme/shop/checkout/payment", "take[go.shape.*uint8/x.Long]").startswith(
         "mw:rate.Limiter@payment.take[go.shape.*uint8/x.Long]~"
     )
