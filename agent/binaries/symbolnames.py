@@ -13,6 +13,34 @@ COLD = re.compile(rb"\.cold(?:\.\d+)?$")
 _SPECIAL = {"(anonymous namespace)": "12_GLOBAL__N_1", "operator()": "cl", "{anonymous}": "12_GLOBAL__N_1"}
 _BUILTIN = {"bool": "b", "char": "c", "signed char": "a", "unsigned char": "h", "short": "s", "unsigned short": "t", "int": "i", "unsigned int": "j", "unsigned": "j",
             "long": "l", "unsigned long": "m", "long long": "x", "unsigned long long": "y", "float": "f", "double": "d"}  # fmt: skip
+#: Of Rust: what is no part of a path, and types that v0 writes as a letter.
+_WORDS = frozenset(
+    [
+        "as",
+        "impl",
+        "for",
+        "dyn",
+        "mut",
+        "const",
+        "bool",
+        "char",
+        "str",
+        "u8",
+        "i8",
+        "u16",
+        "i16",
+        "u32",
+        "i32",
+        "u64",
+        "i64",
+        "u128",
+        "i128",
+        "usize",
+        "isize",
+        "f32",
+        "f64",
+    ]
+)
 _HASH = rb"17h[0-9a-f]{16}E"
 _V0_BETWEEN = rb"[A-Za-z0-9_]{0,80}?"
 _TEMPLATE = rb"(?:I\w{0,900}?E)?"
@@ -99,7 +127,7 @@ def _legacy(part: str) -> bytes:
 
 def _names(written: str) -> list[str]:
     """Of a path, as v0 has them: what is there twice is written once, and referred to."""
-    names = [one for one in re.findall(r"\w+", written.partition("(")[0]) if one not in ("as", "impl", "for", "dyn")]
+    names = [one for one in re.findall(r"\w+", written.partition("(")[0]) if one not in _WORDS]
     return [*dict.fromkeys(names[:-1]), *names[-1:]]
 
 

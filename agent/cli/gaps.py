@@ -25,8 +25,9 @@ def tell(gaps: Iterable[Gap], notes: Iterable[str], fmt: str) -> None:
     for (_, stage, source), each in alike.items():
         times = f" in {len(each)} intervals" if len(each) > 1 else ""
         lost = "an unknown number of" if any(g["count"] is None for g in each) else sum(g["count"] for g in each)
+        here = "; the store has them" if stage == "export" else ""
         note(
-            f"gap: {lost} records lost in {stage} ({source}){times}, between {_when(each[0], 'from')} and {_when(each[-1], 'to')}"
+            f"gap: {lost} records lost in {stage} ({source}){times}, between {_when(each[0], 'from')} and {_when(each[-1], 'to')}{here}"
         )
 
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from hashlib import blake2b
 
 from agent.columns import fitted
 from agent.tables import TABLES
@@ -78,10 +79,10 @@ class Names:
         """As the column holds it."""
         said = f"{program}:" if program else ""
         made = f"{said}{limiter}@{where.short if where else NOBODY}"
-        return self.called(made, where.function if where else "")
+        return self.called(made, where.function if where else "", f"{said}{limiter}@")
 
-    def called(self, limiter_id: str, function: str = "") -> bytes:
-        """What a limiter that has an id already is called."""
+    def called(self, limiter_id: str, function: str = "", before: str = "") -> bytes:
+        """What a limiter that has an id already is called. before: of the id, what is no function's name."""
         known = self._known.get((limiter_id, function))
         if known is None:
             if len(self._known) >= _KNOWN:
@@ -89,8 +90,24 @@ class Names:
             name = next(
                 (n for pattern, n in self._given.items() if _matches(pattern, limiter_id, function)), limiter_id
             )
+            if before and name is limiter_id:
+                name = without_folders(name, len(before))
             known = self._known[limiter_id, function] = fitted(name.encode("utf-8", "replace"), WIDTH)
         return known
+
+
+def without_folders(made: str, at: int) -> str:
+    """An id that is too long, with as much less of the function's path as makes it fit, since its end says most: ``api:rate.Limiter@pay.(*Handler).Pay~18bd``, or without the package. As it was
+    where that is not enough. at: where the function's name begins."""
+    if len(made.encode("utf-8", "replace")) <= WIDTH:
+        return made
+    mark, rest = f"~{blake2b(made.encode('utf-8', 'replace'), digest_size=2).hexdigest()}", made[at:]
+    path = re.split(r"[(\[]", rest, maxsplit=1)[0]
+    for between in "/" * path.count("/") + "." * ("." in path):
+        rest = rest.partition(between)[2]
+        if len(f"{made[:at]}{rest}{mark}".encode("utf-8", "replace")) <= WIDTH:
+            return f"{made[:at]}{rest}{mark}"
+    return made
 
 
 def _matches(pattern: str, limiter_id: str, function: str) -> bool:

@@ -80,6 +80,7 @@ def test_a_gap_outside_the_window_says_nothing_of_it(tmp_path: Path) -> None:
 def test_what_only_an_exporter_lost_was_looked_at(tmp_path: Path) -> None:
     said = tickscope("findings", "--store", store(tmp_path, lost(boot_now(), b"otlp full", "export"))).stderr
     assert b"nothing wrong was seen" in said and b"lost in export (otlp full)" in said
+    assert b"; the store has them" in said
     assert hides_findings([{"stage": "export"}, {"stage": "kernel"}])
 
 

@@ -91,6 +91,21 @@ def test_long_ids_stay_apart() -> None:
     assert all(len(one) == WIDTH for one in both)
 
 
+def test_a_long_path_gives_way_to_the_function() -> None:
+    def named(package: str, function: str) -> str:
+        return Names().of("mw", "rate.Limiter", AskingSite(f"{package}.{function}", f"{package}.{function}")).decode()
+
+    one = named("echo/v4/middleware", "(*RateLimiterMemoryStore).Allow")
+    assert one[:-4] == "mw:rate.Limiter@middleware.(*RateLimiterMemoryStore).Allow~" and len(one) <= WIDTH
+    assert one != named("echo/v5/middleware", "(*RateLimiterMemoryStore).Allow")
+    assert named("client-go/util/flowcontrol", "(*tokenBucketRateLimiter).TryAccept")[:-4] == (
+        "mw:rate.Limiter@(*tokenBucketRateLimiter).TryAccept~"
+    )
+    assert named("acme/shop/checkout/payment", "take[go.shape.*uint8/x.Long]").startswith(
+        "mw:rate.Limiter@payment.take[go.shape.*uint8/x.Long]~"
+    )
+
+
 def test_the_settings_say_what_a_limiter_is_called() -> None:
     where = AskingSite("github.com/acme/checkout/api.(*Handler).Pay", "checkout/api.(*Handler).Pay")
     assert Names().of("shop", "rate.Limiter", where) == b"shop:rate.Limiter@checkout/api.(*Handler).Pay"

@@ -167,6 +167,8 @@ def test_programs_are_told_by_their_paths() -> None:
     ("<shop::Limiter as shop::Limit>::allow", "rust", "_ZN45_$LT$shop..Limiter$u20$as$u20$shop..Limit$GT$5allow17h0123456789abcdefE", True),
     ("<tr::shop::Limiter as tr::shop::Limit>::allow", "rust", "_ZN53_$LT$tr..shop..Limiter$u20$as$u20$tr..shop..Limit$GT$5allow17h222208286f6b473fE", True),
     ("<tr::shop::Limiter as tr::shop::Limit>::allow", "rust", "_RNvXNtCs4aeLWIHSniE_2tr4shopNtB2_7LimiterNtB2_5Limit5allow", True),
+    ("<r::Gcra<&str> as r::Limit>::ok", "rust", "_RNvXCs6GmmlP4bgsG_1rINtB2_4GcraReENtB2_5Limit2okB2_", True),
+    ("<r::Gcra<&str> as r::Limit>::ok", "rust", "_RNvXCs6GmmlP4bgsG_1rINtB2_4GcrahENtB2_5Limit5checkB2_", False),
     ("_ZN4shop6Window3incEv", "c++", "_ZN4shop6Window3incEv", True),
 ])  # fmt: skip
 def test_names_are_matched(written: str, language: str, symbol: str, fits: bool) -> None:

@@ -153,10 +153,14 @@ def test_a_function_is_told_by_the_text_of_its_library() -> None:
     played = Played()
     played.send(request("FUNCTION", "LOAD", "REPLACE", code))
     played.send(b"$4\r\nshop\r\n", reply=True)
-    for n in (1, 0):
-        played.send(request("FCALL", "take", 1, "u"))
-        played.send(b":%d\r\n" % n, reply=True)
-    assert results(played.rows()) == ["allowed", "refused"]
+    code = b"#!lua name=edge\nredis.register_function('throttle', function(keys, args) return redis.call('INCR', keys[1]) > 2 and 0 or 1 end)"
+    played.send(request("FUNCTION", "LOAD", code))
+    played.send(b"$4\r\nedge\r\n", reply=True)
+    for name in ("take", "throttle"):
+        for n in (1, 0):
+            played.send(request("FCALL", name, 1, "u"))
+            played.send(b":%d\r\n" % n, reply=True)
+    assert results(played.rows()) == ["allowed", "refused"] * 2
 
 
 def test_counters_that_expire() -> None:

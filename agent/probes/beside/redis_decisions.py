@@ -35,7 +35,8 @@ _LIKE_A_LIMITER = re.compile(
 _KEY_LIKE_A_LIMITER = re.compile(rb"(?i)(?:rate|limit|throttl|quota|bucket)")
 #: What a script answers that is no yes or no: how many there were, or how long to wait; at once, or by a variable.
 _COUNTED = rb"redis\.p?call\s*\(\s*['\"](?:incr|decr|hincr|zcard|zcount|llen|p?ttl)"
-_COUNTS = re.compile(rb"(?is)return\s*\{?\s*(?:current\b|count\b|" + _COUNTED + rb")")
+_AND_NO_MORE = rb"\s*(?:[,};]|end\b|else|--|\Z)"
+_COUNTS = re.compile(rb"(?is)return\s*\{?\s*(?:current|count|" + _COUNTED + rb"[^()]{0,200}\))" + _AND_NO_MORE)
 _COUNTERS = re.compile(rb"(?is)\b(\w{1,40})\s*=\s*(?:tonumber\s*\(\s*)?" + _COUNTED)
 _FUNCTIONS = re.compile(rb"register_function\s*[({]?\s*\{?\s*(?:function_name\s*=\s*)?['\"](\w{1,64})['\"]")
 _PREFIX = re.compile(rb"[^:/.{|]{1,24}[:/.{|]")
@@ -241,7 +242,7 @@ def _thousandth(ms: float | None) -> float | None:
 
 
 def _looks_like_a_limiter(call: RedisCall, text: bytes | None) -> bool:
-    if text is not None:
+    if text is not None and (_LIKE_A_LIMITER.search(text) or not call.command.startswith("FCALL")):
         return bool(_LIKE_A_LIMITER.search(text))
     return any(_KEY_LIKE_A_LIMITER.search(key[:256]) for key in call.keys) or bool(
         _KEY_LIKE_A_LIMITER.search(call.script.encode()) if call.command.startswith("FCALL") else False
@@ -268,7 +269,7 @@ def counts(reply: Any) -> bool:
 def says_how_many(text: bytes) -> bool:
     """The same of a script, by what it returns."""
     names = b"|".join({re.escape(name) for name in _COUNTERS.findall(text)[:32]})
-    returns = rb"(?i)return\s*\{?\s*(?:" + names + rb")\s*(?:[,};]|end\b|else|--|\Z)"
+    returns = rb"(?i)return\s*\{?\s*(?:" + names + rb")" + _AND_NO_MORE
     return bool(_COUNTS.search(text) or (names and re.search(returns, text)))
 
 
