@@ -263,4 +263,4 @@ def test_control_frames_of_http2_are_no_answer_and_no_request(attach: Attach) ->
             serving.kill()
     assert rows["requests"].sum() == 4
     assert 0.4e9 - _OFF_NS <= rows["max_ns"].max() <= 0.4e9 + 0.2e9
-    assert 4 * 0.4e9 - 4 * _OFF_NS <= rows["sum_ns"].sum()
+    assert rows["sum_ns"].sum() >= 4 * 0.4e9 - 4 * _OFF_NS
