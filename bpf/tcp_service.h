@@ -9,6 +9,10 @@
  * end, which is at most a gate too little. */
 
 #define TCP_SERVED_BUCKETS 48
+#if defined(__x86_64__)
+enum { TCP_NR_READ = 0, TCP_NR_READV = 19, TCP_NR_RECVFROM = 45, TCP_NR_RECVMSG = 47 };
+#endif
+#define TCP_MSG_IOV 16		/* of struct user_msghdr: msg_iov */
 
 struct tcp_served_key {
 	u32 pid;
@@ -119,6 +123,58 @@ static __always_inline void tcp_served(struct tcp_socket *s, u32 requests, u32 t
 	tcp_slowest(v, s, ns, now);
 }
 
+/* Whether the current process has just read a beginning of HTTP/2 from a socket: a client's first words, or, where the connection is older than we, a
+ * frame with a request's head. By where the call in which it is had the bytes put; looked at once a connection. */
+static __always_inline bool tcp_frames(void)
+{
+	u8 head[9] = {};
+	u64 at = 0, nr = 0;
+#if FUNC_task_pt_regs
+	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(current_task());
+	nr = *(const u64 *)((const char *)regs + __builtin_offsetof(struct pt_regs, orig_ax));
+	at = *(const u64 *)((const char *)regs + __builtin_offsetof(struct pt_regs, si));
+#else
+	struct pt_regs *regs = (struct pt_regs *)((char *)PTR(current_task(), task_struct, stack) + 16384) - 1;
+	bpf_probe_read_kernel(&nr, sizeof(nr), (const char *)regs + __builtin_offsetof(struct pt_regs, orig_ax));
+	bpf_probe_read_kernel(&at, sizeof(at), (const char *)regs + __builtin_offsetof(struct pt_regs, si));
+#endif
+	if (nr == TCP_NR_RECVMSG && bpf_probe_read_user(&at, sizeof(at), (const void *)(at + TCP_MSG_IOV)))
+		return false;
+	if ((nr == TCP_NR_RECVMSG || nr == TCP_NR_READV) && bpf_probe_read_user(&at, sizeof(at), (const void *)at))
+		return false;
+	if (nr != TCP_NR_READ && nr != TCP_NR_RECVFROM && nr != TCP_NR_RECVMSG && nr != TCP_NR_READV)
+		return false;
+	if (bpf_probe_read_user(head, sizeof(head), (const void *)at))
+		return false;
+	if (head[0] == 'P' && head[1] == 'R' && head[2] == 'I' && head[3] == ' ' && head[4] == '*')
+		return true;
+	return !head[0] && head[3] == 1 && head[4] & 4 && !(head[5] & 0x80) && head[8] & 1;
+}
+
+/* So many bytes of HTTP/2 are no request and no answer, but one or two of PING and WINDOW_UPDATE each, which peers exchange by themselves. */
+static __always_inline bool tcp_control(u32 bytes)
+{
+	return bytes == 13 || bytes == 17 || bytes == 26 || bytes == 30 || bytes == 34 || bytes == 43 || bytes == 47;
+}
+
+/* Of HTTP/2: passes over what was only control since the last look. Returns whether what was read is that, too. */
+static __always_inline bool tcp_passes(void *sk, struct tcp_socket *s, struct tcp_notes *n, bool reads)
+{
+	u32 at = 0;
+	bool first = !s->took;
+	if (n->wrote != s->wrote && tcp_control(n->wrote - s->wrote)) {
+		s->wrote = n->wrote;
+		s->out = n->out;
+		s->busy = n->busy;
+	}
+	if (!reads)
+		return false;
+	GET(at, sk, tcp_sock, copied_seq);
+	u32 took = at - s->took;
+	s->took = at;
+	return !first && tcp_control(took);
+}
+
 /* A look at a socket. reads: its process, current, has just read from it; ends: no answer comes any more. */
 static __always_inline void tcp_serve(void *sk, struct tcp_socket *s, bool reads, bool ends)
 {
@@ -127,6 +183,13 @@ static __always_inline void tcp_serve(void *sk, struct tcp_socket *s, bool reads
 	if (s->sock.role != TCP_ROLE_SERVER || (!reads && !s->asks))
 		return;
 	tcp_notes_of(&n, sk, now);
+	if (reads && !s->seen)
+		s->frames = tcp_frames();
+	if (s->frames && tcp_passes(sk, s, &n, reads)) {
+		reads = false;
+		if (!s->asks)
+			return;
+	}
 	u32 in = n.in - s->in, out = n.out - s->out;
 	if (s->asks && n.wrote != s->wrote) {
 		u32 answered = n.end - (n.busy - s->busy), asked = in > reads ? s->asked_until : s->asked;
@@ -134,7 +197,7 @@ static __always_inline void tcp_serve(void *sk, struct tcp_socket *s, bool reads
 		if ((s32)(sent - s->asked) >= 0 && (s32)(sent - answered) < 0)
 			answered = sent;
 		u32 ticks = (s32)(answered - asked) > 0 ? answered - asked : 0;
-		u32 requests = in < out ? in : out;
+		u32 requests = s->frames ? 1 : in < out ? in : out;	/* of HTTP/2 control is among the segments */
 		s->asked = asked;
 		tcp_served(s, requests ? requests : 1, ticks, now);
 		s->asks = 0;

@@ -43,9 +43,12 @@ struct tcp_socket {
 	u32 sent;		/* what the last RTT sample saw (tcp_rtt.h): segments with data, segments sent again, and those of them that the */
 	u32 again;		/* peer had already */
 	u32 doubled;
+	u32 spare;
+	u32 took;		/* the next byte that its process reads, when it was looked at last; of HTTP/2 only */
 	u8 asks;		/* no answer was seen yet */
 	u8 seen;
-	u8 pad[2];
+	u8 frames;		/* it speaks HTTP/2, without TLS */
+	u8 pad;
 	struct proc proc;
 	struct sock_ref sock;
 };

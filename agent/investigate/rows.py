@@ -116,12 +116,12 @@ def on_cpu(keys: np.ndarray, values: np.ndarray, named: FrameNames) -> Batch:
             best[key] = len(stacks)
             stacks.append(text)
         of[i] = best[key]
-    sums, n = (np.bincount(of, values[name], len(stacks)).astype(np.int64) for name in ("sum_ns", "count"))
+    sums, times = (np.bincount(of, values[name], len(stacks)).astype(np.int64) for name in ("sum_ns", "count"))
     first = np.zeros(len(stacks), np.int64)
     first[of[order[::-1]]] = order[::-1]
     at = _longest(np.ones(len(stacks), np.bool_), sums, MOST["ran"])
     rows = decode(values[first[at]], "on_cpu").rows
-    rows["syscall"], rows["sum_ns"], rows["count"] = _call(keys["nr"][first[at]]), sums[at], n[at]
+    rows["syscall"], rows["sum_ns"], rows["count"] = _call(keys["nr"][first[at]]), sums[at], times[at]
     rows["user_stack"] = [stacks[i].encode() for i in at]
     return Batch("on_cpu", rows)
 

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from agent.batch import Batch, make
+from agent.common.table import Table
 from agent.resources import cgroups, process
-from agent.tables import TABLES, Table
+from agent.tables import TABLES
 
 TABLE, USE = TABLES["resource"], TABLES["cpu_use"]
 POLL_NS, AGAIN_NS, FORGET_NS = 500_000_000, 10_000_000_000, 600_000_000_000

@@ -221,3 +221,46 @@ def test_nothing_of_detached(attach: Attach, detached: bool) -> None:
                 ask(client, 20)
         rows = tcp.wait("service_latency", of(port), answered(3), 1.5 if detached else 5)
     assert bool(len(rows)) is not detached
+
+
+#: Speaks HTTP/2 as gRPC does, by frames of its own: a request's head and data, an answer's after so many seconds, and meanwhile PING and WINDOW_UPDATE each way.
+_FRAMES = """
+import socket, sys, time
+def frame(kind, flags, stream, body): return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
+CONTROL = frame(8, 0, 0, bytes(4)) + frame(6, 0, 0, bytes(8))
+HEAD = lambda stream: frame(1, 4, stream, bytes(30)) + frame(0, 1, stream, bytes(6))
+if sys.argv[1] == "serve":
+    listener = socket.create_server(("127.0.0.1", 0)); print(listener.getsockname()[1], flush=True)
+    c = listener.accept()[0]
+    while data := c.recv(8192):
+        if len(data) in (17, 30, 47): continue
+        c.sendall(CONTROL)
+        time.sleep(float(sys.argv[2]))
+        c.sendall(HEAD(1) + frame(1, 5, 1, bytes(2)))
+else:
+    c = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+    c.sendall(b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n" + frame(4, 0, 0, bytes(30)) + HEAD(1))
+    for n in range(3):
+        while len(c.recv(4096)) in (17, 30, 47):
+            c.sendall(frame(6, 1, 0, bytes(8)))
+            time.sleep(0.1); c.sendall(CONTROL)
+        time.sleep(0.1); c.sendall(HEAD(2 * n + 3))
+    time.sleep(0.5); c.sendall(CONTROL); time.sleep(1.5); c.shutdown(socket.SHUT_WR)
+    while c.recv(4096): pass
+"""
+
+
+def test_control_frames_of_http2_are_no_answer_and_no_request(attach: Attach) -> None:
+    """Each answer takes as long as it takes, though something is written at once and read meanwhile; and what is read last wants no answer."""
+    attached = attach("tcp")
+    with subprocess.Popen([sys.executable, "-c", _FRAMES, "serve", "0.4"], stdout=subprocess.PIPE) as serving:
+        assert serving.stdout is not None
+        try:
+            port = int(serving.stdout.readline())
+            subprocess.run([sys.executable, "-c", _FRAMES, str(port)], check=True)
+            rows = attached.wait("service_latency", of(port), answered(4))
+        finally:
+            serving.kill()
+    assert rows["requests"].sum() == 4
+    assert 0.4e9 - _OFF_NS <= rows["max_ns"].max() <= 0.4e9 + 0.2e9
+    assert rows["sum_ns"].sum() >= 4 * 0.4e9 - 4 * _OFF_NS

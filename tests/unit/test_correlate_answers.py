@@ -272,3 +272,16 @@ def test_a_stall_of_who_has_others_wait_by_design_is_told() -> None:
         served(host, second, requests=0, waiting=40, max_ns=(second - 39) * S, max_from_ns=T0 + 40 * S, p50_ns=0, p90_ns=0)  # fmt: skip
     (one,) = [one for one in latest(run(host, 46)) if one["symptom"] == "service_latency"]
     assert one["cause"] == "unknown"
+
+
+def test_few_clients_that_wait_for_each_answer_are_slow_too() -> None:
+    """Three that ask 24 times a second over one connection of HTTP/2, whose answers take a second each for six seconds."""
+    host = Host()
+    answers(host, 0, 30, rate=24)
+    for second, (n, worst, p90) in enumerate(
+        ((4, 996, 759), (2, 732, 732), (1, 0, 0), (1, 612, 47), (2, 948, 759), (1, 948, 47)), 30
+    ):
+        served(host, second, requests=n, waiting=1, max_ns=worst * MS, max_from_ns=T0 + second * S - 20 * MS, p50_ns=0, p90_ns=p90 * MS)  # fmt: skip
+    answers(host, 36, UNTIL, rate=24, n=1)
+    (one,) = found(host)
+    assert (one["cause"], one["subject"]) == ("unknown", f"shop pid {SHOP_PID} on port {PORT}")

@@ -27,6 +27,11 @@ _SLOW, _LAST_S = (
     3,
 )  # so many requests of so many seconds, where half of each second's were slow; or so many that wait at once
 _BEFORE_S = 60
+_RARE_S, _RARELY, _RARE_LEAST = (
+    5,
+    0.3,
+    3,
+)  # ... or in so many seconds so few of the usual requests are answered, and the slowest of so many seconds were slow: who asks waits for each
 
 
 def judge(watch: AnswerWatch, second: Second) -> list[Episode]:
@@ -81,7 +86,9 @@ def _one(watch: AnswerWatch, second: Second, slot: int, value: float) -> list[Ep
     if not value > least:
         return []
     slow = float(n[halves > least].sum()) if halves[-1] > least else 0.0
-    metric = "half_ns" if still or waiting[-1] >= _SLOW or slow >= _SLOW else "max_ns"
+    held, n = (series.recent(metric, at, second.at, _RARE_S)[0] for metric in ("max_ns", "n"))
+    rare = rate >= _SLOW and np.nansum(n) <= _RARELY * rate * _RARE_S and np.count_nonzero((held > least) & (n > 0)) >= _RARE_LEAST  # fmt: skip
+    metric = "half_ns" if still or rare or waiting[-1] >= _SLOW or slow >= _SLOW else "max_ns"
     if metric == "half_ns" and watch.by_design(at, second.at, np.array([begun // SECOND]))[0]:
         metric = "max_ns"
     episode = watch.active.get((SYMPTOM.name, slot))
