@@ -20,7 +20,7 @@ _OK = TABLES["tcp_connect"].code("result", "ok")
 _SYN = TABLES["tcp_retransmit"].code("kind", "syn")
 #: What symptoms of peers read.
 READS = {
-    "tcp_rtt": ("netns", "role", "saddr", "sport", "peer", "samples", "rtt_min_us"),
+    "tcp_rtt": ("netns", "role", "saddr", "sport", "peer", "samples", "rtt_min_us", "doubled"),
     "tcp_connect": ("netns", "peer", "result", "duration_ns"),
     "tcp_retransmit": ("netns", "saddr", "sport", "peer", "kind", "count"),
     "syscall_latency": ("basis", "kind", "peer", "max_ns"),
@@ -31,7 +31,7 @@ class PeerWatch(EndWatch):
     """One subject is one ip:port that clients of this host talk to from one network namespace, unless it is served in the same: then no link is between.
 
     floor_us: the shortest smoothed RTT of the second, of the connections with most samples; connect_us: the median of its connects, without those whose SYN was sent again; again: segments
-    sent again, the peer's own among them where it is on this host; wait_ns: the longest wait of a process for it. here: it is a process of this host.
+    sent again, the peer's own among them where it is on this host, less those that it had already; wait_ns: the longest wait of a process for it. here: it is a process of this host.
     """
 
     metrics = ("floor_us", "connect_us", "again", "wait_ns", "here")
@@ -58,10 +58,11 @@ class PeerWatch(EndWatch):
         ends = mine["peer"][first[chosen]]
         slots = self.slots(mine["netns"][first[chosen]], ends, second)
         at = AskedEnds(mine, chosen, first, group)
+        had = np.bincount(group, mine["doubled"].clip(0))[chosen]  # unknown is below 0
         values = {
             "floor_us": floor[chosen],
             "connect_us": _connects(rows, at),
-            "again": _again(rows.get("tcp_retransmit"), at),
+            "again": (_again(rows.get("tcp_retransmit"), at) - had).clip(0),
             "wait_ns": _waits(rows.get("syscall_latency"), at),
             "here": among(ends, there.tolist()).astype(np.float64),
         }
