@@ -33,9 +33,10 @@ def unreachable(episode: Episode, view: View) -> Iterator[Verdict]:
         CAUSE.name,
         0.95,
         p.scope,
-        f"{episode.subject} could not be reached{why}",
+        f"it could not be reached{why}",
         (p.seen,),
         culprit=_server(p.server, p.where),
+        full=f"{episode.subject} could not be reached{why}",
     )
 
 

@@ -28,9 +28,10 @@ def judge(watch: ProcessWatch, second: Second) -> list[Episode]:
 def clause(e: Episode) -> Words:
     if e.value > 1:
         return tell(
-            "{who} ended, the {n} of its program, {when}",
-            who=capital(e.subject),
+            "{comm} ended {n}, each time another process, the last one {who}, {when}",
+            comm=capital(e.comm),
             n=value(e.value, "time"),
+            who=e.subject,
             when=when(e),
         )
     return tell("{who} ended at {at}", who=capital(e.subject), at=e.start_ns)
