@@ -232,7 +232,7 @@ def test_programs_that_end_again_and_again_are_counted_in_words() -> None:
 def test_what_has_no_length_is_not_told_to_last(ns: int, none: bool) -> None:
     row = {"finding_id": "a1", "state": "closed", "start_ns": T0, "end_ns": T0 + ns, "boot_id": "", "symptom": "process_gone", "subject": "worker pid 12", "cause": "process_killed",
            "cause_detail": "SIGKILL", "confidence": 0.98, "sentence": "Worker ended.", "severity": "alarm", "culprit_pid": 12, "culprit_comm": "worker", "culprit_object": "",
-           "causes": "[]", "evidence": "[]", "ruled_out": "[]", "said": ""}  # fmt: skip
+           "causes": [], "evidence": [], "ruled_out": [], "said": []}  # fmt: skip
     lines = " ".join(told(row, NULL_I64))
     assert ("over at once" in lines) == none
     assert ("lasted 1ms" in lines) != none
