@@ -225,7 +225,7 @@ def test_programs_that_end_again_and_again_are_counted_in_words() -> None:
         "process_gone", (), 0, "worker pid 12", "", T0, T0 + S, "happens", "", 0.0, 3.0, 0.0, 0, comm="worker"
     )
     said = plain(pieces(ended.declared.clause(ended)))
-    assert said.startswith("Worker ended 3 times, each time another process, the last one worker pid 12, from ")
+    assert said.startswith("Worker ended 3 times, each time another process, the last one worker pid 12, at ")
 
 
 @pytest.mark.parametrize(("ns", "none"), [(1, True), (0, True), (1_000_000, False)])
