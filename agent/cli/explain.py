@@ -89,11 +89,14 @@ def told(row: dict[str, Any], began_ns: int, left_open: str = "") -> list[str]:
     """The finding as lines of text; times are relative to its start, which is ``began_ns`` by the wall clock (NULL_I64: not known).
     left_open: what ended before it did, if that is so."""
     from agent.cli.cells import cell, duration
+    from agent.common.duration import instant
 
     start, end = row["start_ns"], row["end_ns"]
     wall = f"{cell('wall_ns', began_ns)}, " if began_ns != NULL_I64 else ""
     going = (
-        f"lasted {duration(end - start)}"
+        "over at once"
+        if row["state"] == "closed" and instant(end - start)
+        else f"lasted {duration(end - start)}"
         if row["state"] == "closed"
         else f"still going on after {duration(end - start)}"
     )

@@ -114,12 +114,13 @@ def _times(source: RowSource, row: dict[str, Any]) -> dict[str, str]:
 
     from agent.cli.cells import cell, duration
     from agent.columns import NULL_I64
+    from agent.common.duration import instant
     from agent.common.instants import iso
 
     wall = int(source.wall(row["boot_id"], np.array([row["start_ns"]], np.int64))[0])
     return {
         "began": cell("start_ns", row["start_ns"]) if wall == NULL_I64 else iso(wall, 0),
-        "lasted": duration(row["end_ns"] - row["start_ns"]),
+        "lasted": "-" if instant(took := row["end_ns"] - row["start_ns"]) else duration(took),
     }
 
 

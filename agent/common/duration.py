@@ -28,6 +28,11 @@ def span(ns: float, gap: str = " ") -> str:
     return f"{number(ns)}{gap}ns"
 
 
+def instant(ns: float) -> bool:
+    """Whether it is the length of what has none, as an end."""
+    return ns < 1000
+
+
 def parse_ns(text: str, bare: str = "") -> int:
     """``128ms``, ``1.5 h`` in ns. bare: the unit of a number without one; empty where it must have one. Raises ValueError."""
     match = _WRITTEN.fullmatch(text)

@@ -53,6 +53,9 @@ def _stopped(fate: Fate, rows: np.ndarray, own: int, _events: np.ndarray) -> Fat
 
 
 def _ended(fate: Fate, rows: np.ndarray, own: int, events: np.ndarray) -> Fate:
+    well = (rows["kind"] == _EXITED) & (rows["exit_code"] == 0)
+    well[own] = False
+    rows, own = rows[~well], own - int(np.count_nonzero(well[:own]))  # who ends in order takes nobody along
     root = int(np.argmax(_from_outside(rows))) if _from_outside(rows).any() else 0
     after_ns = rows["t_ns"] - rows["t_ns"][root]
     hit = (rows["kind"] == _EXITED) & (after_ns >= -_AT_ONCE_NS) & (after_ns <= _ALONG_NS)

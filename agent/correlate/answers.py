@@ -88,6 +88,8 @@ class AnswerWatch(Watch):
             before = float(self.series.baseline("n", slot, second, lasted).median[0])
             if not math.isnan(before):
                 episode.facts["n_base"] = before
+                owed = self.series.owed("n", episode.slot, second, lasted, before)
+                episode.facts["n_owed"], episode.facts["n_more"] = owed
 
     def describe(self, symptom: str, slot: int) -> Episode:
         row = self.worst[slot]

@@ -40,7 +40,9 @@ class Finding:
     said_second: int = 0
     shown: dict[bytes, tuple[object, ...]] = field(default_factory=dict)  #: its evidence as last told, by id
     unfit: set[bytes] = field(default_factory=set)  #: ids of evidence that it had no room for
-    lent: set[int] = field(default_factory=set)  #: ids of episodes that are here as long as no verdict of theirs says otherwise (agent/correlate/story.py)
+    lent: set[int] = field(
+        default_factory=set
+    )  #: ids of episodes that are here as long as no verdict of theirs says otherwise (agent/correlate/story.py)
     passed: set[int] = field(default_factory=set)  #: ... of those whom others' lateness explains
     _ranked: list[Verdict] | None = None
 

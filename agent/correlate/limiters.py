@@ -202,6 +202,9 @@ class LimiterWatch(Watch):
             before = float(self.series.baseline(metric, slot, second, bad).median[0])
             if not math.isnan(before):
                 episode.facts[f"{metric}_base"] = before
+                if metric == "cost":
+                    owed = self.series.owed(metric, episode.slot, second, bad, before)
+                    episode.facts["cost_owed"], episode.facts["cost_more"] = owed
 
 
 def seen(episode: Episode) -> str:

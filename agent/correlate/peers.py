@@ -26,7 +26,7 @@ _ASKING = [b"established", b"syn_sent"]  # else nobody waits for it any more
 RTO_NS = 200_000_000
 #: What symptoms of peers read.
 READS = {
-    "tcp_rtt": ("netns", "role", "saddr", "sport", "peer", "samples", "rtt_min_us"),
+    "tcp_rtt": ("netns", "role", "saddr", "sport", "peer", "samples", "rtt_min_us", "doubled"),
     "tcp_connect": ("netns", "peer", "result", "duration_ns"),
     "tcp_retransmit": ("netns", "saddr", "sport", "peer", "kind", "state", "count"),
     "syscall_latency": ("basis", "kind", "peer", "max_ns"),
@@ -37,7 +37,7 @@ class PeerWatch(EndWatch):
     """One subject is one ip:port that clients of this host talk to from one network namespace, unless it is served in the same: then no link is between.
 
     floor_us: the shortest smoothed RTT of the second, of the connections with most samples; connect_us: the median of its connects, without those whose SYN was sent again; again: segments
-    sent again, the peer's own among them where it is on this host; wait_ns: the longest wait of a process for it. here: it is a process of this host.
+    sent again, the peer's own among them where it is on this host, less those that it had already; wait_ns: the longest wait of a process for it. here: it is a process of this host.
     A peer of which nothing is heard any more has no round trips: how long it is waited for is then known from what is sent to it again. dark: 1 in such a second.
     """
 
@@ -71,10 +71,11 @@ class PeerWatch(EndWatch):
         ends = mine["peer"][first[chosen]]
         slots = self.slots(mine["netns"][first[chosen]], ends, second)
         at = AskedEnds(mine, chosen, first, group)
+        had = np.bincount(group, mine["doubled"].clip(0))[chosen]  # unknown is below 0
         values = {
             "floor_us": floor[chosen],
             "connect_us": _connects(rows, at),
-            "again": _again(rows.get("tcp_retransmit"), at),
+            "again": (_again(rows.get("tcp_retransmit"), at) - had).clip(0),
             "wait_ns": _waits(rows.get("syscall_latency"), at),
             "here": among(ends, there.tolist()).astype(np.float64),
             "dark": np.zeros(len(ends)),

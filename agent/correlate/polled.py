@@ -9,6 +9,7 @@ import numpy as np
 from agent.correlate.episode import Culprit, Episode, item
 from agent.correlate.keptoff import kept_off_ns
 from agent.correlate.local import in_netns
+from agent.correlate.resent import had_already
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View, place
 from agent.correlate.waits import CPUS, NETWORK, SHARE
@@ -43,7 +44,9 @@ class Polled:
     took_ns: float
     seen: dict[str, object]
     rtt: dict[str, object]
-    again: int = 0  #: segments between tickscope's host and the server that were sent again
+    again: int = (
+        0  #: segments between tickscope's host and the server that were sent again, unless it had most of them already
+    )
 
     @property
     def who(self) -> str:
@@ -80,8 +83,9 @@ def _polled(episode: Episode, view: View) -> Polled:
     usual, _, worst = rtt_us(view, raw, netns, episode) if where else (None, None, None)
     server = view.server(raw, netns, episode)
     starved = min(view.starved_ns(server[1], episode), episode.value) if server else 0.0
-    again = in_netns(view.during("tcp_retransmit", episode), netns)
-    again = again[again["peer"] == np.frombuffer(raw, "V18")[0]]
+    rows = in_netns(view.during("tcp_retransmit", episode), netns)
+    again = int(np.maximum(rows["count"], 1)[rows["peer"] == np.frombuffer(raw, "V18")[0]].sum())
+    again = 0 if had_already(episode, view, raw, netns, again) else again
     seen = item(
         "queue_lag",
         "time without an answer",
@@ -104,7 +108,7 @@ def _polled(episode: Episode, view: View) -> Polled:
         episode.value,
         seen,
         item("tcp_rtt", "smoothed RTT", worst, "us", column="srtt_us", peer=where, baseline=usual),
-        int(np.maximum(again["count"], 1).sum()),
+        again,
     )
 
 

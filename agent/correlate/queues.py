@@ -133,6 +133,9 @@ class QueueWatch(Watch):
             before = float(self.series.baseline(metric, slot, second, bad + int(self.config.age_rise_s) + 1).median[0])
             if not math.isnan(before):
                 episode.facts[f"{metric}_base"] = before
+                if metric == "in":
+                    owed = self.series.owed(metric, episode.slot, second, bad, before)
+                    episode.facts["in_owed"], episode.facts["in_more"] = owed
         self._taken(episode, slot, second)
 
     def _taken(self, episode: Episode, slot: np.ndarray, second: int) -> None:

@@ -67,6 +67,14 @@ def resent(episode: Episode, view: View, raw: bytes, netns: int | None, rows: np
     )
 
 
+def had_already(episode: Episode, view: View, raw: bytes, netns: int | None, again: int) -> bool:
+    """Whether the peer said of most of what was sent again that it had it: round trips vary, and nothing was lost."""
+    return (
+        again > 0
+        and resent(episode, view, raw, netns, view.during("tcp_retransmit", episode)[:0], again, None).spurious
+    )
+
+
 def _after(tries: int, first_ns: float, usual_us: float | None) -> float:
     """For how long who sent again so often has waited at most: until the next try, too."""
     return (first_ns + 2e3 * (usual_us or 0.0)) * (2.0 ** (min(tries, _MOST) + 1) - 1) if tries else 0.0

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 SECONDS = 128
+_OWED_S, _HALF = 30, 0.5
 _SIGMA = 1.4826  # a normal distribution's standard deviation in units of its median absolute deviation
 
 
@@ -49,7 +50,6 @@ class Series:
         self._limit = limit
         self._slot: dict[tuple[object, ...], int] = {}
         self._seen = np.empty(0, np.int64)
-        self._holder: dict[int, int] = {}
         self._of = {metric: i for i, metric in enumerate(metrics)}
         self._values = np.empty((len(metrics), 0, SECONDS), np.float32)
         self._usual = np.empty((0, SECONDS), np.bool_)
@@ -74,15 +74,10 @@ class Series:
                 self.dropped += 1
                 return -1
             self._slot[key] = slot
-            self._holder[slot] = self._holder.get(slot, 0) + 1
             self._values[:, slot] = np.nan
             self._usual[slot] = True
         self._seen[slot] = second
         return slot
-
-    def holder(self, slot: int) -> int:
-        """How many subjects have had this slot: another number is another subject."""
-        return self._holder.get(slot, 0)
 
     def _place(self, second: int) -> int:
         if len(self._slot) < len(self._seen):
@@ -126,6 +121,15 @@ class Series:
     def last(self, metric: str, slots: np.ndarray, second: int) -> np.ndarray:
         """Values of this second; shape (len(slots),)."""
         return np.asarray(self._values[self._of[metric], slots, second % SECONDS], np.float64)
+
+    def owed(self, metric: str, slot: int, second: int, lasted: int, usual: float) -> tuple[float, float]:
+        """Of a rate: how much was missing, in seconds that had less than half of what is usual, in the ``_OWED_S`` before ``lasted`` seconds began and since; and how much more than usual came in these."""
+        n = min(SECONDS - 1, lasted + _OWED_S)
+        values = self.recent(metric, np.array([slot]), second, n)[0]
+        there = np.flatnonzero(~np.isnan(values))
+        values = np.nan_to_num(values[there[0] :]) if len(there) else values[:0]
+        missing = np.where(values < _HALF * usual, usual - values, 0.0).sum()
+        return float(missing), float((values[-lasted:] - usual).clip(0).sum())
 
     def baseline(self, metric: str, slots: np.ndarray, second: int, skip: int) -> Baseline:
         """What was usual before the last ``skip`` seconds."""

@@ -2,6 +2,7 @@
 
 - A server that was stopped or ended refuses connects, does not answer, and so on: what blames a server for that, and what became of the server, are one.
 - Who waits for a process that itself waits for somebody else waits for that one: a verdict that blames it passes the blame on (``passed``).
+- What comes at once after nobody came had piled up (agent/correlate/backlog.py): that is the story of what held it up.
 - Who talks with somebody that stands still, and is late with nothing else to explain it, is late for that; until more is known (``Finding.lent``). So is who waits for one
   that talks with it.
 
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from agent.common.address import peer_of
+from agent.correlate.backlog import RATES, made_up
 from agent.correlate.episode import Episode, Verdict
 from agent.correlate.rows import groups, known
 from agent.correlate.thresholds import SECOND
@@ -60,7 +62,7 @@ def same(found: Finding, verdict: Verdict, episode: Episode, view: View) -> bool
     if not _meets(found, episode, _AFTER_NS):
         return False
     if verdict.score <= 0:
-        return _asks(found, episode, view)
+        return _asks(found, episode, view) or _piled_up(found, episode, view)
     mine, its = blamed(found.cause, view), blamed(verdict, view)
     names = {found.cause.cause, verdict.cause}
     if names & _FELT and names <= _FATES | _FELT and mine & its:
@@ -97,6 +99,14 @@ def _asks(found: Finding, episode: Episode, view: View) -> bool:
         return False
     pids = {*blamed(found.cause, view), *(e.pid for e in found.explained() if _is_late(e))}
     return any(pid in pids for pid in _asked({episode.pid}, episode, view))
+
+
+def _piled_up(found: Finding, episode: Episode, view: View) -> bool:
+    """Whether it is about what had piled up since that process stood still, or a client of it, or a server that it asks."""
+    if episode.pid is None or not any(made_up(episode, metric) for metric in RATES):
+        return False
+    pids = {*blamed(found.cause, view), *(e.pid for e in found.explained() if e.unit == "ns")}
+    return episode.pid in pids or episode.pid in _asked(pids, episode, view) or bool({*_asked({episode.pid}, episode, view)} & pids)  # fmt: skip
 
 
 def _asked(by: Collection[int | None], episode: Episode, view: View) -> Iterator[int]:

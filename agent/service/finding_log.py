@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from agent.batch import Batch
-from agent.common.duration import span
+from agent.common.duration import instant, span
 from agent.common.sentence import pieces, told
 from agent.errors import printable
 from agent.log import INFO, NOTICE, WARNING, say
@@ -50,7 +50,8 @@ class FindingLog:
 
     def _tell(self, row: np.void, event: str) -> None:
         severity = _TABLE.by_name["severity"].names[row["severity"]]
-        lasted = f" after {span(row['end_ns'] - row['start_ns'])}" if event == "closed" else ""
+        took = row["end_ns"] - row["start_ns"]
+        lasted = f" after {span(took)}" if event == "closed" and not instant(took) else ""
         finding_id, sentence = (
             printable(row["finding_id"]),
             printable(told(pieces(bytes(row["said"]), bytes(row["sentence"])), self._wall)),

@@ -173,3 +173,42 @@ def test_old_connections_that_a_server_resets_are_no_failure_of_connects() -> No
              peer=np.frombuffer(API, "V18"), samples=5, rtt_sum_us=500, rtt_min_us=90, rtt_max_us=110, srtt_us=100)  # fmt: skip
     resets(host, BAD)
     assert latest(run(host, UNTIL)) == []
+
+
+def closes(host: Host, at: np.ndarray, bytes_in: int, ms: float) -> None:
+    """Connections of the client's that ended then, with what it had received."""
+    host.add(
+        "tcp_close",
+        len(at),
+        t_ns=T0 + (at * S).astype(np.int64),
+        pid=APP_PID,
+        proc_start_ns=START,
+        netns=4026531840,
+        peer=np.frombuffer(API, "V18"),
+        role=code("tcp_close", "role", "client"),
+        duration_ns=int(ms * 1e6),
+        bytes_in=bytes_in,
+        bytes_out=40,
+        waited_ns=-(2**63),
+    )
+
+
+@pytest.mark.parametrize(
+    ("bytes_in", "ms", "cause", "detail"),
+    [
+        (36, 0.4, "broker_down", "turned_away"),  # -ERR max number of clients reached
+        (0, 0.4, "network_loss", "reset"),
+        (36, 45_000, "network_loss", "reset"),
+        (80_000, 0.4, "network_loss", "reset"),
+    ],
+)
+def test_who_is_answered_with_a_few_words_and_shown_out_is_not_reset_by_a_network(
+    bytes_in: int, ms: float, cause: str, detail: str
+) -> None:
+    host = steady()
+    resets(host, BAD)
+    closes(host, BAD, bytes_in, ms)
+    (found,) = latest(run(host, UNTIL))
+    assert (found["symptom"], found["cause"], found["cause_detail"]) == ("connect_failures", cause, detail)
+    if detail == "turned_away":
+        assert "it took 8 connections, answered with 36 bytes, and closed at once" in str(found["sentence"])

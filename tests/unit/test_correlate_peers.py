@@ -15,7 +15,9 @@ API = peer("10.0.0.2", 443)
 UNTIL = 60
 
 
-def asked(host: Host, at: np.ndarray, us: object, wait_ms: object, to: bytes = API, netns: int = NEAR) -> None:
+def asked(
+    host: Host, at: np.ndarray, us: object, wait_ms: object, to: bytes = API, netns: int = NEAR, **more: object
+) -> None:
     """By one row a second: round trips to the peer, and the longest wait for it."""
     us = np.broadcast_to(np.asarray(us, np.int64), len(at))
     host.add(
@@ -34,6 +36,7 @@ def asked(host: Host, at: np.ndarray, us: object, wait_ms: object, to: bytes = A
         rtt_min_us=us,
         rtt_max_us=us,
         srtt_us=us,
+        **more,
     )
     host.add(
         "syscall_latency",
@@ -140,6 +143,39 @@ def test_a_lone_segment_is_none() -> None:
     host = Host()
     asked(host, SECONDS[np.abs(SECONDS - 30.9) > 0.1], 300, 6)
     sent_again(host, np.array([30.2]))
+    assert latest(run(host, UNTIL)) == []
+
+
+def jittery(doubled: int) -> Host:
+    """Each packet takes another time; what was sent again meanwhile the peer had already, as it says (DSACK), or had not."""
+    host, rng = Host(), np.random.default_rng(5)
+    us = np.where(BAD, rng.uniform(250_000, 420_000, UNTIL), 300)
+    asked(
+        host,
+        SECONDS,
+        us,
+        np.where(BAD, 460, 6),
+        segments=40,
+        again=np.where(BAD, 2, 0),
+        doubled=np.where(BAD, doubled, 0),
+    )
+    sent_again(host, np.arange(30.2, 36, 0.5))
+    return host
+
+
+def test_delays_that_vary_are_no_loss() -> None:
+    (found,) = latest(run(jittery(2), UNTIL))
+    assert (found["symptom"], found["cause"]) == ("network_rtt", "network_rtt")
+    ruled_out = {entry["cause"]: entry["words"] for entry in found["ruled_out"]}  # type: ignore[attr-defined]
+    assert "but it had most of them already" in ruled_out["network_loss"]
+
+
+def test_what_was_sent_again_for_nothing_is_no_loss_where_the_round_trips_are_well() -> None:
+    host = Host()
+    asked(
+        host, SECONDS, 300, np.where(BAD, 260, 6), segments=40, again=np.where(BAD, 2, 0), doubled=np.where(BAD, 2, 0)
+    )
+    sent_again(host, np.arange(30.2, 36, 0.5))
     assert latest(run(host, UNTIL)) == []
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from agent.cli.explain import told
 from agent.columns import NULL_I64
+from agent.common.sentence import plain
+from agent.correlate.episode import Episode
+from agent.correlate.words import pieces
 from tests.unit.correlate_scenarios import APP_PID, MS, PEER, REDIS_PID, START, T0, Host, S, code, latest, run
 
 CGROUP = 4711
@@ -214,3 +218,21 @@ def test_a_restart_on_purpose_is_no_trouble(gap: float, told: bool) -> None:
     host.made[-1].rows["cgroup_id"] = CGROUP
     found = latest(run(host, 60))
     assert [f["cause"] for f in found] == ["process_killed"] * told
+
+
+def test_programs_that_end_again_and_again_are_counted_in_words() -> None:
+    ended = Episode(
+        "process_gone", (), 0, "worker pid 12", "", T0, T0 + S, "happens", "", 0.0, 3.0, 0.0, 0, comm="worker"
+    )
+    said = plain(pieces(ended.declared.clause(ended)))
+    assert said.startswith("Worker ended 3 times, each time another process, the last one worker pid 12, at ")
+
+
+@pytest.mark.parametrize(("ns", "none"), [(1, True), (0, True), (1_000_000, False)])
+def test_what_has_no_length_is_not_told_to_last(ns: int, none: bool) -> None:
+    row = {"finding_id": "a1", "state": "closed", "start_ns": T0, "end_ns": T0 + ns, "boot_id": "", "symptom": "process_gone", "subject": "worker pid 12", "cause": "process_killed",
+           "cause_detail": "SIGKILL", "confidence": 0.98, "sentence": "Worker ended.", "severity": "alarm", "culprit_pid": 12, "culprit_comm": "worker", "culprit_object": "",
+           "causes": [], "evidence": [], "ruled_out": [], "said": []}  # fmt: skip
+    lines = " ".join(told(row, NULL_I64))
+    assert ("over at once" in lines) == none
+    assert ("lasted 1ms" in lines) != none

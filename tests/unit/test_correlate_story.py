@@ -101,6 +101,34 @@ def test_a_process_that_crashes_and_others_that_its_master_ends() -> None:
     assert (found["culprit_pid"], found["cause_detail"]) == (604, "SIGKILL")
 
 
+def test_who_ends_in_order_takes_nobody_along() -> None:
+    host = cluster(Host())
+    event(
+        host,
+        "exited",
+        AT,
+        pid=601,
+        comm=b"postgres",
+        exit_code=0,
+        signal=NULL_I64,
+        sender_pid=NULL_I64,
+        sender_comm=b"",
+    )
+    event(
+        host,
+        "exited",
+        AT + 0.1,
+        pid=604,
+        comm=b"postgres",
+        exit_code=3,
+        signal=NULL_I64,
+        sender_pid=NULL_I64,
+        sender_comm=b"",
+    )
+    (found,) = told(host)
+    assert (found["culprit_pid"], "more of its program" in found["sentence"]) == (604, False)
+
+
 def test_clients_of_who_stands_still_and_clients_of_these_are_its_victims() -> None:
     """Nothing but who talks with whom tells why they are late."""
     host = cluster(Host())

@@ -6,17 +6,22 @@ import errno
 from collections.abc import Iterator
 from typing import cast
 
+import numpy as np
+
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Culprit, Episode, Verdict, item
 from agent.correlate.local import in_netns
 from agent.correlate.polled import READS, away, polled
 from agent.correlate.refusing import READS as POLLS
 from agent.correlate.refusing import refusing
+from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View, place, to_peer
 from agent.correlate.waits import PEERS, on_peers
 from agent.correlate.words import peer, span, tell, value
 from agent.tables import TABLES
 
+_CLIENT = TABLES["tcp_close"].code("role", "client")
+_WORDS_BYTES, _AT_ONCE_NS = 1024, 200_000_000
 _FAILED = TABLES["tcp_connect"].code("result", "failed")
 
 
@@ -28,9 +33,10 @@ def unreachable(episode: Episode, view: View) -> Iterator[Verdict]:
         CAUSE.name,
         0.95,
         p.scope,
-        f"{episode.subject} could not be reached{why}",
+        f"it could not be reached{why}",
         (p.seen,),
         culprit=_server(p.server, p.where),
+        full=f"{episode.subject} could not be reached{why}",
     )
 
 
@@ -77,6 +83,33 @@ def turned_away(episode: Episode, view: View) -> Iterator[Verdict]:
         yield Verdict(CAUSE.name, sure, place(name, raw, netns), words, (entry,), "", Culprit(object=name))
 
 
+def shown_out(episode: Episode, view: View) -> Iterator[Verdict]:
+    """A peer that takes a connection, says a few words, and ends it at once: a limit of connections, or whom it does not want. No network does that."""
+    netns, raw = cast("tuple[int, bytes]", episode.key[:2])
+    rows = in_netns(to_peer(view.during("tcp_close", episode, SECOND), raw), netns)
+    rows = rows[(rows["role"] == _CLIENT) & (rows["bytes_in"] > 0) & (rows["bytes_in"] <= _WORDS_BYTES)]
+    rows = rows[(rows["duration_ns"] >= 0) & (rows["duration_ns"] <= _AT_ONCE_NS)]
+    broken = episode.facts.get("broken", 0.0)
+    if not broken or len(rows) < 0.5 * broken or broken <= episode.facts.get("failed", 0.0):
+        return
+    server, name = view.server(raw, netns, episode), peer(raw)
+    who = f"{server[0]} (pid {server[1]})" if server else "it"
+    said = int(np.median(rows["bytes_in"]))
+    words = tell(
+        "{who} took {n}, answered with {said}, and closed at once: it may have as many clients as it takes",
+        who=who,
+        n=value(len(rows), "connection"),
+        said=value(said, "byte"),
+    )
+    entry = item("tcp_close", "closed with a few words", len(rows), "", column="bytes_in", peer=name, bytes=said)
+    yield Verdict(CAUSE.name, 0.85, place(name, raw, netns), words, (entry,), "turned_away", _server(server, name))
+
+
+def reached(episode: Episode, view: View) -> Iterator[Verdict]:
+    yield from turned_away(episode, view)
+    yield from shown_out(episode, view)
+
+
 def behind(episode: Episode, view: View) -> Iterator[Verdict]:
     """A queue whose server was away just before, or meanwhile: what piled up then is being taken."""
     a = away(episode, view)
@@ -102,6 +135,6 @@ def failing(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 CAUSE = Cause(
-    "broker_down", 20, "a broker, or another server, refused connections or was not there", {**POLLS, **READS, **PEERS},
-    "see whether it runs, and why it ended: its log, and its unit's state", {"broker_down": unreachable, "decision_latency": refused, "refusals": refused, "service_errors": failing, "connect_failures": turned_away, "retry_storm": turned_away, "queue_lag": behind},
+    "broker_down", 20, "a broker, or another server, refused connections or was not there", {**POLLS, **READS, **PEERS, "tcp_close": ("netns", "peer", "role", "duration_ns", "bytes_in")},
+    "see whether it runs, and why it ended: its log, and its unit's state", {"broker_down": unreachable, "decision_latency": refused, "refusals": refused, "service_errors": failing, "connect_failures": reached, "retry_storm": turned_away, "queue_lag": behind},
     kin="broker")  # fmt: skip

@@ -1,9 +1,13 @@
-"""More was asked for. The weakest explanation: any other one that holds comes first."""
+"""More was asked for. The weakest explanation: any other one that holds comes first.
+
+What comes at once after a time in which nothing came had piled up: that is the consequence of whatever held it up, and no load.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from agent.correlate.backlog import made_up
 from agent.correlate.catalogue import Cause
 from agent.correlate.consumption import READS, consumption
 from agent.correlate.episode import Episode, Verdict, item
@@ -67,6 +71,13 @@ def _grown(
         yield Verdict(
             CAUSE.name, 0.0, "", "the usual load is not known, since only a share of its decisions was watched"
         )
+    elif rate >= 1.5 * usual and made_up(episode, metric):
+        words = tell(
+            "{what} rose from {usual} to {rate}, since {owed} had not come before",
+            owed=value(facts[f"{metric}_owed"]),
+            **told,
+        )
+        yield Verdict(CAUSE.name, 0.0, "", words, (entry,))
     elif rate >= 1.5 * usual and rate - usual >= 1:
         if limited and limit and rate > limit:
             sure = max(sure, 0.85)

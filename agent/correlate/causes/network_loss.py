@@ -85,6 +85,10 @@ def of_peer(episode: Episode, view: View) -> Iterator[Verdict]:
     p = on_way(episode, view)
     if p.crowded:
         yield Verdict(CAUSE.name, 0.0, "", "this host's processors were so busy that all of it is slow")
+    elif p.spurious:
+        had = item("tcp_retransmit", "segments sent again", p.again, "", column="count", peer=p.name)
+        words = tell("{n} to it had to be sent again, but it had most of them already", n=value(p.again, "TCP segment"))
+        yield Verdict(CAUSE.name, 0.0, "", words, (had,))
     elif episode.symptom == "network_loss" or p.again:
         entry = item("tcp_retransmit", "segments sent again", p.again, "", column="count", peer=p.name)
         dark = ", and nothing came from it any more" if episode.facts.get("dark", 0) >= _DARK_S else ""
