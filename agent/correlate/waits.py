@@ -224,8 +224,7 @@ def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
 def _peer(
     episode: Episode, view: View, raw: bytes, shares: tuple[float, float], most: tuple[float, float], late: Late | None
 ) -> PeerWait:
-    """most: the longest wait, and how certain it is."""
-    (longest, sure), name = most, peer(raw)
+    (longest, sure), name = most, peer(raw)  # the longest wait, and how certain it is that it is one
     netns = view.netns(episode, raw)
     host = place(name.rpartition(":")[0], raw, netns)  # one network leads to all ports of a host
     where, server = place(name, raw, netns), (late and late.server) or view.server(raw, netns, episode)
