@@ -16,6 +16,7 @@ from agent.correlate.rows import groups, known
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, View, own_ends, to_peer
 from agent.correlate.way import Spans, way
+from agent.correlate.words import text
 from agent.tables import TABLES
 
 SURE = 0.8  #: how certain it is that what is found here is it
@@ -31,15 +32,20 @@ _BEFORE_NS, _NOTED_NS = 60 * SECOND, 30 * SECOND
 
 @dataclass(frozen=True)
 class Late:
-    """A peer that kept a process waiting. pid: of who answers there."""
+    """A peer that kept a process waiting. pid, comm: of who answers there, and of several that do, who was late; 0 and nothing where that is not known."""
 
     raw: bytes
     pid: int
+    comm: str
     waited_ns: float
 
+    @property
+    def server(self) -> tuple[str, int] | None:
+        return (self.comm, self.pid) if self.pid else None
 
-def unseen(episode: Episode, view: View, spans: Spans) -> dict[bytes, float]:
-    """By peer, for how long it was waited for at once, ns."""
+
+def unseen(episode: Episode, view: View, spans: Spans) -> list[Late]:
+    """Peers that were waited for, each with for how long at once."""
     assert episode.pid is not None
     took = spans[1] - spans[0]
     need = float(took.max(initial=0)) * _COVERS
@@ -52,9 +58,7 @@ def unseen(episode: Episode, view: View, spans: Spans) -> dict[bytes, float]:
         found, pid = late, late.pid
         visited.add(pid)
     slow = _badly_reached(episode, view, pid, float(took.min(initial=took.max(initial=0))), spans)
-    if slow:
-        return slow
-    return {found.raw: found.waited_ns} if found else {}
+    return slow or ([found] if found else [])
 
 
 def _asked(episode: Episode, view: View, pid: int) -> list[tuple[bytes, int | None]]:
@@ -92,18 +96,18 @@ def _late(episode: Episode, view: View, raw: bytes, netns: int | None) -> Late |
     if not len(chosen):
         return None
     i = chosen[np.argmax(waited[chosen])]
-    return Late(raw, int(rows["pid"][i]), float(waited[i]))
+    return Late(raw, int(rows["pid"][i]), text(rows["comm"][i]), float(waited[i]))
 
 
-def _badly_reached(episode: Episode, view: View, pid: int, shortest_ns: float, spans: Spans) -> dict[bytes, float]:
+def _badly_reached(episode: Episode, view: View, pid: int, shortest_ns: float, spans: Spans) -> list[Late]:
     """Peers of a process to which the network was lossy or slow; loopback only seems so where processors are short."""
-    found = {}
+    found = []
     for raw, netns in _asked(episode, view, pid):
         if is_loopback(raw):
             continue
         here = view.servers.find(raw, netns) is not None
         if _sent_again(episode, view, raw, netns) or way(episode, view, raw, netns, shortest_ns, spans, here).slower:
-            found[raw] = shortest_ns
+            found.append(Late(raw, 0, "", shortest_ns))
     return found
 
 

@@ -15,7 +15,7 @@ from agent.correlate.rows import as_bytes, groups, start_ticks
 from agent.correlate.served import READS as REQUESTS
 from agent.correlate.served import on_others, slow
 from agent.correlate.thresholds import SECOND
-from agent.correlate.unseen import SURE, unseen
+from agent.correlate.unseen import SURE, Late, unseen
 from agent.correlate.view import NO_PEER, SERVERS, View, addresses, place
 from agent.correlate.way import ENOUGH, Spans, Way, way
 from agent.correlate.words import peer
@@ -206,9 +206,9 @@ def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
             if 0.5 * worst <= ns <= 2 * max(worst, lost) and (not serves or raw in view.peers(episode))
         }
         waited, sure = dict.fromkeys(summed, lost), 0.8
-    told = unseen(episode, view, slow_spans(episode, view)) if serves and not waited else {}
-    if told:
-        summed, waited, sure = told, dict.fromkeys(told, lost), SURE
+    late = {one.raw: one for one in unseen(episode, view, slow_spans(episode, view))} if serves and not waited else {}
+    if late:
+        summed, waited, sure = {raw: one.waited_ns for raw, one in late.items()}, dict.fromkeys(late, lost), SURE
     for raw in {row.tobytes() for row in _failed(view.own(view.during("tcp_connect", episode), episode))["peer"]}:
         waited.setdefault(raw, 0.0)
     found = []
@@ -217,23 +217,23 @@ def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
         rows = _towards(to_peer, raw)
         most = max(rows["duration_ns"].max(initial=0), unnamed["duration_ns"].max(initial=0), summed.get(raw, 0))
         longest = min(float(most), episode.value) if episode.declared.inside else float(most)
-        found.append(_peer(episode, view, raw, (share, own), longest, (sure, raw in told)))
+        found.append(_peer(episode, view, raw, (share, own), (longest, sure), late.get(raw)))
     return found
 
 
 def _peer(
-    episode: Episode, view: View, raw: bytes, shares: tuple[float, float], longest: float, known: tuple[float, bool]
+    episode: Episode, view: View, raw: bytes, shares: tuple[float, float], most: tuple[float, float], late: Late | None
 ) -> PeerWait:
-    name = peer(raw)
+    (longest, sure), name = most, peer(raw)  # the longest wait, and how certain it is that it is one
     netns = view.netns(episode, raw)
     host = place(name.rpartition(":")[0], raw, netns)  # one network leads to all ports of a host
-    where, server = place(name, raw, netns), view.server(raw, netns, episode)
+    where, server = place(name, raw, netns), (late and late.server) or view.server(raw, netns, episode)
     sent_again, resets, connects = (
         in_netns(_towards(view.during(table, episode), raw), netns)
         for table in ("tcp_retransmit", "tcp_reset", "tcp_connect")
     )
     answered = _answered_again(episode, view, raw, netns)
-    if known[1] and is_loopback(raw):  # nothing gets lost there: who is busy acknowledges late
+    if late and is_loopback(raw):  # nothing gets lost there: who is busy acknowledges late
         sent_again, answered = sent_again[:0], 0
     failed = _failed(connects)
     wait = item(
@@ -257,7 +257,8 @@ def _peer(
         server,
         *shares,
         longest,
-        *known,
+        sure,
+        late is not None,
         its,
         back.again,
         len(resets),

@@ -186,3 +186,11 @@ def test_a_frozen_server_has_its_name() -> None:
         and "redis-server pid 1801 stood still for 3 s: its cgroup was frozen by docker pid 9"
         in str(one["sentence"]).lower()
     )
+
+
+def test_of_several_that_serve_a_port_the_late_one_is_meant() -> None:
+    """Workers that were forked, of which another one was the last that was seen to serve."""
+    host = shop()
+    listens(host, CACHE_PID + 10, 6379, b"redis-server")
+    one = of_shop(host)
+    assert "redis-server (pid 1801) at 127.0.0.1:6379 did not answer for 3 s" in str(one["sentence"])
