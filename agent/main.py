@@ -214,7 +214,7 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: Helper, wat
         _time_daemons(config, history),
     )
     brokers = Brokers(config.brokers, config.poll_s)
-    receiver = _receiver(config, loaded, boot, history)
+    receiver = _receiver(config, loaded, sockets.fd, boot, history)
     resources = Resources()
     sources += [receiver] if receiver is not None else []
     sources += [notices, intake, server, queues, brokers, daemons, resources, Spaces(helper, resources)]
@@ -274,7 +274,7 @@ def _queues(config: Config, loaded: Loaded, older: Any) -> QueuePoller:
     return QueuePoller([SocketQueues(name_owners=owners, name_users=users, name_older=older)], config.poll_s)
 
 
-def _receiver(config: Config, loaded: Loaded, boot_id: str, history: Any) -> OtlpReceiver | None:
+def _receiver(config: Config, loaded: Loaded, run_fd: int, boot_id: str, history: Any) -> OtlpReceiver | None:
     """Only where it is on: it is not in the memory of others."""
     if not config.otlp_receiver or not (wanted := config.receiver()).enabled:
         return None
@@ -285,7 +285,7 @@ def _receiver(config: Config, loaded: Loaded, boot_id: str, history: Any) -> Otl
     maps = loaded.families["tcp"].maps if "tcp" in loaded.families else {}
     users = connections.Connections(loaded).name if connections.MAP in maps else None
     return OtlpReceiver(
-        wanted, config.run_dir, People(users), lambda wall_ns: history.to_boot(wall_ns).ns, settings(config, boot_id)
+        wanted, run_fd, People(users), lambda wall_ns: history.to_boot(wall_ns).ns, settings(config, boot_id)
     )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import socket
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -83,7 +85,11 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]
             end = socket.socket(socket.AF_UNIX)
             end.setblocking(False)
             end.bind(f"\0{self._name}{sender.number}")
-            end.connect(_SOCKET)
+            try:
+                end.connect(_SOCKET)
+            except FileNotFoundError:  # somebody removed the run directory: another process makes its own again
+                sys.stderr.write("tickscope-otlp: the socket of gRPC was removed\n")
+                os._exit(1)
             inside, inner = await asyncio.open_connection(sock=end, limit=_PIECE_BYTES)
             inner.write(begun)
             await self._both((reader, inner), (inside, writer))

@@ -26,14 +26,12 @@ from agent.posix.spawned import how, spawned
 from agent.receiver.people import People
 from agent.receiver.received import MOST_BYTES, NoOtlpMessage, Told, checked
 from agent.receiver.settings import ReceiverConfig
-from agent.receiver.wire import ALIVE, COUNTS, GONE, LOST, NUMBER, TABLE, WHO
+from agent.receiver.wire import ALIVE, COUNTS, DIRECTORY, GONE, LOST, NUMBER, TABLE, WHO
 from agent.tables import TABLES
 
 if TYPE_CHECKING:
     from agent.config import Config
 
-#: Below the run directory, for gRPC's own socket.
-DIRECTORY = "otlp"
 #: Without a sign of life (there are four a second) it counts as silent, and is ended after the second.
 SILENT_S, MOST_SILENT_S = 3.0, 30.0
 _LOOK_S = 0.2
@@ -46,6 +44,7 @@ _LOSS_NS = 1_000_000_000
 OLDEST_NS = 15 * 60 * 1_000_000_000
 #: For the process at the end.
 _PATIENCE_S = 2.0
+_SOCKETS = ("grpc.sock",)
 _REMEDY = "see what it said on stderr; restart tickscope"
 #: What only the agent counts.
 TIMES = "decisions of another time: older than 15 min, or still to come"
@@ -70,14 +69,14 @@ def bounds() -> dict[str, str]:
 
 class OtlpReceiver(Failing, Owning, Stating):
     """A ``Source`` (agent/contracts.py): rows of ``limiter_decision``. to_boot: Unix ns to CLOCK_BOOTTIME ns, shape (n,); raises ValueError while that is not known.
-    settings: what else the process is told."""
+    run_fd: the run directory. settings: what else the process is told."""
 
     name = "otlp receiver"
 
-    def __init__(self, config: ReceiverConfig, run_dir: str, people: People, to_boot: Callable[[np.ndarray], np.ndarray], settings: Mapping[str, object]) -> None:  # fmt: skip
+    def __init__(self, config: ReceiverConfig, run_fd: int, people: People, to_boot: Callable[[np.ndarray], np.ndarray], settings: Mapping[str, object]) -> None:  # fmt: skip
         self.restarts = Restarts()
         self._config, self._people, self._to_boot = config, people, to_boot
-        self._directory = os.path.join(run_dir, DIRECTORY)
+        self._run_fd = run_fd
         self._settings = dict(settings)
         self._child: subprocess.Popen[bytes] | None = None
         self._ending: list[subprocess.Popen[bytes]] = []
@@ -139,9 +138,10 @@ class OtlpReceiver(Failing, Owning, Stating):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(max(0.0, end_s - time.monotonic()))
         with contextlib.suppress(OSError):
-            for name in os.listdir(self._directory):
-                os.unlink(os.path.join(self._directory, name))
-            os.rmdir(self._directory)
+            for name in _SOCKETS:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(f"{DIRECTORY}/{name}", dir_fd=self._run_fd)
+            os.rmdir(DIRECTORY, dir_fd=self._run_fd)
 
     def _received(self, source: socket.socket, now_ns: int) -> Iterator[Batch]:
         pieces: list[Told] = []
@@ -231,9 +231,9 @@ class OtlpReceiver(Failing, Owning, Stating):
 
     def _start(self, now_s: float) -> None:
         self._answers = False
-        said = {**self._settings, "http": self._config.http, "grpc": self._config.grpc, "directory": self._directory}
+        said = {**self._settings, "http": self._config.http, "grpc": self._config.grpc}
         try:
-            self._child, self._socket = spawned("agent.receiver.worker", "tickscope-otlp", said)
+            self._child, self._socket = spawned("agent.receiver.worker", "tickscope-otlp", said, self._run_fd)
         except OSError as error:
             self.restarts.ended(now_s, f"cannot be started: {error.strerror or error}")
             return
