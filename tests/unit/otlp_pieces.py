@@ -17,7 +17,7 @@ from agent.limiters.naming import Names
 from agent.receiver.mapping import MEANING, Mapper
 from agent.receiver.reading import records
 from agent.receiver.received import NoOtlpMessage, checked
-from agent.receiver.taking import Refused, unpacked
+from agent.receiver.taking import RequestRefused, unpacked
 from agent.receiver.wire import KIND, NUMBER, PACKER, ROWS
 
 TRACE, SPAN = bytes(range(16)), bytes(range(8))
@@ -143,7 +143,7 @@ def fuzz(count: int, seed: int = 1) -> int:
         made += tried(data, signal, is_json)
         if not at % 16:
             for call in (unpacked, checked):
-                with contextlib.suppress(Refused, NoOtlpMessage):
+                with contextlib.suppress(RequestRefused, NoOtlpMessage):
                     call(data)
     return made
 
