@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from agent.kernel.load import Loaded
     from agent.kernel.source import KernelSource
     from agent.queues.poller import QueuePoller
-    from agent.receiver.process import OtlpReceiver
     from agent.service.live import Live
     from agent.service.loop import Loop
     from agent.service.status import Status
@@ -210,15 +209,16 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: Helper, wat
     answers: dict[str, control.Answer] = {}
     server = control.Control(control_socket, answers)
     intake = intake_room.Intake(*intake_sockets, keys=config.intake_keys, names=config.limiter_names)
-    notices, queues, daemons = (
-        NoticeSource(watch, hooks),
-        _queues(config, loaded, older),
-        _time_daemons(config, history),
-    )
+    notices, queues = NoticeSource(watch, hooks), _queues(config, loaded, older)
+    daemons = _time_daemons(config, history)
     brokers = Brokers(config.brokers, config.poll_s)
-    receiver = _receiver(config, loaded, boot, history)
+    receiver = None
+    if config.otlp_receiver:  # it is not in the memory of others
+        from agent.receiver.start import start as start_receiver
+
+        receiver = start_receiver(config, loaded, sockets.fd, boot, history)
     resources = Resources()
-    sources += [receiver] if receiver is not None else []
+    sources += [receiver, Bounds(receiver.name, receiver.counts, receiver.reasons)] if receiver is not None else []
     sources += [notices, intake, server, queues, brokers, daemons, resources, Spaces(helper, resources)]
     sources += [Bounds("intake", intake.state, intake_room.REASONS), Bounds("control", server.counts, control.REASONS), Mender(sockets)]  # fmt: skip
     sockets.moved("control.sock", server.listener.replace)
@@ -242,11 +242,7 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: Helper, wat
     shown = {"clock": Shown(clock, clock.state), "notices": Shown(notices, notices.state), "time_daemons": Shown(daemons, daemons.state),
              "intake": Shown(intake, intake.state), "programs": Shown(targets.unseen, targets.unseen.told), "examining": Shown(targets, targets.examining)}  # fmt: skip
     shown |= {"investigation": Shown(closer, closer.state)} if closer is not None else {}
-    if receiver is not None:
-        from agent.receiver.process import bounds
-
-        shown["otlp_receiver"] = Shown(receiver, receiver.state)
-        loop.add(Bounds(receiver.name, receiver.counts, bounds()))
+    shown |= {"otlp_receiver": Shown(receiver, receiver.state)} if receiver is not None else {}
     status = Status(config, loop, loaded, helper, watch, history, shown, exports.page)
     loop.each_second.append(status.tell)
     answers["status"] = status.document
@@ -274,21 +270,6 @@ def _queues(config: Config, loaded: Loaded, older: Any) -> QueuePoller:
     owners = listeners.Listeners(loaded).name if listeners.MAP in maps else None
     users = connections.Connections(loaded).name if connections.MAP in maps else None
     return QueuePoller([SocketQueues(name_owners=owners, name_users=users, name_older=older)], config.poll_s)
-
-
-def _receiver(config: Config, loaded: Loaded, boot_id: str, history: Any) -> OtlpReceiver | None:
-    """Only where it is on: it is not in the memory of others."""
-    if not config.otlp_receiver or not (wanted := config.receiver()).enabled:
-        return None
-    from agent.probes.beside import connections
-    from agent.receiver.people import People
-    from agent.receiver.process import OtlpReceiver, settings
-
-    maps = loaded.families["tcp"].maps if "tcp" in loaded.families else {}
-    users = connections.Connections(loaded).name if connections.MAP in maps else None
-    return OtlpReceiver(
-        wanted, config.run_dir, People(users), lambda wall_ns: history.to_boot(wall_ns).ns, settings(config, boot_id)
-    )
 
 
 def _time_daemons(config: Config, history: Any) -> TimeDaemons:

@@ -18,11 +18,13 @@ from agent.posix.signals import sheltered
 _PASSED = ("PATH", "MALLOC_ARENA_MAX", "SSL_CERT_FILE", "SSL_CERT_DIR")
 
 
-def spawned(module: str, label: str, settings: Mapping[str, object]) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """``python -m MODULE SOCKET SETTINGS PARENT``: the process, and the agent's end of its socket (SOCK_SEQPACKET, non-blocking).
+def spawned(
+    module: str, label: str, settings: Mapping[str, object], *more: int
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """``python -m MODULE SOCKET SETTINGS PARENT [MORE]``: the process, and the agent's end of its socket (SOCK_SEQPACKET, non-blocking).
 
     SOCKET and SETTINGS are descriptors, of which the second holds the settings as JSON; PARENT is the agent's pid. label: of the
-    memory that holds them. Raises OSError, and leaves nothing open then.
+    memory that holds them; more: descriptors that it gets, too. Raises OSError, and leaves nothing open then.
     """
     package = str(Path(__file__).resolve().parents[2])
     env = {name: os.environ[name] for name in _PASSED if name in os.environ} | {
@@ -42,7 +44,10 @@ def spawned(module: str, label: str, settings: Mapping[str, object]) -> tuple[su
             ours.setblocking(False)
             with sheltered():
                 child = subprocess.Popen(
-                    [*command, *map(str, fds), str(os.getpid())], stdin=subprocess.DEVNULL, pass_fds=fds, env=env
+                    [*command, *map(str, (*fds, os.getpid(), *more))],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(*fds, *more),
+                    env=env,
                 )
         except OSError:
             ours.close()

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import socket
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,8 +16,8 @@ import grpc
 import grpc.aio
 
 from agent.receiver.http import partial_success
-from agent.receiver.senders import Sender
-from agent.receiver.taking import MOST_BYTES, PATIENCE_S, Desk, Refused
+from agent.receiver.senders import OtlpSender
+from agent.receiver.taking import MOST_BYTES, PATIENCE_S, Desk, RequestRefused
 
 _SOCKET = "grpc.sock"
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -41,7 +43,7 @@ _PIECE_BYTES = 64 << 10
 class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]
     """``serve`` is what a connection's task does."""
 
-    def __init__(self, desk: Desk, senders: Mapping[int, Sender]) -> None:
+    def __init__(self, desk: Desk, senders: Mapping[int, OtlpSender]) -> None:
         self._desk, self._senders = desk, senders
         self._name = f"tickscope-{secrets.token_hex(8)}-"
         self._server = grpc.aio.server(options=_OPTIONS)
@@ -64,7 +66,7 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]
             export
         )  # a stream, so that it is known whose it is before it is read
 
-    async def serve(self, sender: Sender) -> None:
+    async def serve(self, sender: OtlpSender) -> None:
         reader, writer = await asyncio.open_connection(sock=sender.sock, limit=_PIECE_BYTES)
         inner: asyncio.StreamWriter | None = None
         try:
@@ -83,7 +85,11 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]
             end = socket.socket(socket.AF_UNIX)
             end.setblocking(False)
             end.bind(f"\0{self._name}{sender.number}")
-            end.connect(_SOCKET)
+            try:
+                end.connect(_SOCKET)
+            except FileNotFoundError:  # somebody removed the run directory: another process makes its own again
+                sys.stderr.write("tickscope-otlp: the socket of gRPC was removed\n")
+                os._exit(1)
             inside, inner = await asyncio.open_connection(sock=end, limit=_PIECE_BYTES)
             inner.write(begun)
             await self._both((reader, inner), (inside, writer))
@@ -114,11 +120,11 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]
                 try:
                     data = await asyncio.wait_for(context.read(), PATIENCE_S)
                 except TimeoutError:
-                    raise Refused("slow", f"a request has to be there within {PATIENCE_S:g} s") from None
+                    raise RequestRefused("slow", f"a request has to be there within {PATIENCE_S:g} s") from None
                 if not isinstance(data, bytes):
-                    raise Refused("malformed", "no message")
+                    raise RequestRefused("malformed", "no message")
                 taken = await self._desk.take(sender, signal, data, packed=_packed(data))
-        except Refused as error:
+        except RequestRefused as error:
             self._desk.counts[error.kind] += 1
             await context.abort(_CODES[error.kind], error.message)
             raise

@@ -10,9 +10,9 @@ from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from agent.receiver.http_request import MOST_HEAD_BYTES, BadRequest, Head, read_body, read_head
-from agent.receiver.senders import Sender
-from agent.receiver.taking import MOST_BYTES, PATIENCE_S, Desk, Refused, Taken
+from agent.receiver.http_request import MOST_HEAD_BYTES, BadRequest, RequestHead, read_body, read_head
+from agent.receiver.senders import OtlpSender
+from agent.receiver.taking import MOST_BYTES, PATIENCE_S, Desk, RequestRefused, Taken
 from exporters.page_request import known_host
 
 _PATHS = {"/v1/traces": "traces", "/v1/logs": "logs", "/v1/metrics": "metrics"}
@@ -30,7 +30,7 @@ class HttpServer:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
 
-    async def serve(self, sender: Sender) -> None:
+    async def serve(self, sender: OtlpSender) -> None:
         reader, writer = await asyncio.open_connection(sock=sender.sock, limit=MOST_HEAD_BYTES)
         try:
             patience_s = PATIENCE_S
@@ -40,7 +40,7 @@ class HttpServer:
             writer.transport.abort()
 
     async def _one(
-        self, sender: Sender, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, patience_s: float
+        self, sender: OtlpSender, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, patience_s: float
     ) -> bool:
         """A request and its answer; False at the end of the connection."""
         counts = self._desk.counts
@@ -57,7 +57,7 @@ class HttpServer:
                 try:
                     body = await asyncio.wait_for(read_body(reader, head, MOST_BYTES), PATIENCE_S)
                 except TimeoutError:
-                    raise Refused("slow", f"a request has to be there within {PATIENCE_S:g} s") from None
+                    raise RequestRefused("slow", f"a request has to be there within {PATIENCE_S:g} s") from None
                 taken = await self._desk.take(sender, signal, body, as_json=as_json, packed=packed)
         except TimeoutError:  # it never began
             return False
@@ -65,7 +65,7 @@ class HttpServer:
             counts["too_large" if error.status[0:3] in ("413", "431") else "malformed"] += 1
             await _answer(writer, error.status, _failure(3, error.why, as_json), as_json, keep=False)
             return False
-        except Refused as error:
+        except RequestRefused as error:
             counts[error.kind] += 1
             failure = _failure(_CODES[error.kind], error.message, as_json)
             await _answer(writer, _STATUS[error.kind], failure, as_json, keep=False)
@@ -74,7 +74,7 @@ class HttpServer:
         return head.keeps
 
 
-def _wanted(head: Head) -> tuple[str, bool]:
+def _wanted(head: RequestHead) -> tuple[str, bool]:
     """The signal, and whether it is JSON. A web site can make a browser send what a form could, to any address; and with a name of its own that it turns into ours, anything.
     Raises BadRequest."""
     if not known_host(head.headers.get("host", "localhost"), ()):
@@ -90,7 +90,7 @@ def _wanted(head: Head) -> tuple[str, bool]:
     return signal, kind == _JSON
 
 
-def _packed(head: Head) -> bool:
+def _packed(head: RequestHead) -> bool:
     coding = head.headers.get("content-encoding", "").strip().lower()
     if coding not in ("", "identity", "gzip", "deflate"):
         raise BadRequest("415 Unsupported Media Type", "Content-Encoding is gzip, deflate or none")

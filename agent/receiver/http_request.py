@@ -20,7 +20,7 @@ class BadRequest(Exception):
 
 
 @dataclass(frozen=True)
-class Head:
+class RequestHead:
     """headers: names in lower case; of several with one name the values, with commas."""
 
     method: str
@@ -35,7 +35,7 @@ class Head:
         return "keep-alive" in said if self.old else "close" not in said
 
 
-async def read_head(reader: asyncio.StreamReader) -> Head | None:
+async def read_head(reader: asyncio.StreamReader) -> RequestHead | None:
     """The next one, None where the client has ended. Raises BadRequest and IncompleteReadError."""
     try:
         raw = await reader.readuntil(b"\r\n\r\n")
@@ -58,10 +58,10 @@ async def read_head(reader: asyncio.StreamReader) -> Head | None:
             raise BadRequest("400 Bad Request", "a header is NAME: VALUE")
         name = name.lower()
         headers[name] = f"{headers[name]},{value.strip()}" if name in headers else value.strip()
-    return Head(words[0], words[1].partition("?")[0], words[2] == "HTTP/1.0", headers)
+    return RequestHead(words[0], words[1].partition("?")[0], words[2] == "HTTP/1.0", headers)
 
 
-async def read_body(reader: asyncio.StreamReader, head: Head, most: int) -> bytes:
+async def read_body(reader: asyncio.StreamReader, head: RequestHead, most: int) -> bytes:
     """Raises BadRequest, also as soon as it is known that there is more than ``most``, and IncompleteReadError."""
     coding, length = head.headers.get("transfer-encoding", ""), head.headers.get("content-length", "")
     if coding:

@@ -11,7 +11,7 @@ import numpy as np
 from agent.batch import make
 from agent.columns import NULL_I64
 from agent.log import say
-from agent.receiver.received import Ends
+from agent.receiver.received import ClientEnds
 from agent.receiver.wire import CONNECTIONS
 
 _MOST = 4 * CONNECTIONS
@@ -31,13 +31,13 @@ class People:
         self._known: dict[int, Person] = {}
         self._netns = os.stat("/proc/self/ns/net").st_ino
 
-    def meet(self, begun: Mapping[int, Ends]) -> None:
+    def meet(self, begun: Mapping[int, ClientEnds]) -> None:
         """Connections by number, all at once."""
         if self._look_up is None or not begun:
             return
         columns = zip(*begun.values(), strict=True)
         batch = make("socket_queue", len(begun), netns=self._netns)
-        for name, values in zip(Ends._fields, columns, strict=True):
+        for name, values in zip(ClientEnds._fields, columns, strict=True):
             column = batch.rows[name]
             column[:] = np.array(values, column.dtype) if name.endswith("port") else [np.void(one) for one in values]
         try:

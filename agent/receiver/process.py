@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -20,20 +20,19 @@ from agent.batch import Batch, Loss, losses, make
 from agent.common.clocks import boot_ns
 from agent.contracts import Failing, Owning, Stating
 from agent.errors import printable
+from agent.limiters.decision import salt_digest
 from agent.log import NOTICE, WARNING, say
 from agent.posix.restarts import Restarts
 from agent.posix.spawned import how, spawned
 from agent.receiver.people import People
-from agent.receiver.received import MOST_BYTES, NoOtlpMessage, Told, checked
+from agent.receiver.received import MOST_BYTES, NoOtlpMessage, ReceiverMessage, checked
 from agent.receiver.settings import ReceiverConfig
-from agent.receiver.wire import ALIVE, COUNTS, GONE, LOST, NUMBER, TABLE, WHO
+from agent.receiver.wire import ALIVE, COUNTS, DIRECTORY, GONE, LOST, NUMBER, TABLE, WHO
 from agent.tables import TABLES
 
 if TYPE_CHECKING:
     from agent.config import Config
 
-#: Below the run directory, for gRPC's own socket.
-DIRECTORY = "otlp"
 #: Without a sign of life (there are four a second) it counts as silent, and is ended after the second.
 SILENT_S, MOST_SILENT_S = 3.0, 30.0
 _LOOK_S = 0.2
@@ -46,38 +45,29 @@ _LOSS_NS = 1_000_000_000
 OLDEST_NS = 15 * 60 * 1_000_000_000
 #: For the process at the end.
 _PATIENCE_S = 2.0
+_SOCKETS = ("grpc.sock",)
 _REMEDY = "see what it said on stderr; restart tickscope"
 #: What only the agent counts.
 TIMES = "decisions of another time: older than 15 min, or still to come"
 
 
-def settings(config: Config, boot_id: str = "") -> dict[str, object]:
-    """What the process is told of the agent's settings."""
-    from agent.limiters.decision import salt_digest
-
-    said: dict[str, object] = {
-        "keys": config.intake_keys,
-        "names": dict(config.limiter_names),
-        "salt": salt_digest().hex(),
-    }
-    return {**said, "boot_id": boot_id} if boot_id else said
-
-
-def bounds() -> dict[str, str]:
-    """What was lost or put off, in words (agent/service/bounds.py)."""
-    return {**{name: words for name, words in COUNTS.items() if words}, "times": TIMES}
+def told(config: Config) -> dict[str, object]:
+    """What the process is told of the agent's settings, beside where to listen."""
+    return {"keys": config.intake_keys, "names": dict(config.limiter_names), "salt": salt_digest().hex()}
 
 
 class OtlpReceiver(Failing, Owning, Stating):
     """A ``Source`` (agent/contracts.py): rows of ``limiter_decision``. to_boot: Unix ns to CLOCK_BOOTTIME ns, shape (n,); raises ValueError while that is not known.
-    settings: what else the process is told."""
+    run_fd: the run directory. settings: what else the process is told."""
 
     name = "otlp receiver"
+    #: What was lost or put off, in words (agent/service/bounds.py).
+    reasons: ClassVar[dict[str, str]] = {**{name: words for name, words in COUNTS.items() if words}, "times": TIMES}
 
-    def __init__(self, config: ReceiverConfig, run_dir: str, people: People, to_boot: Callable[[np.ndarray], np.ndarray], settings: Mapping[str, object]) -> None:  # fmt: skip
+    def __init__(self, config: ReceiverConfig, run_fd: int, people: People, to_boot: Callable[[np.ndarray], np.ndarray], settings: Mapping[str, object]) -> None:  # fmt: skip
         self.restarts = Restarts()
         self._config, self._people, self._to_boot = config, people, to_boot
-        self._directory = os.path.join(run_dir, DIRECTORY)
+        self._run_fd = run_fd
         self._settings = dict(settings)
         self._child: subprocess.Popen[bytes] | None = None
         self._ending: list[subprocess.Popen[bytes]] = []
@@ -92,13 +82,13 @@ class OtlpReceiver(Failing, Owning, Stating):
         self._answers = False
         self._start(self._looked_s)
 
-    def use(self, config: ReceiverConfig, settings: Mapping[str, object]) -> None:
-        """From now on these: another process listens, or none."""
-        self._config = config
-        self._settings.update(settings)
+    def use(self, config: Config) -> None:
+        """From now on these settings: another process listens, or none."""
+        self._config = config.receiver()
+        self._settings.update(told(config))
         self.restarts, self._failures, self._trouble = Restarts(), {}, ""
         self._end()
-        if config.enabled:
+        if self._config.enabled:
             self._start(time.monotonic())
 
     def fds(self) -> list[int]:
@@ -139,13 +129,14 @@ class OtlpReceiver(Failing, Owning, Stating):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(max(0.0, end_s - time.monotonic()))
         with contextlib.suppress(OSError):
-            for name in os.listdir(self._directory):
-                os.unlink(os.path.join(self._directory, name))
-            os.rmdir(self._directory)
+            for name in _SOCKETS:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(f"{DIRECTORY}/{name}", dir_fd=self._run_fd)
+            os.rmdir(DIRECTORY, dir_fd=self._run_fd)
 
     def _received(self, source: socket.socket, now_ns: int) -> Iterator[Batch]:
-        pieces: list[Told] = []
-        asked: list[Told] = []
+        pieces: list[ReceiverMessage] = []
+        asked: list[ReceiverMessage] = []
         gone: list[int] = []
         try:
             for _ in range(_AT_ONCE):
@@ -178,7 +169,7 @@ class OtlpReceiver(Failing, Owning, Stating):
                 yield Batch(TABLE.name, rows)
         self._people.part(gone)
 
-    def _placed(self, pieces: list[Told]) -> np.ndarray:
+    def _placed(self, pieces: list[ReceiverMessage]) -> np.ndarray:
         """Their rows, with who sent them and CLOCK_BOOTTIME; without those of another time."""
         for told in pieces:
             assert told.rows is not None
@@ -195,7 +186,7 @@ class OtlpReceiver(Failing, Owning, Stating):
         self._times += int((~fits).sum())
         return rows[fits]
 
-    def _alive(self, told: Told) -> None:
+    def _alive(self, told: ReceiverMessage) -> None:
         assert told.counts is not None
         assert told.failures is not None
         self._heard_s, self._answers = time.monotonic(), True
@@ -231,9 +222,9 @@ class OtlpReceiver(Failing, Owning, Stating):
 
     def _start(self, now_s: float) -> None:
         self._answers = False
-        said = {**self._settings, "http": self._config.http, "grpc": self._config.grpc, "directory": self._directory}
+        said = {**self._settings, "http": self._config.http, "grpc": self._config.grpc}
         try:
-            self._child, self._socket = spawned("agent.receiver.worker", "tickscope-otlp", said)
+            self._child, self._socket = spawned("agent.receiver.worker", "tickscope-otlp", said, self._run_fd)
         except OSError as error:
             self.restarts.ended(now_s, f"cannot be started: {error.strerror or error}")
             return

@@ -34,7 +34,7 @@ class NoOtlpMessage(ValueError):
     """What came is none."""
 
 
-class Ends(NamedTuple):
+class ClientEnds(NamedTuple):
     """Of a connection, as the client has them: addresses as tables store them."""
 
     saddr: bytes
@@ -43,19 +43,19 @@ class Ends(NamedTuple):
     dport: int
 
 
-class Told(NamedTuple):
+class ReceiverMessage(NamedTuple):
     """One message. kind: as wire.py has it; number: of a connection; the others by kind. ``t_ns`` of rows is Unix time, 0 unknown."""
 
     kind: int
     number: int = 0
-    ends: Ends | None = None
+    ends: ClientEnds | None = None
     rows: npt.NDArray[np.void] | None = None
     counts: dict[str, int] | None = None
     failures: dict[str, str] | None = None
     connections: int = 0
 
 
-def checked(data: bytes) -> Told:
+def checked(data: bytes) -> ReceiverMessage:
     """Raises NoOtlpMessage."""
     if not KIND.size <= len(data) < MOST_BYTES:
         raise NoOtlpMessage(f"{len(data)} bytes")
@@ -63,13 +63,13 @@ def checked(data: bytes) -> Told:
     if kind == ALIVE:
         return _alive(said)
     if kind == GONE and len(said) == NUMBER.size:
-        return Told(kind, *NUMBER.unpack(said))
+        return ReceiverMessage(kind, *NUMBER.unpack(said))
     if kind == WHO and len(said) == ENDS.size:
         number, *ends = ENDS.unpack(said)
-        return Told(kind, number, Ends(*ends))
+        return ReceiverMessage(kind, number, ClientEnds(*ends))
     if kind == ROWS and len(said) > NUMBER.size:
         (number,) = NUMBER.unpack_from(said)
-        return Told(kind, number, rows=_rows(said[NUMBER.size :]))
+        return ReceiverMessage(kind, number, rows=_rows(said[NUMBER.size :]))
     raise NoOtlpMessage(f"kind {kind} with {len(said)} bytes")
 
 
@@ -89,7 +89,7 @@ def _rows(said: bytes) -> npt.NDArray[np.void]:
     return rows
 
 
-def _alive(said: bytes) -> Told:
+def _alive(said: bytes) -> ReceiverMessage:
     try:
         found = json.loads(said)
         counts, failures, connections = found["counts"], found["failures"], found["connections"]
@@ -99,4 +99,4 @@ def _alive(said: bytes) -> Told:
         raise NoOtlpMessage("no sign of life") from error
     if not ok:
         raise NoOtlpMessage("no sign of life")
-    return Told(ALIVE, counts=counts, failures=failures, connections=connections)
+    return ReceiverMessage(ALIVE, counts=counts, failures=failures, connections=connections)

@@ -23,7 +23,7 @@ _DEAF_S = 0.1
 _BACKLOG = 128
 
 
-class Sender:
+class OtlpSender:
     """One connection. uid: whose, by sock_diag."""
 
     def __init__(self, number: int, sock: socket.socket, uid: int) -> None:
@@ -43,8 +43,8 @@ class Front:
     def __init__(self, counts: Counter[str]) -> None:
         self.counts = counts
         self.agent: AgentLink | None = None
-        self.senders: dict[int, Sender] = {}
-        self._places: Places[Sender] = Places(CONNECTIONS)
+        self.senders: dict[int, OtlpSender] = {}
+        self._places: Places[OtlpSender] = Places(CONNECTIONS)
         self._last = 0
 
     def answered(self, number: int) -> None:
@@ -52,7 +52,7 @@ class Front:
         if (sender := self.senders.get(number)) is not None:
             sender.known.set()
 
-    def listen(self, address: tuple[str, int], serve: Callable[[Sender], Awaitable[None]]) -> None:
+    def listen(self, address: tuple[str, int], serve: Callable[[OtlpSender], Awaitable[None]]) -> None:
         """Raises OSError."""
         listener = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
         try:
@@ -65,10 +65,10 @@ class Front:
             raise
         self._hear(listener, serve)
 
-    def _hear(self, listener: socket.socket, serve: Callable[[Sender], Awaitable[None]]) -> None:
+    def _hear(self, listener: socket.socket, serve: Callable[[OtlpSender], Awaitable[None]]) -> None:
         asyncio.get_running_loop().add_reader(listener, self._accept, listener, serve)
 
-    def _accept(self, listener: socket.socket, serve: Callable[[Sender], Awaitable[None]]) -> None:
+    def _accept(self, listener: socket.socket, serve: Callable[[OtlpSender], Awaitable[None]]) -> None:
         loop = asyncio.get_running_loop()
         for _ in range(_AT_ONCE):
             try:
@@ -82,7 +82,7 @@ class Front:
             sock.setblocking(False)
             uid = user(sock)
             self._last += 1
-            sender = Sender(self._last, sock, NOBODY if uid is None else uid)
+            sender = OtlpSender(self._last, sock, NOBODY if uid is None else uid)
             leaves = self._places.enter(sender.uid, sender)
             if leaves is not None:
                 self.counts["refused" if leaves is sender else "displaced"] += 1
@@ -95,7 +95,7 @@ class Front:
             self.senders[sender.number] = sender
             sender.task = loop.create_task(self._serve(sender, serve))
 
-    async def _serve(self, sender: Sender, serve: Callable[[Sender], Awaitable[None]]) -> None:
+    async def _serve(self, sender: OtlpSender, serve: Callable[[OtlpSender], Awaitable[None]]) -> None:
         assert self.agent is not None
         try:
             theirs, ours = sender.sock.getpeername(), sender.sock.getsockname()

@@ -14,8 +14,8 @@ from agent.posix.places import Places
 from agent.receiver.link import AgentLink
 from agent.receiver.mapping import Mapper
 from agent.receiver.reading import records
-from agent.receiver.senders import Sender
-from agent.receiver.turns import Rates, Turns
+from agent.receiver.senders import OtlpSender
+from agent.receiver.turns import DecisionRates, Turns
 from agent.receiver.wire import NUMBER, PACKER, PIECE_ROWS, ROWS
 
 #: Of a request, as it comes and unpacked; what it may hold.
@@ -31,7 +31,7 @@ _KNOWN_S = 1.0
 _BUSY = "too much of this user is under way: try again"
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """Of a whole request. kind: malformed, too_large, slow or busy, which is also what counts it."""
 
     def __init__(self, kind: str, message: str) -> None:
@@ -52,12 +52,12 @@ class Desk:
     def __init__(self, mapper: Mapper, agent: AgentLink, counts: Counter[str]) -> None:
         self.counts = counts
         self._mapper, self._agent = mapper, agent
-        self._turns, self._rates = Turns(), Rates()
+        self._turns, self._rates = Turns(), DecisionRates()
         self._under_way: Places[Callable[[], None]] = Places(UNDER_WAY)
 
     @contextmanager
-    def under_way(self, sender: Sender) -> Iterator[None]:
-        """Around a request, before it is read. Raises Refused where this user has enough of them, and in the place of one that another user's needs."""
+    def under_way(self, sender: OtlpSender) -> Iterator[None]:
+        """Around a request, before it is read. Raises RequestRefused where this user has enough of them, and in the place of one that another user's needs."""
         task = asyncio.current_task()
         assert task is not None
         displaced = False
@@ -69,7 +69,7 @@ class Desk:
 
         leaves = self._under_way.enter(sender.uid, leave)
         if leaves is leave:
-            raise Refused("busy", _BUSY)
+            raise RequestRefused("busy", _BUSY)
         if leaves is not None:
             leaves()
         try:
@@ -78,13 +78,13 @@ class Desk:
             if not displaced:
                 raise
             task.uncancel()
-            raise Refused("busy", _BUSY) from None
+            raise RequestRefused("busy", _BUSY) from None
         finally:
             if not displaced:
                 self._under_way.leave(sender.uid, leave)
 
-    async def take(self, sender: Sender, signal: str, data: bytes, *, as_json: bool = False, packed: bool = False) -> Taken:  # fmt: skip
-        """A whole request. Raises Refused."""
+    async def take(self, sender: OtlpSender, signal: str, data: bytes, *, as_json: bool = False, packed: bool = False) -> Taken:  # fmt: skip
+        """A whole request. Raises RequestRefused."""
         self.counts["requests"] += 1
         if signal == "metrics":
             self.counts["metrics"] += 1
@@ -106,7 +106,7 @@ class Desk:
         return Taken(rejected, why)
 
     async def _mapped(self, signal: str, data: bytes, as_json: bool) -> tuple[list[bytes], int, str]:
-        """Packed rows; how many records could not be read, and why the first. Raises Refused."""
+        """Packed rows; how many records could not be read, and why the first. Raises RequestRefused."""
         rows: list[bytes] = []
         read = seen = ignored = rejected = 0
         why = ""
@@ -114,7 +114,7 @@ class Desk:
             for record in records(signal, data, as_json):
                 read += 1
                 if read > MOST_RECORDS:
-                    raise Refused(
+                    raise RequestRefused(
                         "too_large",
                         f"a request has {MOST_RECORDS} spans, events, logs and what holds them at most: send smaller batches",
                     )
@@ -136,15 +136,15 @@ class Desk:
                 else:
                     rows.append(PACKER.pack((values,)))
         except Malformed as error:
-            raise Refused("malformed", str(error)) from error
+            raise RequestRefused("malformed", str(error)) from error
         except MemoryError:
-            raise Refused("too_large", "the request takes too much memory: send smaller batches") from None
+            raise RequestRefused("too_large", "the request takes too much memory: send smaller batches") from None
         self.counts["records"] += seen
         self.counts["ignored"] += ignored
         self.counts["invalid"] += rejected
         return rows, rejected, why
 
-    async def _hand_over(self, sender: Sender, rows: list[bytes]) -> int:
+    async def _hand_over(self, sender: OtlpSender, rows: list[bytes]) -> int:
         """How many the agent took."""
         for at in range(0, len(rows), PIECE_ROWS):
             if not await self._agent.send(ROWS, NUMBER.pack(sender.number) + b"".join(rows[at : at + PIECE_ROWS])):
@@ -153,17 +153,17 @@ class Desk:
 
 
 def unpacked(data: bytes) -> bytes:
-    """Of gzip or deflate, and no more than a request may have. Raises Refused."""
+    """Of gzip or deflate, and no more than a request may have. Raises RequestRefused."""
     whole = b""
     while data:
         one = zlib.decompressobj(47)  # either of both, as its head says
         try:
             whole += one.decompress(data, MOST_BYTES + 1 - len(whole))
         except zlib.error as error:
-            raise Refused("malformed", f"no gzip: {str(error)[:60]}") from error
+            raise RequestRefused("malformed", f"no gzip: {str(error)[:60]}") from error
         if len(whole) > MOST_BYTES:
-            raise Refused("too_large", f"a request has {MOST_BYTES} bytes at most when it is unpacked: send smaller batches")  # fmt: skip
+            raise RequestRefused("too_large", f"a request has {MOST_BYTES} bytes at most when it is unpacked: send smaller batches")  # fmt: skip
         if not one.eof:
-            raise Refused("malformed", "gzip that ends early")
+            raise RequestRefused("malformed", "gzip that ends early")
         data = one.unused_data
     return whole

@@ -52,7 +52,7 @@ class Turns:
                 return
 
 
-class Rates:
+class DecisionRates:
     """What is left of each user's decisions."""
 
     def __init__(self) -> None:

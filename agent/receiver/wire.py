@@ -18,6 +18,8 @@ NUMBER = struct.Struct("<Q")
 ENDS = struct.Struct("<Q16sH16sH")
 #: A message fits well into what a socket holds by default.
 PIECE_ROWS = 64
+#: Below the run directory, for gRPC's own socket.
+DIRECTORY = "otlp"
 #: At a time, of HTTP and gRPC together.
 CONNECTIONS = 128
 #: What is counted since the process began -> in words, where it is a bound that was hit. Each is in ``status``.

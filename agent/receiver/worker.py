@@ -1,11 +1,12 @@
 """The receiver's process: takes OTLP on loopback, and hands decisions over packed. It has no privilege and no numpy.
 
-``python -m agent.receiver.worker SOCKET SETTINGS PARENT``: descriptors, and the agent's pid. SETTINGS is JSON: where to listen, a directory of its own for gRPC, how keys are stored, what
-limiters are called. The agent's side is agent/receiver/process.py, what they tell each other agent/receiver/wire.py.
+``python -m agent.receiver.worker SOCKET SETTINGS PARENT DIRECTORY``: descriptors, and the agent's pid. SETTINGS is JSON: where to listen, how keys are stored, what limiters are called.
+DIRECTORY is the run directory, which those above it need not let this user reach: below it is one of the process's own, for gRPC. The agent's side is agent/receiver/process.py, what they tell each other agent/receiver/wire.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -17,7 +18,7 @@ from typing import Any
 
 from agent.common.lean import without
 from agent.posix import privilege
-from agent.receiver.wire import ALIVE, COUNTS, SAID_CHARACTERS
+from agent.receiver.wire import ALIVE, COUNTS, DIRECTORY, SAID_CHARACTERS
 
 with without("ssl"):
     import asyncio
@@ -56,8 +57,9 @@ async def _begin(front: Front, desk: Desk, kind: str, address: tuple[str, int], 
     if kind == "grpc":
         from agent.receiver.grpc_server import GrpcServer
 
-        os.makedirs(said["directory"], 0o700, exist_ok=True)
-        os.chdir(said["directory"])
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(DIRECTORY, 0o700)
+        os.chdir(DIRECTORY)
         server = GrpcServer(desk, front.senders)
         await server.start()
         serve = server.serve
@@ -78,8 +80,10 @@ async def _begin(front: Front, desk: Desk, kind: str, address: tuple[str, int], 
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    agent, settings, parent = map(int, sys.argv[1:4])
-    privilege.keep_only(agent, settings)
+    agent, settings, parent, directory = map(int, sys.argv[1:5])
+    privilege.keep_only(agent, settings, directory)
+    os.fchdir(directory)
+    os.close(directory)
     privilege.set_name("tickscope-otlp")
     privilege.give_up_all(parent)
     os.umask(0o077)

@@ -167,9 +167,7 @@ def appliers(
 
     def receive(config: Config) -> None:
         if receiver is not None:
-            from agent.receiver.process import settings
-
-            receiver.use(config.receiver(), settings(config))
+            receiver.use(config)
 
     def keys(config: Config) -> None:
         intake.store_keys(config.intake_keys)

@@ -51,10 +51,10 @@ def test_decisions_have_their_process_and_their_trace(start: Callable[..., Agent
         end = time.monotonic() + 30 * PATIENCE
         while time.monotonic() < end:
             joined = {(span.trace_id.hex(), span.parent_span_id.hex()) for span in collector.spans if span.name == "decision refused"}  # fmt: skip
-            if joined == told:
+            if told <= joined:  # this host has other limiters, too
                 break
             time.sleep(0.1)
-        assert joined == told
+        assert told <= joined
         assert not collector.violations
         state = agent.status()["otlp_receiver"]
         assert (state["http"], state["decisions"], state["ignored"], state["invalid"]) == (f"127.0.0.1:{http}", 10, 2, 0)  # fmt: skip

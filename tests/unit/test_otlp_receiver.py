@@ -23,7 +23,10 @@ from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExport
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter as HttpLogs
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpSpans
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import SimpleLogRecordProcessor
 from opentelemetry.sdk.resources import Resource
@@ -78,7 +81,9 @@ class Kept:
         self.http, self.grpc = free_port(), free_port()
         config = ReceiverConfig(("127.0.0.1", self.http), ("127.0.0.1", self.grpc))
         said = {"keys": "hashed", "names": {"shop:old": "new"}, "salt": "", "boot_id": BOOT}
-        self.source = OtlpReceiver(config, str(place), People(None), boot_of, said)
+        self.place = place
+        self.directory = os.open(place, os.O_RDONLY)
+        self.source = OtlpReceiver(config, self.directory, People(None), boot_of, said)
         self.rows, self.batches = TABLE.empty(0), dict[str, list[np.ndarray]]()
         self.until(self.listens)
 
@@ -122,6 +127,7 @@ class Kept:
 
     def close(self) -> None:
         self.source.close()
+        os.close(self.directory)
 
 
 def readable(sock: socket.socket) -> bool:
@@ -140,9 +146,8 @@ def boot_of(wall_ns: np.ndarray) -> np.ndarray:
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
     one = Kept(tmp_path_factory.mktemp("otlp"))
     yield one
-    place = Path(one.source._directory)
     one.close()
-    assert not place.exists()
+    assert list(one.place.iterdir()) == []
 
 
 @pytest.fixture(autouse=True)
@@ -316,8 +321,8 @@ def test_an_address_that_is_taken_is_told_and_tried_again(tmp_path: Path) -> Non
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        config = ReceiverConfig(http=("127.0.0.1", port))
-        source = OtlpReceiver(config, str(tmp_path), People(None), boot_of, {"keys": "clear", "names": {}, "salt": "", "boot_id": BOOT})  # fmt: skip
+        config, directory = ReceiverConfig(http=("127.0.0.1", port)), os.open(tmp_path, os.O_RDONLY)
+        source = OtlpReceiver(config, directory, People(None), boot_of, {"keys": "clear", "names": {}, "salt": "", "boot_id": BOOT})  # fmt: skip
         end = time.monotonic() + 30 * PATIENCE
         while not source.failures() and time.monotonic() < end:
             list(source.drain(time.clock_gettime_ns(time.CLOCK_BOOTTIME)))
@@ -328,8 +333,11 @@ def test_an_address_that_is_taken_is_told_and_tried_again(tmp_path: Path) -> Non
         time.sleep(0.01)
     assert source.failures() == {}
     source.close()
+    os.close(directory)
 
 
 def test_nobody_has_it_in_memory_where_it_is_off() -> None:
     code = "import sys; from agent.config import Config; from agent import main; from agent.service import reload, status; Config(); print([m for m in sys.modules if 'receiver' in m])"
-    assert subprocess.check_output([sys.executable, "-c", code], cwd=Path(__file__).parents[2], text=True).strip() == "[]"
+    assert (
+        subprocess.check_output([sys.executable, "-c", code], cwd=Path(__file__).parents[2], text=True).strip() == "[]"
+    )
