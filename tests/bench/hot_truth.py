@@ -69,10 +69,24 @@ def trial(path: Path, args: list[str], seconds: float, agent: Agent) -> list[Hel
     process.stdin.write("\n")
     process.communicate()
     return [
-        Held(name, sum(r[name] for r in rows), truth[name], sum(r[f"{name}_low"] for r in rows),
-             None if any(r[f"{name}_high"] is None for r in rows) else sum(r[f"{name}_high"] for r in rows), ",".join(r["told"] for r in rows))
+        Held(
+            name,
+            sum(row[name] for row in rows),
+            truth[name],
+            sum(_or(row[f"{name}_low"], row[name]) for row in rows),
+            _sum([row[f"{name}_high"] if row["told"] != "exact" else row[name] for row in rows]),
+            ",".join(row["told"] for row in rows),
+        )
         for name in ("allowed", "refused")
-    ]  # fmt: skip
+    ]
+
+
+def _or(value: int | None, other: int) -> int:
+    return other if value is None else value
+
+
+def _sum(values: list[int | None]) -> int | None:
+    return None if None in values else sum(value for value in values if value is not None)
 
 
 def main() -> None:

@@ -26,6 +26,8 @@ MOST = 64
 TAIL, _LOOKS = 256, 32
 #: Windows without a decision after which a limiter is told no more.
 _GONE = 20
+#: After which what buckets say is told without a window.
+LONG_NS = 1_000_000_000
 
 
 class Rates:
@@ -88,9 +90,16 @@ class Rates:
                 one.bucket.looked(of_words(mine, library, self._old))
 
     def window(
-        self, records: np.ndarray, since_ns: int, until_ns: int, hit_ns: float, called: Called = unnamed
+        self,
+        records: np.ndarray,
+        since_ns: int,
+        until_ns: int,
+        hit_ns: float,
+        called: Called = unnamed,
+        last: bool = False,
     ) -> list[Batch]:
-        """The rows of what is not told yet up to the end of a window, by the records from it. hit_ns: what a decision cost its thread. called: the limiters' ids."""
+        """The rows of what is not told yet up to the end of a window, by the records from it. hit_ns: what a decision cost its thread. called: the limiters' ids.
+        last: from then on all of the time is watched again."""
         if not self._begun:
             self._begin()
         records = np.sort(records[(records["t_ns"] >= since_ns) & (records["t_ns"] < until_ns)], order="t_ns")
@@ -103,8 +112,21 @@ class Rates:
             mine = seen_now.of(records["proc"]["pid"] == pid)
             faster = pace(mine.records, watched, hit_ns)
             self.held |= bool(np.isnan(faster))
-            rows += self._process(pid, mine, Span(until_ns, interval, watched, faster, called))
+            rows += self._process(pid, mine, Span(until_ns, interval, watched, faster, called, last))
         return _batch(rows)
+
+    def between(self, until_ns: int, called: Called) -> list[Batch]:
+        """The rows of what is not told yet, where no window has come for long; none where nothing is known of a bucket."""
+        ones = list(self._limiters.values())
+        if (
+            not self._begun
+            or until_ns - self.covered_ns < LONG_NS
+            or not all(one.each and one.bucket.sees for one in ones)
+        ):
+            return []
+        span = Span(until_ns, until_ns - self.covered_ns, 0, nan, called)
+        self.covered_ns = until_ns
+        return _batch([rate_rows.unwatched(one, span) for one in ones])
 
     def ended(self, until_ns: int, pids: set[int], called: Called) -> list[Batch]:
         """The rows of processes that are not watched in windows any more: up to then as in the last of them."""

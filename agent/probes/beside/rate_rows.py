@@ -43,13 +43,14 @@ class Seen:
 
 @dataclass(frozen=True)
 class Span:
-    """What a row is about. faster: see ``pace``. called: the limiters' ids."""
+    """What a row is about. faster: see ``pace``. called: the limiters' ids. last: all is watched from its end on."""
 
     until_ns: int
     interval_ns: int
     watched_ns: int
     faster: float
     called: Called
+    last: bool = False
 
 
 @dataclass
@@ -93,7 +94,8 @@ def named(record: np.ndarray, span: Span) -> np.ndarray:
 
 def row_of(one: Limiter, now: Seen, span: Span) -> np.ndarray:
     """Of a limiter of which a record is known. Takes note of what it did in the window."""
-    units = one.bucket.let_through(span.until_ns, now.records, one.callers, bool(np.isnan(one.faster)))
+    last = now.through if span.last else None
+    units = one.bucket.let_through(span.until_ns, now.records, one.callers, bool(np.isnan(one.faster)), last)
     still_ns = one.bucket.still_since(span.until_ns)
     if len(now.records) or not one.each:
         if not one.each:
@@ -108,6 +110,14 @@ def row_of(one: Limiter, now: Seen, span: Span) -> np.ndarray:
         row = seen_of(one, now, span)
         if units is None and len(one.bucket.last):
             row["allowed_high"] = max(int(row["allowed_high"][0]), left(one.bucket.last[0], span.until_ns))
+    _from_bucket(row, one, units)
+    return row
+
+
+def unwatched(one: Limiter, span: Span) -> np.ndarray:
+    """Between two windows that are far apart."""
+    units = one.bucket.let_through(span.until_ns, _no(one), one.callers, bool(np.isnan(one.faster)))
+    row = _asked_until(one, span, one.bucket.still_since(span.until_ns) or span.until_ns)
     _from_bucket(row, one, units)
     return row
 
