@@ -18,7 +18,7 @@ from agent.probes.beside.bucket import LOOK, agreed
 from agent.probes.beside.bucket_looks import of_records, of_words
 from agent.probes.beside.go_decisions import Called, unnamed
 from agent.probes.beside.pace import pace
-from agent.probes.beside.rate_rows import Limiter, Seen, Span
+from agent.probes.beside.rate_rows import WindowDecisions, Limiter, RateSpan
 
 #: Limiters of a process that are told each by itself, those with most decisions; of the others together one row.
 MOST = 64
@@ -105,14 +105,14 @@ class Rates:
         records = np.sort(records[(records["t_ns"] >= since_ns) & (records["t_ns"] < until_ns)], order="t_ns")
         interval, watched = until_ns - self.covered_ns, max(until_ns - since_ns, 1)
         self.covered_ns = until_ns
-        seen_now = Seen(records, _let_through(records))
+        seen_now = WindowDecisions(records, _let_through(records))
         rows: list[np.ndarray] = []
         self.held = False
         for pid in sorted(self.pids | set(np.unique(records["proc"]["pid"]).tolist())):
             mine = seen_now.of(records["proc"]["pid"] == pid)
             faster = pace(mine.records, watched, hit_ns)
             self.held |= bool(np.isnan(faster))
-            rows += self._process(pid, mine, Span(until_ns, interval, watched, faster, called, last))
+            rows += self._process(pid, mine, RateSpan(until_ns, interval, watched, faster, called, last))
         return _batch(rows)
 
     def between(self, until_ns: int, called: Called) -> list[Batch]:
@@ -124,17 +124,17 @@ class Rates:
             or not all(one.each and one.bucket.sees for one in ones)
         ):
             return []
-        span = Span(until_ns, until_ns - self.covered_ns, 0, nan, called)
+        span = RateSpan(until_ns, until_ns - self.covered_ns, 0, nan, called)
         self.covered_ns = until_ns
         return _batch([rate_rows.unwatched(one, span) for one in ones])
 
     def ended(self, until_ns: int, pids: set[int], called: Called) -> list[Batch]:
         """The rows of processes that are not watched in windows any more: up to then as in the last of them."""
-        span = Span(until_ns, until_ns - self.covered_ns, 0, nan, called)
+        span = RateSpan(until_ns, until_ns - self.covered_ns, 0, nan, called)
         gone = [self._limiters.pop(key) for key in list(self._limiters) if key[0] in pids]
         return _batch([rate_rows.last_of(one, span) for one in gone if one.record is not None and one.each])
 
-    def _process(self, pid: int, now: Seen, span: Span) -> list[np.ndarray]:
+    def _process(self, pid: int, now: WindowDecisions, span: RateSpan) -> list[np.ndarray]:
         addresses, counts = np.unique(now.records["limiter"], return_counts=True)
         most = addresses[np.argsort(-counts, kind="stable")[:MOST]].tolist()
         known = [address for owner, address in self._limiters if owner == pid]
