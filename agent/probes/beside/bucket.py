@@ -82,6 +82,12 @@ def figures(looks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.where(turned & ~certain_of, np.nan, units), certain_of, fills
 
 
+def forwards(looks: np.ndarray) -> np.ndarray:
+    """Without those at which its clock was back, which it is but for a moment; all of them where it was set back for good."""
+    ahead = looks["last_ns"] >= np.maximum.accumulate(looks["last_ns"])
+    return looks[ahead] if 2 * np.count_nonzero(ahead) > len(looks) else looks
+
+
 def between(looks: np.ndarray, callers: int, busy: bool) -> Units:
     """What was taken from the first look to the last. callers: goroutines that ask, at least; busy: they ask all of the time that they run."""
     units, exact, fills = figures(looks)
@@ -107,7 +113,7 @@ def _apart(a: np.ndarray, b: np.ndarray, units: np.ndarray, fills: np.ndarray, c
         n = np.where(fills & ~changed, np.clip(units - spilt, least, most), n)
     n = np.where(fills | changed, n, np.maximum(units, 0))
     sums = Units(float(n.sum()), float(least.sum()), float(most.sum()), exact=False)
-    forth = ~changed & (units >= 0)  # else its clock is back still, and all that it is given twice is to come
+    forth = changed | (units >= 0)  # else its clock is back still, and all that it is given twice is to come
     return sums + _twice(a[forth], fills[forth]) if callers > 1 and forth.any() else sums
 
 

@@ -92,7 +92,7 @@ class BucketLooks:
             looks = np.concatenate((looks, own := self._last_of(records)))
             if last is not None and len(own):
                 self.told -= int(np.count_nonzero(last & (records["t_ns"] > own["t_ns"][0])))
-        chain = np.concatenate((self.last, looks))
+        chain = bucket.forwards(np.concatenate((self.last, looks)))
         known = len(self.last) > 0
         if len(chain):
             self._moved(chain)

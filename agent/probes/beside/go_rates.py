@@ -18,7 +18,7 @@ from agent.probes.beside.bucket import LOOK, agreed
 from agent.probes.beside.bucket_looks import of_records, of_words
 from agent.probes.beside.go_decisions import Called, unnamed
 from agent.probes.beside.pace import pace
-from agent.probes.beside.rate_rows import WindowDecisions, Limiter, RateSpan
+from agent.probes.beside.rate_rows import Limiter, RateSpan, WindowDecisions
 
 #: Limiters of a process that are told each by itself, those with most decisions; of the others together one row.
 MOST = 64
@@ -40,8 +40,8 @@ class Rates:
         self._old = old
         self._limiters: dict[tuple[int, int], Limiter] = {}
         self._tail = np.empty(0, [("pid", "<u4"), ("limiter", "<u8"), ("through", "?"), ("look", LOOK)])  # fmt: skip
-
         self._later = self._tail
+        self._known: dict[tuple[int, int], np.ndarray] = {}
 
     @property
     def pids(self) -> set[int]:
@@ -55,6 +55,11 @@ class Rates:
     def before(self, records: np.ndarray) -> None:
         """Takes note of buckets while each decision is seen."""
         mine = records[-TAIL:] if self._begun else records
+        for at in np.unique(mine["limiter"], return_index=True)[1][-MOST:].tolist():
+            key = int(mine["proc"]["pid"][at]), int(mine["limiter"][at])
+            self._known.pop(key, None)
+            self._known[key] = mine[at : at + 1].copy()
+        self._known = dict(list(self._known.items())[-MOST:])
         tail = np.zeros(len(mine), self._tail.dtype)
         tail["pid"], tail["limiter"] = mine["proc"]["pid"], mine["limiter"]
         tail["look"], tail["through"] = of_records(mine), _let_through(mine)
@@ -67,7 +72,7 @@ class Rates:
         self.covered_ns = now_ns
         self._begun = False
         pairs = {*self._limiters, *map(tuple, self._tail[["pid", "limiter"]].tolist())}
-        self._limiters = {pair: Limiter() for pair in list(pairs)[-MOST:]}
+        self._limiters = {pair: Limiter(self._known.get(pair), faster=nan) for pair in list(pairs)[-MOST:]}
 
     def _begin(self) -> None:
         """With the first window all of the time before is known."""
@@ -80,6 +85,9 @@ class Rates:
             known = mine["look"][[at]]
             one.bucket.last = known[~np.isnan(known["limit"])]
             one.bucket.told = int(np.count_nonzero(mine["through"][at + 1 :]))
+            let, ns = int(np.count_nonzero(mine["through"])), int(np.ptp(mine["look"]["t_ns"]))
+            if ns and not one.each:
+                one.each.append((let, len(mine) - let, ns))
         self._tail, self._later = self._later, self._tail[:0]
 
     def looked(self, looks: np.ndarray, library: int) -> None:

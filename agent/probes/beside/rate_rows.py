@@ -26,6 +26,8 @@ _HISTORY = 32
 _WHEN_NS = 10_000_000
 #: A process that has ended may have decided for so long after the last look at it.
 _LAST_NS = 20_000_000
+#: Of the most: bounds of a bucket that is not asked for all that it has say less than windows.
+_WIDE = 0.1
 #: With a decision in so many windows, one without is its end.
 _STEADY = 5
 
@@ -207,7 +209,8 @@ def _from_bucket(row: np.ndarray, one: Limiter, units: Units | None) -> None:
     """What the bucket says, unless windows know better."""
     least, most = (0, bucket.ANY) if units is None else (floor(units.least), ceil(units.most))
     low, high = int(row["allowed_low"][0]), int(row["allowed_high"][0])
-    windows = high - low < most - least if high != NULL_I64 else not one.bucket.pressed
+    wide = most - least > _WIDE * most
+    windows = high - low < most - least if high != NULL_I64 else wide and not one.bucket.pressed
     if units is not None and (units.exact or not windows):
         row["basis"] = BUCKET if units.exact else BOUNDS
         row["allowed"], row["allowed_low"], row["allowed_high"] = round(units.n), least, most
