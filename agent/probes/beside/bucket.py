@@ -106,7 +106,8 @@ def _apart(a: np.ndarray, b: np.ndarray, units: np.ndarray, fills: np.ndarray, c
     least = np.where(changed, a["rest"] - b["rest"], np.where(fills, b["burst"] - b["rest"], np.ceil(units - WHOLE)))
     least, most = np.maximum(least, 0), np.maximum(most, 0)
     least = np.minimum(least, most)
-    n = (least + most) / 2
+    plain = a["rest"] - b["rest"] + a["limit"] * ((b["last_ns"] - a["last_ns"]) / 1e9)
+    n = np.where(changed & (a["limit"] == b["limit"]), np.clip(plain, least, most), (least + most) / 2)
     if busy:  # it is full only while nobody runs
         off = a["limit"] * np.maximum(b["off_ns"] - a["off_ns"], 0) / 1e9
         spilt = np.maximum(0.0, off - (a["burst"] - np.maximum(a["rest"], 0)))
