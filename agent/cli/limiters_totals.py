@@ -59,7 +59,7 @@ def _sum(rows: list[Row], name: str) -> Total:
 
 def _windowed(row: Row, name: str) -> bool:
     """Whether a window stands for the time before it; else the row's own bounds are all there is."""
-    if name == "allowed" and row["basis"] != "windows":
+    if name == "allowed" and (row["basis"] != "windows" or (row["pace"] is None and row["allowed_high"] is not None)):
         return False
     return bool(row["watched_ns"] and (row["seen_allowed"] or row["seen_refused"]))
 

@@ -78,10 +78,15 @@ def right(told: dict[str, Any] | None, truth: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    given = arguments(__doc__, seconds=(10.0, "of each run"), program=("", "a build of tests/kernel/goprograms/hot"))
+    given = arguments(
+        __doc__,
+        seconds=(10.0, "of each run"),
+        program=("", "a build of tests/kernel/goprograms/hot"),
+        only=("", "a load"),
+    )
     with tempfile.TemporaryDirectory() as directory:
         path = Path(shutil.copy(given.program or go_binary("plain", "hot"), Path(directory) / "hot"))
-        for name, load in LOADS.items():
+        for name, load in ((name, load) for name, load in LOADS.items() if given.only in name):
             alone = [run(path, load, given.seconds) for _ in range(given.pairs)]
             with running() as agent:
                 watched = [run(path, load, given.seconds, agent) for _ in range(given.pairs)]

@@ -68,9 +68,9 @@ class Watch:
         """All their probes are there."""
         return all((one := self.of(path, library)) and one.since_ns for library in libraries)
 
-    def rows(self, pid: int, count: int) -> np.ndarray:
+    def rows(self, pid: int, count: int, limit_s: float = 15) -> np.ndarray:
         """The process's decisions in order, after as many as expected and some time in which a surplus would show."""
-        found = self.attached.wait("limiter_decision", lambda r: r[r["pid"] == pid], lambda r: len(r) >= count, 15)
+        found = self.attached.wait("limiter_decision", lambda r: r[r["pid"] == pid], lambda r: len(r) >= count, limit_s)
         return np.sort(found, order="t_ns")
 
     def close(self) -> None:

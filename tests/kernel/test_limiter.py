@@ -248,7 +248,7 @@ def test_later_processes_from_their_first_instruction_and_none_when_detached(
     assert w.attached.lost() == 0
     w.limiters.close()
     first.go()
-    assert len(w.rows(first.pid, 1)) == 0
+    assert len(w.rows(first.pid, 1, limit_s=2)) == 0
     first.end()
     second.end()
 
@@ -385,7 +385,7 @@ def test_what_cannot_be_probed_says_why(
     assert any(b"go1.16.15" in reason for reason in told["reason"])
     truth = program.go()
     assert len(truth) == 5
-    assert len(w.rows(program.pid, 1)) == 0
+    assert len(w.rows(program.pid, 1, limit_s=2)) == 0
     program.end()
     sleeper.kill()
     sleeper.wait()

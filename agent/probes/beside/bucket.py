@@ -82,6 +82,12 @@ def figures(looks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.where(turned & ~certain_of, np.nan, units), certain_of, fills
 
 
+def forwards(looks: np.ndarray) -> np.ndarray:
+    """Without those at which its clock was back, which it is but for a moment; all of them where it was set back for good."""
+    ahead = looks["last_ns"] >= np.maximum.accumulate(looks["last_ns"])
+    return looks[ahead] if 2 * np.count_nonzero(ahead) > len(looks) else looks
+
+
 def between(looks: np.ndarray, callers: int, busy: bool) -> Units:
     """What was taken from the first look to the last. callers: goroutines that ask, at least; busy: they ask all of the time that they run."""
     units, exact, fills = figures(looks)
@@ -100,14 +106,15 @@ def _apart(a: np.ndarray, b: np.ndarray, units: np.ndarray, fills: np.ndarray, c
     least = np.where(changed, a["rest"] - b["rest"], np.where(fills, b["burst"] - b["rest"], np.ceil(units - WHOLE)))
     least, most = np.maximum(least, 0), np.maximum(most, 0)
     least = np.minimum(least, most)
-    n = (least + most) / 2
+    plain = a["rest"] - b["rest"] + a["limit"] * ((b["last_ns"] - a["last_ns"]) / 1e9)
+    n = np.where(changed & (a["limit"] == b["limit"]), np.clip(plain, least, most), (least + most) / 2)
     if busy:  # it is full only while nobody runs
         off = a["limit"] * np.maximum(b["off_ns"] - a["off_ns"], 0) / 1e9
         spilt = np.maximum(0.0, off - (a["burst"] - np.maximum(a["rest"], 0)))
         n = np.where(fills & ~changed, np.clip(units - spilt, least, most), n)
     n = np.where(fills | changed, n, np.maximum(units, 0))
     sums = Units(float(n.sum()), float(least.sum()), float(most.sum()), exact=False)
-    forth = ~changed & (units >= 0)  # else its clock is back still, and all that it is given twice is to come
+    forth = changed | (units >= 0)  # else its clock is back still, and all that it is given twice is to come
     return sums + _twice(a[forth], fills[forth]) if callers > 1 and forth.any() else sums
 
 

@@ -81,18 +81,22 @@ class BucketLooks:
         still = until_ns - self.moved_ns > _STILL_NS + _STILL_UNITS * 1e9 / float(self.last["limit"][0])
         return self.moved_ns if still else 0
 
-    def let_through(self, until_ns: int, records: np.ndarray, callers: int, busy: bool) -> Units | None:
-        """Decisions since the last time, up to the last look before until_ns; None where it cannot be said. See ``bucket.between``."""
+    def let_through(
+        self, until_ns: int, records: np.ndarray, callers: int, busy: bool, last: np.ndarray | None = None
+    ) -> Units | None:
+        """Decisions since the last time, up to the last look before until_ns; None where it cannot be said. See ``bucket.between``. last: up to until_ns itself, which of the records were let through."""
         looks = self._up_to(until_ns)
         if not self.sees:
             return self._by_records(records)
-        if not len(looks) and len(records):
-            looks = self._last_of(records)
-        chain = np.concatenate((self.last, looks))
+        if len(records) and (last is not None or not len(looks)):
+            looks = np.concatenate((looks, own := self._last_of(records)))
+            if last is not None and len(own):
+                self.told -= int(np.count_nonzero(last & (records["t_ns"] > own["t_ns"][0])))
+        chain = bucket.forwards(np.concatenate((self.last, looks)))
         known = len(self.last) > 0
         if len(chain):
             self._moved(chain)
-            self.pressed = bool(np.median(chain["rest"] / chain["burst"]) < 0.5)
+            self.pressed = bool(np.median(chain["rest"] / np.maximum(chain["burst"], 1)) < 0.5)
             self.last = chain[-1:].copy()
         if not known or np.isnan(self.cost):
             return None

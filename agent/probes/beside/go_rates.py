@@ -18,7 +18,7 @@ from agent.probes.beside.bucket import LOOK, agreed
 from agent.probes.beside.bucket_looks import of_records, of_words
 from agent.probes.beside.go_decisions import Called, unnamed
 from agent.probes.beside.pace import pace
-from agent.probes.beside.rate_rows import Limiter, Seen, Span
+from agent.probes.beside.rate_rows import Limiter, RateSpan, WindowDecisions
 
 #: Limiters of a process that are told each by itself, those with most decisions; of the others together one row.
 MOST = 64
@@ -26,6 +26,8 @@ MOST = 64
 TAIL, _LOOKS = 256, 32
 #: Windows without a decision after which a limiter is told no more.
 _GONE = 20
+#: After which what buckets say is told without a window.
+LONG_NS = 1_000_000_000
 
 
 class Rates:
@@ -38,8 +40,8 @@ class Rates:
         self._old = old
         self._limiters: dict[tuple[int, int], Limiter] = {}
         self._tail = np.empty(0, [("pid", "<u4"), ("limiter", "<u8"), ("through", "?"), ("look", LOOK)])  # fmt: skip
-
         self._later = self._tail
+        self._known: dict[tuple[int, int], np.ndarray] = {}
 
     @property
     def pids(self) -> set[int]:
@@ -53,6 +55,11 @@ class Rates:
     def before(self, records: np.ndarray) -> None:
         """Takes note of buckets while each decision is seen."""
         mine = records[-TAIL:] if self._begun else records
+        for at in np.unique(mine["limiter"], return_index=True)[1][-MOST:].tolist():
+            key = int(mine["proc"]["pid"][at]), int(mine["limiter"][at])
+            self._known.pop(key, None)
+            self._known[key] = mine[at : at + 1].copy()
+        self._known = dict(list(self._known.items())[-MOST:])
         tail = np.zeros(len(mine), self._tail.dtype)
         tail["pid"], tail["limiter"] = mine["proc"]["pid"], mine["limiter"]
         tail["look"], tail["through"] = of_records(mine), _let_through(mine)
@@ -65,7 +72,7 @@ class Rates:
         self.covered_ns = now_ns
         self._begun = False
         pairs = {*self._limiters, *map(tuple, self._tail[["pid", "limiter"]].tolist())}
-        self._limiters = {pair: Limiter() for pair in list(pairs)[-MOST:]}
+        self._limiters = {pair: Limiter(self._known.get(pair), faster=nan) for pair in list(pairs)[-MOST:]}
 
     def _begin(self) -> None:
         """With the first window all of the time before is known."""
@@ -78,6 +85,9 @@ class Rates:
             known = mine["look"][[at]]
             one.bucket.last = known[~np.isnan(known["limit"])]
             one.bucket.told = int(np.count_nonzero(mine["through"][at + 1 :]))
+            let, ns = int(np.count_nonzero(mine["through"])), int(np.ptp(mine["look"]["t_ns"]))
+            if ns and not one.each:
+                one.each.append((let, len(mine) - let, ns))
         self._tail, self._later = self._later, self._tail[:0]
 
     def looked(self, looks: np.ndarray, library: int) -> None:
@@ -88,31 +98,51 @@ class Rates:
                 one.bucket.looked(of_words(mine, library, self._old))
 
     def window(
-        self, records: np.ndarray, since_ns: int, until_ns: int, hit_ns: float, called: Called = unnamed
+        self,
+        records: np.ndarray,
+        since_ns: int,
+        until_ns: int,
+        hit_ns: float,
+        called: Called = unnamed,
+        last: bool = False,
     ) -> list[Batch]:
-        """The rows of what is not told yet up to the end of a window, by the records from it. hit_ns: what a decision cost its thread. called: the limiters' ids."""
+        """The rows of what is not told yet up to the end of a window, by the records from it. hit_ns: what a decision cost its thread. called: the limiters' ids.
+        last: from then on all of the time is watched again."""
         if not self._begun:
             self._begin()
         records = np.sort(records[(records["t_ns"] >= since_ns) & (records["t_ns"] < until_ns)], order="t_ns")
         interval, watched = until_ns - self.covered_ns, max(until_ns - since_ns, 1)
         self.covered_ns = until_ns
-        seen_now = Seen(records, _let_through(records))
+        seen_now = WindowDecisions(records, _let_through(records))
         rows: list[np.ndarray] = []
         self.held = False
         for pid in sorted(self.pids | set(np.unique(records["proc"]["pid"]).tolist())):
             mine = seen_now.of(records["proc"]["pid"] == pid)
             faster = pace(mine.records, watched, hit_ns)
             self.held |= bool(np.isnan(faster))
-            rows += self._process(pid, mine, Span(until_ns, interval, watched, faster, called))
+            rows += self._process(pid, mine, RateSpan(until_ns, interval, watched, faster, called, last))
         return _batch(rows)
+
+    def between(self, until_ns: int, called: Called) -> list[Batch]:
+        """The rows of what is not told yet, where no window has come for long; none where nothing is known of a bucket."""
+        ones = list(self._limiters.values())
+        if (
+            not self._begun
+            or until_ns - self.covered_ns < LONG_NS
+            or not all(one.each and one.bucket.sees for one in ones)
+        ):
+            return []
+        span = RateSpan(until_ns, until_ns - self.covered_ns, 0, nan, called)
+        self.covered_ns = until_ns
+        return _batch([rate_rows.unwatched(one, span) for one in ones])
 
     def ended(self, until_ns: int, pids: set[int], called: Called) -> list[Batch]:
         """The rows of processes that are not watched in windows any more: up to then as in the last of them."""
-        span = Span(until_ns, until_ns - self.covered_ns, 0, nan, called)
+        span = RateSpan(until_ns, until_ns - self.covered_ns, 0, nan, called)
         gone = [self._limiters.pop(key) for key in list(self._limiters) if key[0] in pids]
         return _batch([rate_rows.last_of(one, span) for one in gone if one.record is not None and one.each])
 
-    def _process(self, pid: int, now: Seen, span: Span) -> list[np.ndarray]:
+    def _process(self, pid: int, now: WindowDecisions, span: RateSpan) -> list[np.ndarray]:
         addresses, counts = np.unique(now.records["limiter"], return_counts=True)
         most = addresses[np.argsort(-counts, kind="stable")[:MOST]].tolist()
         known = [address for owner, address in self._limiters if owner == pid]

@@ -181,10 +181,13 @@ class GoLimiters(Due):
         for one in self._moving():
             yield from self._move(one)
         for one in self.binaries.values():
-            ended = {pid for pid in one.rates.pids if gone(pid, None)} if not one.links and not one.window else None
-            if ended:
+            if not one.rates.pids or one.links or one.window:
+                continue
+            if ended := {pid for pid in one.rates.pids if gone(pid, None)}:
                 yield from one.rates.ended(now_ns, ended, self.called)
                 self.looks.turn()
+            elif one.share.mode == "windows" and not one.attaching and one.asked_ns <= one.rates.covered_ns:
+                yield from one.rates.between(now_ns, self.called)
         hits = int(self._counts["hits"][0])
         if now_ns - self._looked_ns >= _CHECK_NS or (hits - self._hits) * self._cost.alone >= _LOOK_NS:
             self._hits, self._looked_ns = hits, now_ns
@@ -247,7 +250,7 @@ class GoLimiters(Due):
             return
         one.window, one.closing = [], None
         until_hits, one.hits = one.hits, self._probes.hits(one)
-        yield from one.rates.window(records, one.since_ns, one.until_ns, one.share.cost_ns, self.called)
+        yield from one.rates.window(records, one.since_ns, one.until_ns, one.share.cost_ns, self.called, one.opening)
         opening, one.opening = one.opening, False
         self.looks.turn()
         if opening:

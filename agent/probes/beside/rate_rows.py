@@ -26,30 +26,33 @@ _HISTORY = 32
 _WHEN_NS = 10_000_000
 #: A process that has ended may have decided for so long after the last look at it.
 _LAST_NS = 20_000_000
+#: Of the most: bounds of a bucket that is not asked for all that it has say less than windows.
+_WIDE = 0.1
 #: With a decision in so many windows, one without is its end.
 _STEADY = 5
 
 
 @dataclass(frozen=True)
-class Seen:
+class WindowDecisions:
     """Of a limiter in a window: its records, which of them were let through."""
 
     records: np.ndarray
     through: np.ndarray
 
-    def of(self, which: np.ndarray) -> Seen:
-        return Seen(self.records[which], self.through[which])
+    def of(self, which: np.ndarray) -> WindowDecisions:
+        return WindowDecisions(self.records[which], self.through[which])
 
 
 @dataclass(frozen=True)
-class Span:
-    """What a row is about. faster: see ``pace``. called: the limiters' ids."""
+class RateSpan:
+    """What a row is about. faster: see ``pace``. called: the limiters' ids. last: all is watched from its end on."""
 
     until_ns: int
     interval_ns: int
     watched_ns: int
     faster: float
     called: Called
+    last: bool = False
 
 
 @dataclass
@@ -65,7 +68,7 @@ class Limiter:
     faster: float = 1.0
     begun_ns: int = 0
 
-    def decided(self, now: Seen, span: Span) -> None:
+    def decided(self, now: WindowDecisions, span: RateSpan) -> None:
         """Takes note of a window in which it did."""
         self.record, self.faster = now.records[-1:], span.faster
         self.begun_ns = int(self.record["proc"]["proc_start_ns"][0])
@@ -78,7 +81,7 @@ class Limiter:
         return not self.bucket.sees and not units and len(steady) == _STEADY and all(a + r for a, r, _ in steady)
 
 
-def named(record: np.ndarray, span: Span) -> np.ndarray:
+def named(record: np.ndarray, span: RateSpan) -> np.ndarray:
     row = decode(record, "limiter_rate").rows
     row["limiter_id"], row["library"] = span.called(record), list(seen())[int(record["library"][0])].encode()[:48]
     row["t_ns"], row["interval_ns"], row["watched_ns"], row["pace"], row["tid"] = (
@@ -91,9 +94,10 @@ def named(record: np.ndarray, span: Span) -> np.ndarray:
     return row
 
 
-def row_of(one: Limiter, now: Seen, span: Span) -> np.ndarray:
+def row_of(one: Limiter, now: WindowDecisions, span: RateSpan) -> np.ndarray:
     """Of a limiter of which a record is known. Takes note of what it did in the window."""
-    units = one.bucket.let_through(span.until_ns, now.records, one.callers, bool(np.isnan(one.faster)))
+    last = now.through if span.last else None
+    units = one.bucket.let_through(span.until_ns, now.records, one.callers, bool(np.isnan(one.faster)), last)
     still_ns = one.bucket.still_since(span.until_ns)
     if len(now.records) or not one.each:
         if not one.each:
@@ -112,7 +116,15 @@ def row_of(one: Limiter, now: Seen, span: Span) -> np.ndarray:
     return row
 
 
-def last_of(one: Limiter, span: Span) -> np.ndarray:
+def unwatched(one: Limiter, span: RateSpan) -> np.ndarray:
+    """Between two windows that are far apart."""
+    units = one.bucket.let_through(span.until_ns, _no(one), one.callers, bool(np.isnan(one.faster)))
+    row = _asked_until(one, span, one.bucket.still_since(span.until_ns) or span.until_ns)
+    _from_bucket(row, one, units)
+    return row
+
+
+def last_of(one: Limiter, span: RateSpan) -> np.ndarray:
     """Of one whose process has ended."""
     units = one.bucket.let_through(span.until_ns, _no(one), one.callers, bool(np.isnan(one.faster)))
     if not one.bucket.sees or not len(one.bucket.last):
@@ -131,7 +143,7 @@ def _no(one: Limiter) -> np.ndarray:
     return one.record[:0]
 
 
-def seen_of(one: Limiter, now: Seen, span: Span) -> np.ndarray:
+def seen_of(one: Limiter, now: WindowDecisions, span: RateSpan) -> np.ndarray:
     """By what was seen in the window."""
     assert one.record is not None
     row = named(one.record, span)
@@ -145,7 +157,7 @@ def seen_of(one: Limiter, now: Seen, span: Span) -> np.ndarray:
     return row
 
 
-def _estimate(row: np.ndarray, name: str, one: Limiter, at: int, span: Span) -> None:
+def _estimate(row: np.ndarray, name: str, one: Limiter, at: int, span: RateSpan) -> None:
     """n in the window, scaled, and the interval that holds the figure in 95 of 100: by how windows differ, and from a program that goes its own pace to one that waits for the probes."""
     scale, n = span.interval_ns / span.watched_ns, one.each[-1][at]
     high, low = off([each[at] for each in one.each], [each[2] for each in one.each], span.interval_ns - span.watched_ns)
@@ -153,7 +165,7 @@ def _estimate(row: np.ndarray, name: str, one: Limiter, at: int, span: Span) -> 
     row[f"{name}_high"] = NULL_I64 if np.isnan(span.faster) else ceil(n + n * (scale - 1) * span.faster + low)
 
 
-def _unseen(one: Limiter, span: Span, share: float = 1.0) -> np.ndarray:
+def _unseen(one: Limiter, span: RateSpan, share: float = 1.0) -> np.ndarray:
     """Of an interval in which nothing of it was seen, as in the last window before; share: of it, where it stopped within, nobody knows when."""
     assert one.record is not None
     row = named(one.record, span)
@@ -173,7 +185,7 @@ def _unseen(one: Limiter, span: Span, share: float = 1.0) -> np.ndarray:
     return row
 
 
-def _asked_until(one: Limiter, span: Span, ended_ns: int) -> np.ndarray:
+def _asked_until(one: Limiter, span: RateSpan, ended_ns: int) -> np.ndarray:
     """The same where its bucket says when it was asked last."""
     row = _unseen(one, span)
     row["pace"] = one.faster
@@ -197,7 +209,8 @@ def _from_bucket(row: np.ndarray, one: Limiter, units: Units | None) -> None:
     """What the bucket says, unless windows know better."""
     least, most = (0, bucket.ANY) if units is None else (floor(units.least), ceil(units.most))
     low, high = int(row["allowed_low"][0]), int(row["allowed_high"][0])
-    windows = high - low < most - least if high != NULL_I64 else not one.bucket.pressed
+    wide = most - least > _WIDE * most
+    windows = high - low < most - least if high != NULL_I64 else wide and not one.bucket.pressed
     if units is not None and (units.exact or not windows):
         row["basis"] = BUCKET if units.exact else BOUNDS
         row["allowed"], row["allowed_low"], row["allowed_high"] = round(units.n), least, most
