@@ -130,8 +130,7 @@ def run(config: Config, to_keep: Child, to_help: Child, to_watch: Child) -> int:
     from agent.service.reload import Reload
 
     without_masked_arrays()
-    options = {"SYSCALLS_SLOW_NS": int(config.slow_syscall_ms * 1e6)}
-    loaded = load(_families(config), options)
+    loaded = load(_families(config), {"SYSCALLS_SLOW_NS": int(config.slow_syscall_ms * 1e6)})
     if loaded.uprobe_multi:
         helper.restrict()
     clock = loaded.families.get("clock")
