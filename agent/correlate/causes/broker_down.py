@@ -1,4 +1,4 @@
-"""A peer refused connections, or was not there."""
+"""A peer refused connections, or was not there. Who serves its port now need not be who was away: no pid is told."""
 
 from __future__ import annotations
 
@@ -51,7 +51,11 @@ def refused(episode: Episode, view: View) -> Iterator[Verdict]:
                 CAUSE.name,
                 0.95 * p.sure,
                 p.where,
-                tell("{who} refused or failed {n}", who=p.who, n=value(len(p.failed), "connection")),
+                tell(
+                    "{who} refused or failed {n}",
+                    who=f"{p.server[0]} at {p.name}" if p.server else p.name,
+                    n=value(len(p.failed), "connection"),
+                ),
                 (
                     item(
                         "tcp_connect",
@@ -76,8 +80,7 @@ def turned_away(episode: Episode, view: View) -> Iterator[Verdict]:
         "broken", 0.0
     ):
         server, name = view.server(raw, netns, episode), peer(raw)
-        who = f"{server[0]} (pid {server[1]})" if server else "it"
-        words = tell("{who} refused {n}", who=who, n=value(len(refused_), "connection"))
+        words = tell("{who} refused {n}", who=server[0] if server else "it", n=value(len(refused_), "connection"))
         entry = item("tcp_connect", "failed connects", len(refused_), "", peer=name, errno=errno.ECONNREFUSED)
         sure = 0.94 if episode.symptom == "retry_storm" else 0.8  # it is why they are tried again
         yield Verdict(CAUSE.name, sure, place(name, raw, netns), words, (entry,), "", Culprit(object=name))
