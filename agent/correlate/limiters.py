@@ -65,7 +65,7 @@ class Hung:
 class LimiterWatch(Watch):
     """One subject is one limiter of one process, or all that one place asks: those have no limit together."""
 
-    metrics = (
+    metrics: tuple[str, ...] = (
         "n",
         "refused",
         "errors",

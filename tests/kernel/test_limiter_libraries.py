@@ -70,7 +70,8 @@ def passed(name: str, told: str) -> str:
 
 def known(rows: np.ndarray, library: str, version: str) -> None:
     assert set(rows["library"]) == {LIBRARIES[library].encode()}, library
-    assert set(rows["library_version"]) == {version.encode()}, library
+    width = rows["library_version"].dtype.itemsize  # less than a pseudo-version has
+    assert set(rows["library_version"]) == {version.encode()[:width]}, library
     assert set(rows["sample_rate"]) == {1.0}
 
 
