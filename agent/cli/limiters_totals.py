@@ -70,4 +70,4 @@ def told(allowed: Total, refused: Total) -> str:
     if both.most is None:
         return "at least"
     off = max(both.most - both.n, both.n - both.least) / both.n if both.n else 0.0
-    return f"within {100 * off:.2g} %" if off else "exact"
+    return f"within {100 * off:.2g} %" if 0 < off < 0.995 else f"within {100 * off:,.0f} %" if off else "exact"

@@ -171,4 +171,5 @@ def test_a_limiter_that_stops_between_two_windows_may_have_gone_on_for_all_or_no
 def test_a_total_says_how_good_it_is() -> None:
     assert told(Total(5, 5, 5), Total(7, 7, 7)) == "exact"
     assert told(Total(50, 50, 50), Total(50, 40, 52)) == "within 10 %"
+    assert told(Total(50, 50, 50), Total(50, 50, 480)) == "within 430 %"
     assert told(Total(5, 5, 5), Total(7, 7, None)) == "at least"

@@ -30,10 +30,11 @@ _LOADED = 0.6  # of what it ran, that more requests explain: then they do
 def _verdict(who: tuple[str, int], its: Ran, score: float, episode: Episode, view: View) -> Verdict:
     seen = ran_in(who[1], episode, view)
     words = tell(
-        "{who} was busy with its own work: it ran for {ran} of {needed}{kernel}, usually {usual} of that{short}{where}",
+        "{who} was busy with its own work: it ran for {ran} of {needed}{threads}{kernel}, usually {usual} of that{short}{where}",
         who=process(*who),
         ran=span(its.ran_ns),
         needed=span(its.needed_ns),
+        threads=", several threads at once" if its.ran_ns > its.needed_ns else "",
         kernel=", most of it in the kernel" if its.in_kernel else "",
         usual=span(its.usual * its.needed_ns),
         short=tell("; it waited {waited} for a CPU", waited=span(its.waited_ns))
