@@ -71,7 +71,8 @@ def until(polled: Resources, kind: str, enough: Callable[[np.ndarray], bool], li
     while time.monotonic() < end and not enough(rows):
         time.sleep(0.05)
         for batch in polled.drain(time.clock_gettime_ns(time.CLOCK_BOOTTIME)):
-            rows = np.concatenate([rows, batch.rows[batch.rows["kind"] == TABLE.code("kind", kind)]])
+            if batch.table == TABLE.name:
+                rows = np.concatenate([rows, batch.rows[batch.rows["kind"] == TABLE.code("kind", kind)]])
     return rows[rows["pid"] > 0]
 
 

@@ -98,7 +98,7 @@ def test_a_users_stopped_toys_leave_room_for_others() -> None:
     host = Host(1).healthy(0, 60)
     for n in range(40):
         host.decisions(0, 60, pid=3000 + n, limiter=b"toy%d" % n)
-        event(host, "stopped", 25, pid=3000 + n, comm=b"toy", signal=19, cgroup_id=n, uid=NOBODY)
+        event(host, "stopped", 25, pid=3000 + n, comm=b"toy", signal=19, cgroup_id=n + 1, uid=NOBODY)
     event(host, "stopped", 30.2, signal=19, uid=REDIS)
     found = [f for f in latest(run(host, 60)) if f["symptom"] == "process_stopped"]
     assert sum(f["culprit_comm"] != "redis-server" for f in found) == 16
