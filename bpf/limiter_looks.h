@@ -97,7 +97,7 @@ static __always_inline void limiter_leaves(u32 pid, u32 number, bool stays, u64 
 		cpu->off_since_ns = now;
 		gate /= 4;
 	}
-	if (now - cpu->looked_ns < gate)
+	if (now - cpu->looked_ns < gate || !PTR(bpf_get_current_task(), task_struct, mm))	/* without an mm: what is mapped is another's */
 		return;
 	cpu->looked_ns = now;
 #pragma clang loop unroll(disable)

@@ -74,7 +74,7 @@ BPF_F_TABLE("array", u32, u64, redis_ports, 1024, BPF_F_MMAPABLE);	/* a bit a po
 BPF_F_TABLE("array", u32, u64, redis_clients, 1024, BPF_F_MMAPABLE);	/* the same of clients' ports */
 BPF_TABLE("hash", struct redis_name, u32, redis_commands, 256);
 BPF_TABLE("lru_hash", u64, struct redis_flow, redis_flows, 8192);
-BPF_RINGBUF_OUTPUT(redis_pieces, 128);
+BPF_RINGBUF_OUTPUT(redis_pieces, 256);	/* what may come at once, and in 100 ms */
 
 /* A segment of either way. */
 struct redis_segment {

@@ -43,4 +43,7 @@ def _uid(family: int, theirs: tuple[str, int], ours: tuple[str, int]) -> int | N
         netlink.send(struct.pack("=IHHII", 16 + len(request), _SOCK_DIAG_BY_FAMILY, _REQUEST, 1, 0) + request)
         answer = netlink.recv(4096)
     _, kind = struct.unpack_from("=IH", answer)
-    return None if kind == _ERROR or len(answer) < _UID_AT + 4 else int(struct.unpack_from("=I", answer, _UID_AT)[0])
+    if kind == _ERROR or len(answer) < _UID_AT + 8:
+        return None
+    uid, inode = struct.unpack_from("=II", answer, _UID_AT)
+    return int(uid) if inode else None  # closed by who had it: the kernel says 0 then

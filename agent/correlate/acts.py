@@ -21,7 +21,7 @@ _EXITED = _KINDS.code("exited")
 _AT_ONCE_NS = 100_000_000  # between two signals of one command
 _ALONG_NS = 300_000_000  # after an end, those that end by themselves since that one did
 _TOLD_NS = SECOND  # ... and those that are ended by others of the program
-_MOST = 256
+_MOST = 4096  # as many events as are kept
 
 
 def together(fate: Fate, events: np.ndarray) -> Fate:
@@ -46,8 +46,7 @@ def together(fate: Fate, events: np.ndarray) -> Fate:
 
 
 def _stopped(fate: Fate, rows: np.ndarray, own: int, _events: np.ndarray) -> Fate:
-    rows = rows[_alike(rows, own)]
-    hit = rows[_at_once(rows, int(np.flatnonzero(rows["pid"] == fate.pid)[0]))]
+    hit = rows[_at_once(rows, own, _alike(rows, own))]
     first = hit[0]
     return replace(fate, act=f"{int(first['pid'])}/{_tick(first)}", fellows=_pids(hit))
 

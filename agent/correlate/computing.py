@@ -64,6 +64,8 @@ def ran(pid: int, episode: Episode, view: View) -> Ran | None:
     known_ns = episode.start_ns - int((before["t_ns"] - before["interval_ns"]).min(initial=episode.start_ns))
     usual = float(_both(before).sum()) / min(max(known_ns, _LEAST_S * SECOND), _BEFORE_S * SECOND)
     total = float(_both(now).sum()) - usual * max(0.0, float(now["interval_ns"].sum()) - needed_ns)
+    if _both(now).sum() <= now["interval_ns"].sum():
+        total = min(total, needed_ns)  # one thread may have done all of it, before and after, too
     in_kernel = float(now["system_ns"].sum()) >= _KERNEL * float(_both(now).sum())
     waited_ns = min(starved(pid, episode, view).waited_ns, needed_ns)
     return Ran(max(0.0, total), waited_ns, needed_ns, usual, in_kernel, int(start_ticks(now[-1:])[0]))

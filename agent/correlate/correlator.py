@@ -211,9 +211,11 @@ class Correlator:
         for episode in found.episodes:
             found.end_ns = max(found.end_ns, episode.end_ns)
             found.last_bad = max(found.last_bad, episode.last_bad)
-            episode.blame = reason([found.cause])
             if not found.closed and second - episode.start_ns // SECOND <= 60:
                 found.judged(episode, self._judge_of.rank(episode, self._view))
+        blame = reason([found.cause])
+        for episode in found.episodes:
+            episode.blame = blame
         for episode in [e for e in found.explained() if id(e) in found.lent and not found.closed]:
             best = found.verdicts[id(episode)][0]
             if not found.takes(best, episode, self._config.merge_ns) and not self._one_story(found, best, episode):

@@ -81,9 +81,10 @@ class Finding:
 
     def _rank(self) -> list[Verdict]:
         best: dict[str, Verdict] = {}
+        main = self.main if self.episodes else None
         for episode in sorted(self.episodes, key=lambda e: (id(e) in self.passed, id(e) in self.lent, e.order)):
             for v in self.verdicts[id(episode)]:
-                if v.full and episode is not self.main:
+                if v.full and episode is not main:
                     v = replace(v, words=v.full)
                 if id(episode) in self.passed:
                     v = replace(v, score=_PASSED * v.score)
@@ -247,8 +248,8 @@ class Finding:
         alike = Counter(fates.values())
         several = {comm for comm, n in alike.items() if n > _ALIKE}
         single = sorted({e.subject for e in self.episodes if fates.get(e.subject) not in several} - {named})
-        more = "{n} more processes of {comm}" if self.main.comm in several else "{n} processes of {comm}"
-        return [*single, *(tell(more, n=value(alike[comm]), comm=comm) for comm in sorted(several))]
+        more = {comm: " more" if comm == self.main.comm else "" for comm in several}
+        return [*single, *(tell("{n}{more} processes of {comm}", n=value(alike[comm]), more=more[comm], comm=comm) for comm in sorted(several))]  # fmt: skip
 
 
 def _in_json(said: list[Piece]) -> bytes:

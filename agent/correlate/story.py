@@ -38,21 +38,21 @@ _SERVER = TABLES["tcp_rtt"].code("role", "server")
 _BETTER = 0.5  # a cause from which the blame is passed on
 
 
-def blamed(verdict: Verdict, view: View) -> frozenset[int]:
+def blamed(verdict: Verdict, view: View, episode: Episode) -> frozenset[int]:
     """The processes of this host that it says it was: those named, and who serves, or served, the address."""
     pids = {*verdict.blamed, *([verdict.culprit.pid] if verdict.culprit.pid is not None else ())}
     if verdict.cause in _FELT:
         where, _, netns = verdict.scope.partition(" in ")
-        pids |= _serving(where, int(netns) if netns.isdigit() else None, view)
+        pids |= _serving(where, int(netns) if netns.isdigit() else None, view, episode)
     return frozenset(pids)
 
 
-def _serving(where: str, netns: int | None, view: View) -> set[int]:
+def _serving(where: str, netns: int | None, view: View, episode: Episode) -> set[int]:
     try:
         raw = peer_of(where)
     except ValueError:
         return set()
-    return {pid for _, pid in view.servers.of_late(raw, netns, True)}
+    return {pid for _, pid in view.servers.of_late(raw, netns, view.has_address(raw, netns, episode))}
 
 
 def same(found: Finding, verdict: Verdict, episode: Episode, view: View) -> bool:
@@ -63,7 +63,7 @@ def same(found: Finding, verdict: Verdict, episode: Episode, view: View) -> bool
         return False
     if verdict.score <= 0:
         return _asks(found, episode, view) or _piled_up(found, episode, view)
-    mine, its = blamed(found.cause, view), blamed(verdict, view)
+    mine, its = blamed(found.cause, view, found.main), blamed(verdict, view, episode)
     names = {found.cause.cause, verdict.cause}
     if names & _FELT and names <= _FATES | _FELT and mine & its:
         return True
@@ -86,9 +86,9 @@ def passed(found: Finding, view: View) -> set[int]:
 
 
 def _passes(episode: Episode, verdict: Verdict, late: dict[int | None, Verdict], view: View) -> bool:
-    its = blamed(verdict, view)
+    its = blamed(verdict, view, episode)
     reasons = [late[pid] for pid in its if pid in late and pid != episode.pid]
-    return any(r.score >= _BETTER and (r.cause not in _FELT or not blamed(r, view) & {*its, episode.pid}) for r in reasons)  # fmt: skip
+    return any(r.score >= _BETTER and (r.cause not in _FELT or not blamed(r, view, episode) & {*its, episode.pid}) for r in reasons)  # fmt: skip
 
 
 def _asks(found: Finding, episode: Episode, view: View) -> bool:
@@ -97,7 +97,7 @@ def _asks(found: Finding, episode: Episode, view: View) -> bool:
         return False
     if not found.start_ns - _BEGUN_NS <= episode.start_ns <= found.end_ns + _SLACK_NS:
         return False
-    pids = {*blamed(found.cause, view), *(e.pid for e in found.explained() if _is_late(e))}
+    pids = {*blamed(found.cause, view, found.main), *(e.pid for e in found.explained() if _is_late(e))}
     return any(pid in pids for pid in _asked({episode.pid}, episode, view))
 
 
@@ -105,7 +105,7 @@ def _piled_up(found: Finding, episode: Episode, view: View) -> bool:
     """Whether it is about what had piled up since that process stood still, or a client of it, or a server that it asks."""
     if episode.pid is None or not any(made_up(episode, metric) for metric in RATES):
         return False
-    pids = {*blamed(found.cause, view), *(e.pid for e in found.explained() if e.unit == "ns")}
+    pids = {*blamed(found.cause, view, found.main), *(e.pid for e in found.explained() if e.unit == "ns")}
     return episode.pid in pids or episode.pid in _asked(pids, episode, view) or bool({*_asked({episode.pid}, episode, view)} & pids)  # fmt: skip
 
 
@@ -116,7 +116,9 @@ def _asked(by: Collection[int | None], episode: Episode, view: View) -> Iterator
     for i in groups([talks["peer"], talks["netns"]])[0] if len(talks) else ():
         row = talks[i]
         netns = int(row["netns"]) if known(row["netns"]) else None
-        yield from (pid for _, pid in view.servers.of_late(row["peer"].tobytes(), netns, True))
+        raw = row["peer"].tobytes()
+        own = raw[:16] == row["saddr"].tobytes()
+        yield from (pid for _, pid in view.servers.of_late(raw, netns, own))
 
 
 def _is_late(episode: Episode) -> bool:

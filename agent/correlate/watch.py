@@ -96,6 +96,8 @@ class Watch(ABC):
         for i in np.flatnonzero(lasting | np.isin(slots, self._active_slots)):
             slot = int(slots[i])
             episode = self.active.get((rise.symptom, slot))
+            if lasting[i] and episode is not None:
+                episode.habit = ""  # a habit is of what passes
             if episode is not None and episode.metric == rise.metric:
                 if recent[i, -1] > episode.bar:
                     self.extend(episode, second, float(recent[i, -1]))

@@ -9,7 +9,6 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 import grpc
@@ -38,14 +37,15 @@ _OPTIONS = [
     ("grpc.server_max_unrequested_time_in_server", 10),
 ]
 _PIECE_BYTES = 64 << 10
+_NAME = "tickscope-otlp-"
 
 
 class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]
     """``serve`` is what a connection's task does."""
 
-    def __init__(self, desk: Desk, senders: Mapping[int, OtlpSender]) -> None:
-        self._desk, self._senders = desk, senders
-        self._name = f"tickscope-{secrets.token_hex(8)}-"
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._named: dict[str, OtlpSender] = {}
         self._server = grpc.aio.server(options=_OPTIONS)
         self._server.add_generic_rpc_handlers((self,))
 
@@ -68,6 +68,7 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def serve(self, sender: OtlpSender) -> None:
         reader, writer = await asyncio.open_connection(sock=sender.sock, limit=_PIECE_BYTES)
+        name = secrets.token_hex(16)  # each its own: nobody else can take it before us
         inner: asyncio.StreamWriter | None = None
         try:
             try:
@@ -84,7 +85,8 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]
                 return
             end = socket.socket(socket.AF_UNIX)
             end.setblocking(False)
-            end.bind(f"\0{self._name}{sender.number}")
+            end.bind(f"\0{_NAME}{name}")
+            self._named[name] = sender
             try:
                 end.connect(_SOCKET)
             except FileNotFoundError:  # somebody removed the run directory: another process makes its own again
@@ -94,6 +96,7 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]
             inner.write(begun)
             await self._both((reader, inner), (inside, writer))
         finally:
+            self._named.pop(name, None)
             writer.transport.abort()
             if inner is not None:
                 inner.transport.abort()
@@ -111,8 +114,8 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _export(self, signal: str, context: Any) -> bytes:
         try:
-            sender = self._senders[int(context.peer().rpartition(self._name)[2])]
-        except (KeyError, ValueError):  # it has gone meanwhile, or is nobody that came through us
+            sender = self._named[context.peer().rpartition(_NAME)[2]]
+        except KeyError:  # it has gone meanwhile, or is nobody that came through us
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the connection has ended")
             raise
         try:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 #: Without a sign of life (there are four a second) it counts as silent, and is ended after the second.
 SILENT_S, MOST_SILENT_S = 3.0, 30.0
 _LOOK_S = 0.2
+#: The longest pause between two looks at whose connections are new.
+_MEET_MOST_S = 0.5
 #: The agent itself could not look for so long: nothing can be said of the process.
 _HELD_UP_S = 1.0
 #: Messages; what is beyond is for the next turn.
@@ -80,6 +82,8 @@ class OtlpReceiver(Failing, Owning, Stating):
         self._lost_ns = boot_ns()
         self._looked_s = self._heard_s = time.monotonic()
         self._answers = False
+        self._asked: dict[int, ReceiverMessage] = {}
+        self._meet_s = 0.0
         self._start(self._looked_s)
 
     def use(self, config: Config) -> None:
@@ -152,22 +156,33 @@ class OtlpReceiver(Failing, Owning, Stating):
                     gone.append(told.number)
                 else:
                     pieces.append(told)
-        except NoOtlpMessage as error:
+        except NoOtlpMessage as error:  # what came before is taken
             self._end()
             self.restarts.ended(time.monotonic(), f"sent what is no message: {error}")
-            return
         except (BlockingIOError, ConnectionResetError):
             pass
-        if asked:
-            self._people.meet({told.number: told.ends for told in asked if told.ends is not None})
-            with contextlib.suppress(OSError):  # it waits for no more than a second
-                for told in asked:
-                    source.send(NUMBER.pack(told.number))
+        self._asked.update((told.number, told) for told in asked)
+        for number in gone:
+            self._asked.pop(number, None)
+        self._meet(source)
         if pieces:
             rows = self._placed(pieces)
             if len(rows):
                 yield Batch(TABLE.name, rows)
         self._people.part(gone)
+
+    def _meet(self, source: socket.socket) -> None:
+        """Who they are that began to talk. It takes a look at all sockets of the host: for several at once, and no more than a tenth of the time."""
+        begun_s = time.monotonic()
+        if not self._asked or begun_s < self._meet_s:
+            return
+        asked, self._asked = self._asked, {}
+        self._people.meet({number: told.ends for number, told in asked.items() if told.ends is not None})
+        with contextlib.suppress(OSError):  # it waits for no more than a second
+            for number in asked:
+                source.send(NUMBER.pack(number))
+        now_s = time.monotonic()
+        self._meet_s = now_s + min(_MEET_MOST_S, 9 * (now_s - begun_s))
 
     def _placed(self, pieces: list[ReceiverMessage]) -> np.ndarray:
         """Their rows, with who sent them and CLOCK_BOOTTIME; without those of another time."""
@@ -237,9 +252,10 @@ class OtlpReceiver(Failing, Owning, Stating):
         if self._trouble != self._told:
             self._told = self._trouble
             remedy = _REMEDY if self.restarts.given_up else ""
-            words = "; ".join(filter(None, (self._trouble or "it takes OTLP again", remedy)))
+            well = ("it takes OTLP again", "attached") if self._config.enabled else ("it is off", "off")
+            words = "; ".join(filter(None, (self._trouble or well[0], remedy)))
             say(f"tickscope: {self.name}: {words}", WARNING if self._trouble else NOTICE)
-            state = "degraded" if self._trouble else "attached"
+            state = "degraded" if self._trouble else well[1]
             yield make("probe_status", 1, t_ns=now_ns, probe=self.name.encode(), state=TABLES["probe_status"].code("state", state),
                        reason=self._trouble.encode(), remedy=remedy.encode())  # fmt: skip
         counts = self.counts()
@@ -260,4 +276,5 @@ class OtlpReceiver(Failing, Owning, Stating):
         self._child = self._socket = None
         self._before += self._counts
         self._counts, self._failures, self._connections = Counter(), {}, 0
+        self._asked = {}
         self._people.forget()

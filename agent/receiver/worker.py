@@ -60,7 +60,7 @@ async def _begin(front: Front, desk: Desk, kind: str, address: tuple[str, int], 
         with contextlib.suppress(FileExistsError):
             os.mkdir(DIRECTORY, 0o700)
         os.chdir(DIRECTORY)
-        server = GrpcServer(desk, front.senders)
+        server = GrpcServer(desk)
         await server.start()
         serve = server.serve
     else:

@@ -42,8 +42,9 @@ def test_each_container_s_stall_names_its_own_server(
                for one, name in zip(servers, ("first", "second"), strict=True)]  # fmt: skip
     try:
         time.sleep(7 * PATIENCE)
-        for one in servers:
+        for one in servers:  # not in one go, which is one act of somebody's
             os.kill(one.pid, signal.SIGSTOP)
+            time.sleep(0.4)
         time.sleep(1.2)
         for one in servers:
             os.kill(one.pid, signal.SIGCONT)

@@ -17,7 +17,8 @@ from tests.system.agent import Agent
 from tests.system.frozen import FrozenDisk
 from tests.system.test_full_disk import Flood, lost, memory, until
 
-_GROWTH_BYTES = 24 << 20
+#: What waits, what came meanwhile and is not in the backlog yet, and copies.
+_GROWTH_BYTES = 64 << 20
 #: What waits for the file system waits as long as it is frozen; a busy machine takes its time, too.
 _HELD_UP_S = 4 * PATIENCE
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from hashlib import sha1
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pytest
 
 from agent.errors import AgentError
 from agent.limiters.decision import hashed
+from agent.limiters.script import RedisCall
 from agent.limiters.script_settings import parse, ports
 from agent.limiters.scripted import Limiters
-from agent.probes.beside import redis_ports
+from agent.probes.beside import redis_guess, redis_ports
 from agent.probes.beside.redis_reader import RedisReader
 from agent.tables import TABLES
 from tests.unit.redis_pieces import Played, request
@@ -264,3 +266,20 @@ def test_ports_of_processes(tmp_path: Path) -> None:
         (tmp_path / str(pid) / "comm").write_bytes(comm)
         (tmp_path / str(pid) / "cmdline").write_bytes(line)
     assert redis_ports.ports(frozenset({9}), tmp_path) == {6379, 9, 7001, 7002, 7003, 7004}
+
+
+@pytest.mark.parametrize(
+    "text", [b"register_function" + b" " * 16_000, (b"return" + b" " * 2_000) * 4, b"x incr expire " * 600]
+)
+def test_no_text_takes_long_to_look_through(text: bytes) -> None:
+    begun = time.process_time()
+    redis_guess.FUNCTIONS.findall(text)
+    redis_guess.says_how_many(text)
+    redis_guess.looks_like_a_limiter(RedisCall("EVAL", "f" * 40, [b"k"], [], 1), text)
+    assert time.process_time() - begun < 1
+
+
+@pytest.mark.parametrize("reply", [b"--1", b"-", b"", b"-" * 7, b"1" * 30])
+def test_what_is_no_number_is_none(reply: bytes) -> None:
+    assert not redis_guess.counts(reply)
+    assert "result" not in redis_guess.guessed(RedisCall("EVALSHA", "f" * 40, [b"rate:k"], [], reply))

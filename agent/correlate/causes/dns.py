@@ -107,17 +107,19 @@ def slow(episode: Episode, view: View) -> Iterator[Verdict]:
     if not len(rows):
         return
     top = rows[int(np.argmax(rows["duration_ns"]))]
-    asked_ = rows["peer"][rows["peer"] != NO_PEER]
-    raw = asked_[-1].tobytes() if len(asked_) else cast(bytes, episode.key[2])
+    rows = rows[(rows["peer"] == top["peer"]) | (rows["peer"] == NO_PEER[0])]
+    raw = top["peer"].tobytes() if top["peer"] != NO_PEER[0] else cast(bytes, episode.key[2])
     quick = everybody[(everybody["peer"] == np.frombuffer(raw, "V18")[0]) & ~np.isin(everybody["name"], rows["name"])]
-    others = float(np.median(quick["duration_ns"])) if len(quick) else 0.0
+    others = float(quick["duration_ns"].max(initial=0))  # those below ``evidence_floor_ns`` are not kept
     words = tell(
         "{who} took up to {longest} for {n} ({name}){others}",
         who=f"name server {peer(raw)}" if peer(raw) else "the resolver",
         longest=span(float(top["duration_ns"])),
         n=value(len(rows), "lookup"),
         name=text(top["name"]),
-        others=tell(", and {quick} for other names", quick=span(others)) if len(quick) and others < SLOW_NS else "",
+        others=tell(", and at most {quick} for other names", quick=span(others))
+        if len(quick) and others < SLOW_NS
+        else "",
     )
     entry = item("dns_lookup", "time to look a name up", float(top["duration_ns"]), "ns", column="duration_ns", pid=episode.pid,
                  peer=peer(raw), name=text(top["name"]), lookups=len(rows))  # fmt: skip

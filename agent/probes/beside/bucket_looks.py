@@ -16,6 +16,8 @@ from agent.probes.beside.bucket import LOOK, ROUGH, Units
 MOST, _RECORDS = 8192, 32
 #: A bucket that gives nothing for so long, in ns and in times of a unit's, is taken to be asked no more.
 _STILL_NS, _STILL_UNITS = 50_000_000, 20
+#: Words of a program's memory that say more than that are taken for no limiter's.
+_TAME = 1e12
 _WORDS = np.dtype([(name, "<u8") for name in ("limit", "burst", "tokens", "last_wall", "last_ext")])
 _PLACES = {False: (1, 2, 3, 4, 5), True: (0, 1, 3, 4, 5)}  # 2019's
 
@@ -42,6 +44,8 @@ def _read(records: np.ndarray, library: int, t_ns: np.ndarray | None = None) -> 
     out["limit"], out["rest"], out["last_ns"] = read(records) if read is not None else (nan, nan, 0)
     out["burst"] = records["burst"]
     out["t_ns"] = records["t_ns"] if t_ns is None else t_ns
+    tame = (np.abs(out["rest"]) < _TAME) & (np.abs(out["limit"]) < _TAME) & (records["burst"] < _TAME)
+    out["limit"][~tame] = nan
     return out
 
 

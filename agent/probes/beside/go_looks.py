@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Mapping
+from itertools import chain, zip_longest
 from typing import Any
 
 import numpy as np
@@ -40,14 +41,15 @@ class GoLooks:
                 one.rates.looked(looks, list(seen()).index(one.library))
 
     def turn(self) -> None:
-        """Has it look at the buckets of all that are watched in windows now, and at no others."""
-        wanted: dict[int, list[tuple[int, bool]]] = {}
+        """Has it look at the buckets of all that are watched in windows now, and at no others; of more than there are places for, user by user in turn."""
+        users: dict[int | None, dict[int, list[tuple[int, bool]]]] = {}
         for one in self._binaries.values():
             for pid, place in (
                 one.rates.wanted() if one.file >= 0 and (one.share.mode == "windows" or one.opening) else ()
             ):
-                wanted.setdefault(pid, []).append(place)
-        self._watch(wanted)
+                users.setdefault(one.uid, {}).setdefault(pid, []).append(place)
+        in_turn = chain.from_iterable(zip_longest(*(of.items() for of in users.values())))
+        self._watch(dict(one for one in in_turn if one is not None))
 
     def _watch(self, wanted: Mapping[int, Iterable[tuple[int, bool]]]) -> None:
         """wanted: of each process its limiters' addresses, and whether they are laid out as in 2019."""

@@ -22,6 +22,8 @@ from agent.probes.beside.rate_rows import Limiter, RateSpan, WindowDecisions
 
 #: Limiters of a process that are told each by itself, those with most decisions; of the others together one row.
 MOST = 64
+#: Limiters of a program's that are told by name, of all of its processes.
+ALL = 256
 #: Looks at buckets that are kept of the time before a program was found to decide too often; and of one limiter, among which those that agree are looked for.
 TAIL, _LOOKS = 256, 32
 #: Windows without a decision after which a limiter is told no more.
@@ -92,10 +94,11 @@ class Rates:
 
     def looked(self, looks: np.ndarray, library: int) -> None:
         """Takes records of ``struct limiter_look``."""
-        for key, one in self._limiters.items():
+        for key in sorted(
+            set(zip(looks["pid"].tolist(), looks["limiter"].tolist(), strict=True)) & self._limiters.keys()
+        ):
             mine = looks[(looks["pid"] == key[0]) & (looks["limiter"] == key[1])]
-            if len(mine):
-                one.bucket.looked(of_words(mine, library, self._old))
+            self._limiters[key].bucket.looked(of_words(mine, library, self._old))
 
     def window(
         self,
@@ -146,7 +149,8 @@ class Rates:
         addresses, counts = np.unique(now.records["limiter"], return_counts=True)
         most = addresses[np.argsort(-counts, kind="stable")[:MOST]].tolist()
         known = [address for owner, address in self._limiters if owner == pid]
-        told = list(dict.fromkeys([*known, *most]))[: 2 * MOST]
+        room = len(known) + max(0, ALL - len(self._limiters))
+        told = list(dict.fromkeys([*known, *most]))[: min(2 * MOST, room)]
         out = []
         for address in told:
             mine = now.of(now.records["limiter"] == address)

@@ -133,6 +133,7 @@ class GoLimiters(Due):
             with contextlib.suppress(OSError):  # kernels before 5.19 did not let us write it either
                 bpf.delete(self._family.maps["limiter_binaries"], one.key)
             one.state, one.reason, one.remedy = "off", "no process uses it any more", ""
+            self.looks.turn()
             self._news.append(one)
 
         return release
@@ -277,11 +278,8 @@ class GoLimiters(Due):
         if isinstance(error, OSError) and error.errno in _PASSING:
             one.due_ns = boot_ns() + _CHECK_NS
         else:
-            one.state, one.reason, one.remedy = (
-                "unavailable",
-                f"turning its probes on: {error}",
-                "see `tickscope doctor`",
-            )
+            one.state, one.reason = "unavailable", f"turning its probes on: {error}"
+            one.remedy = "see `tickscope doctor`"
             self._news.append(one)
 
     def _missed(self, now_ns: int) -> Iterator[Batch]:

@@ -207,6 +207,8 @@ def _asked_until(one: Limiter, span: RateSpan, ended_ns: int) -> np.ndarray:
 
 def _from_bucket(row: np.ndarray, one: Limiter, units: Units | None) -> None:
     """What the bucket says, unless windows know better."""
+    if units is not None and not (0 <= units.least <= units.most < bucket.ANY and 0 <= units.n < bucket.ANY):
+        units = None
     least, most = (0, bucket.ANY) if units is None else (floor(units.least), ceil(units.most))
     low, high = int(row["allowed_low"][0]), int(row["allowed_high"][0])
     wide = most - least > _WIDE * most

@@ -22,6 +22,7 @@ from agent.limiters.reading import ALLOWED, DELAYED, ERROR, REFUSED
 from agent.limiters.script import COUNTING, ENDING, SORTED, RedisCall, RedisLimiter
 from agent.limiters.scripted import Limiters
 from agent.probes.beside.redis_flows import Flow, RedisExchange
+from agent.probes.beside.redis_guess import FUNCTIONS, counts, guessed, looks_like_a_limiter, plausible, says_how_many
 from agent.probes.beside.redis_windows import Windows
 from agent.probes.beside.resp_stream import Cut, ReplyError
 from agent.tables import TABLES
@@ -29,16 +30,6 @@ from agent.tables import TABLES
 _TABLE = TABLES["limiter_decision"]
 _SOURCE = _TABLE.code("source", "redis")
 _SCRIPTS, _SEEN, _TEXT = 1024, 8192, 8192
-_LIKE_A_LIMITER = re.compile(
-    rb"(?is)(?=.*(?:incr|decr|zadd|push|set))(?=.*(?:expire|\bpx\b|\bex\b|zremrange|setex))(?=.*(?:limit|rate|burst|token|capacity|window|quota|throttl))"
-)
-_KEY_LIKE_A_LIMITER = re.compile(rb"(?i)(?:rate|limit|throttl|quota|bucket)")
-#: What a script answers that is no yes or no: how many there were, or how long to wait; at once, or by a variable.
-_COUNTED = rb"redis\.p?call\s*\(\s*['\"](?:incr|decr|hincr|zcard|zcount|llen|p?ttl)"
-_AND_NO_MORE = rb"\s*(?:[,};]|end\b|else|--|\Z)"
-_COUNTS = re.compile(rb"(?is)return\s*\{?\s*(?:current|count|" + _COUNTED + rb"[^()]{0,200}\))" + _AND_NO_MORE)
-_COUNTERS = re.compile(rb"(?is)\b(\w{1,40})\s*=\s*(?:tonumber\s*\(\s*)?" + _COUNTED)
-_FUNCTIONS = re.compile(rb"register_function\s*[({]?\s*\{?\s*(?:function_name\s*=\s*)?['\"](\w{1,64})['\"]")
 _PREFIX = re.compile(rb"[^:/.{|]{1,24}[:/.{|]")
 
 
@@ -109,15 +100,16 @@ class RedisDecisions:
 
     def _learn(self, exchange: RedisExchange) -> None:
         words = exchange.words
-        if len(words) > 2 and words[1].upper() == b"LOAD" and isinstance(exchange.reply, bytes):
-            if exchange.command == b"SCRIPT":
-                self._keep(exchange.reply.decode("latin-1")[:40], words[-1])
-            else:
-                for name in _FUNCTIONS.findall(words[-1][:65536])[:64]:
-                    self._keep(name.decode(), words[-1])
+        taken = isinstance(exchange.reply, bytes) and not isinstance(exchange.reply, ReplyError)
+        if len(words) > 2 and words[1].upper() == b"LOAD" and taken:
+            if exchange.command == b"FUNCTION":
+                for name in FUNCTIONS.findall(words[-1][:65536])[:64]:
+                    self._keep(_there(exchange, name.decode()), words[-1])
+            elif not isinstance(words[-1], Cut):
+                self._keep(sha1(words[-1]).hexdigest(), words[-1])
 
     def _keep(self, script: str, text: bytes) -> None:
-        """script: by its hash, or a function's name, whose text may change."""
+        """script: its hash, or where a function of that name is (_there), whose text may change."""
         text = text[:_TEXT]
         if self._texts.get(script) == text:
             return
@@ -149,7 +141,9 @@ class RedisDecisions:
         call = self.call(exchange)
         if call is None:
             return None
-        reply, text = exchange.reply, self._texts.get(call.script)
+        reply, there = exchange.reply, _there(exchange, call.script)
+        script = there if call.command.startswith("FCALL") else call.script
+        text = self._texts.get(script)
         if isinstance(reply, ReplyError) and reply.startswith((b"NOSCRIPT", b"MOVED", b"ASK", b"LOADING")):
             return None  # it is asked again
         found = self._limiters.find(call, text)
@@ -158,17 +152,17 @@ class RedisDecisions:
             name, wire = limiter.library, read(limiter, call)
         elif (
             call.command.startswith(("EVAL", "FCALL"))
-            and call.script not in self._others
-            and _looks_like_a_limiter(call, text)
+            and there not in self._others
+            and looks_like_a_limiter(call, text)
             and not self._limiters.owns(call)
         ):
             if not plausible(reply):
-                _remember(self._others, call.script)
+                _remember(self._others, there)
                 return None
             if counts(reply):
-                _remember(self._counting, call.script)
+                _remember(self._counting, there)
             name = f"redis script {call.script[:12]}"
-            wire = {"cost": 1.0} if call.script in self._counting else guessed(call)
+            wire = {"cost": 1.0} if not self._counting.keys().isdisjoint((script, there)) else guessed(call)
             limiter = None
         else:
             return None
@@ -200,6 +194,12 @@ class RedisDecisions:
         if limiter is not None and limiter.step_immune is not None:
             values["step_immune"] = limiter.step_immune
         return values
+
+
+def _there(exchange: RedisExchange, script: str) -> str:
+    """A script at one server: what another one does with its own teaches nothing of it."""
+    ends = exchange.flow.ends
+    return f"{ends.server.hex()}:{ends.server_port} {script}" if ends else f"? {script}"
 
 
 def _who(row: np.void, flow: Flow) -> None:
@@ -239,53 +239,6 @@ def read(limiter: RedisLimiter, call: RedisCall, window_ns: int = 0) -> dict[str
 
 def _thousandth(ms: float | None) -> float | None:
     return None if ms is None else ms / 1000
-
-
-def _looks_like_a_limiter(call: RedisCall, text: bytes | None) -> bool:
-    if text is not None and (_LIKE_A_LIMITER.search(text) or not call.command.startswith("FCALL")):
-        return bool(_LIKE_A_LIMITER.search(text))
-    return any(_KEY_LIKE_A_LIMITER.search(key[:256]) for key in call.keys) or bool(
-        _KEY_LIKE_A_LIMITER.search(call.script.encode()) if call.command.startswith("FCALL") else False
-    )
-
-
-def plausible(reply: Any) -> bool:
-    """Whether a limiter would answer so: a number, yes or no, or a list that begins with one."""
-    first = reply[0] if isinstance(reply, list) and 0 < len(reply) <= 8 else reply
-    return (
-        first is None
-        or isinstance(first, (bool, int, float, ReplyError))
-        or (isinstance(first, bytes) and len(first) < 24 and first.lstrip(b"-").replace(b".", b"").isdigit())
-    )
-
-
-def counts(reply: Any) -> bool:
-    """Whether it is no yes or no, but says how many there were, or how long to wait."""
-    first = reply[0] if isinstance(reply, list) and reply else reply
-    first = int(first) if isinstance(first, bytes) and len(first) < 8 and first.lstrip(b"-").isdigit() else first
-    return isinstance(first, (int, float)) and first not in (-1, 0, 1)
-
-
-def says_how_many(text: bytes) -> bool:
-    """The same of a script, by what it returns."""
-    names = b"|".join({re.escape(name) for name in _COUNTERS.findall(text)[:32]})
-    returns = rb"(?i)return\s*\{?\s*(?:" + names + rb")" + _AND_NO_MORE
-    return bool(_COUNTS.search(text) or (names and re.search(returns, text)))
-
-
-def guessed(call: RedisCall) -> dict[str, Any]:
-    """The usual meaning of a script's reply: 0, nothing or false is refused, 1 and true allowed; of a list the first element, and the second is what remains."""
-    reply, out = call.reply, dict[str, Any](cost=1.0)
-    first = reply[0] if isinstance(reply, list) and reply else reply
-    if isinstance(reply, list) and len(reply) > 1 and type(reply[1]) is int and reply[1] >= 0:
-        out["remaining"] = float(reply[1])
-    if isinstance(first, bytes) and len(first) < 8 and first.lstrip(b"-").isdigit():
-        first = int(first)
-    if first is None or first is False or (type(first) is int and first in (0, -1)):
-        out["result"] = REFUSED
-    elif first is True or (type(first) is int and first == 1):
-        out["result"] = ALLOWED
-    return out
 
 
 def _remember(known: OrderedDict[str, None], script: str) -> None:
