@@ -35,6 +35,7 @@ _AFTER_NS = 2 * SECOND  # a fault is felt that much later where clients try agai
 _BEGUN_NS = 50_000_000  # times of answers are in ticks
 _BEFORE_NS = 60 * SECOND
 _SERVER = TABLES["tcp_rtt"].code("role", "server")
+_PEERS = 256  # of those that processes talked with: the last ones
 _BETTER = 0.5  # a cause from which the blame is passed on
 
 
@@ -113,7 +114,8 @@ def _asked(by: Collection[int | None], episode: Episode, view: View) -> Iterator
     """Who serves, or served, those that processes had connections to in the minute before."""
     talks = view.rings["tcp_rtt"].between(episode.start_ns - _BEFORE_NS, episode.end_ns + SECOND)
     talks = talks[(talks["role"] != _SERVER) & np.isin(talks["pid"], [pid for pid in by if pid is not None])]
-    for i in groups([talks["peer"], talks["netns"]])[0] if len(talks) else ():
+    talks = talks[::-1]  # the last ones first
+    for i in sorted(groups([talks["peer"], talks["netns"]])[0])[:_PEERS] if len(talks) else ():
         row = talks[i]
         netns = int(row["netns"]) if known(row["netns"]) else None
         raw = row["peer"].tobytes()
