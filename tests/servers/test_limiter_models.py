@@ -75,7 +75,7 @@ def go_program(modfile: str) -> Path:
     """Built once into a cache. Skips where there is no Go."""
     if not shutil.which("go"):
         pytest.skip("needs Go: apt install golang")
-    sources = b"".join((PROGRAM / name).read_bytes() for name in ("main.go", modfile))
+    sources = b"".join((PROGRAM / name).read_bytes() for name in ("main.go", "live.go", modfile))
     version = subprocess.run(["go", "version"], check=True, capture_output=True).stdout
     out = CACHE / hashlib.sha256(sources + version).hexdigest()[:16] / "models"
     if not out.exists():

@@ -63,6 +63,7 @@ type slidingWindow struct {
 	limit  int64
 }
 
+//go:noinline
 func (w *slidingWindow) Inc(now time.Time, n int64) bool {
 	at := now.UnixNano() / int64(w.length/10)
 	slot := &w.slots[at%10]
@@ -128,6 +129,10 @@ func decider(c testCase, now *clock) func(n int) bool {
 }
 
 func main() {
+	if len(os.Args) > 2 {
+		liveArgs(os.Args[1:])
+		return
+	}
 	var cases []testCase
 	fail(json.NewDecoder(os.Stdin).Decode(&cases))
 	now := &clock{Clock: util.NewRealClock(), ns: 1}
