@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from agent.cli.output import emit_rows
-from agent.columns import i64, text
 from agent.common.resp import RedisUrl, RespClient
 from tests.servers.test_limiter_models import asked, go_program
 from tests.servers.test_redis_streams import Redis
@@ -26,10 +25,7 @@ from tests.vm import kernels, machine
 from tests.vm.guest_steps import LIMIT, LUA, MS, STEPS_NS, WINDOW_MS
 from tests.vm.suite import CHECKOUT
 
-COLUMNS = (
-    text("limiter", 80, ""), i64("jump_ns", "", "ns"), i64("decisions", ""), i64("over", "", ""), i64("over_true", ""), i64("wrong", ""), i64("wrong_true", ""),
-    text("quality", 80, ""), text("verdict", 80, ""),
-)  # fmt: skip
+COLUMNS = ("limiter", "jump_ns", "decisions", "over", "over_true", "wrong", "wrong_true", "quality", "verdict")
 
 
 def by_go(model: str) -> Callable[[np.ndarray], np.ndarray]:
@@ -117,7 +113,7 @@ def main() -> int:
             return done.status or 4
         seen = json.loads((folder / "seen.json").read_text())
         rows = compared(seen, folder)
-    emit_rows(rows, "table", COLUMNS)
+    emit_rows(rows, "table", COLUMNS, units={"jump_ns": "ns"})
     return int(any(row["verdict"] == "DIFFERS" for row in rows) or len({row["limiter"] for row in rows}) < 4)
 
 
