@@ -50,7 +50,7 @@ class Config:
     redis_limiters: whether limiters in Redis are read from the wire, see agent/limiters/script_settings.py; redis_ports: beside those that are found;
     redis_decisions_per_s: of them, how many are told one by one.
     limiter_models: how limiters decide of which no library says it, see agent/limiters/model_settings.py; limiter_names, key_salt: agent/limiters/settings.py. limiter_functions: functions of the user's own, as agent/limiters/functions/settings.py keeps them. prometheus: listen address of the metrics page, empty for none. max_bytes, max_age_days:
-    of the store. without: probe families to leave out. log_format: of the lines on stderr. duration_s: stop by itself (``run --duration``).
+    of the store. without: probe families to leave out. unix_sockets: whether requests on Unix stream sockets are timed. log_format: of the lines on stderr. duration_s: stop by itself (``run --duration``).
     live: show the summary. source: the file and the flags that all this comes from, by which SIGHUP reads it again.
     """
 
@@ -81,6 +81,7 @@ class Config:
     max_bytes: int = 1 << 30
     max_age_days: float = 7.0
     without: tuple[str, ...] = ()
+    unix_sockets: bool = False
     log_format: str = "text"
     duration_s: float = 0.0
     live: bool = False

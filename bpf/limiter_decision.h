@@ -44,6 +44,8 @@ struct limiter_decision {
 	u8 woke;		/* 1: no decision, but the end of such a sleep: ok, or 0 where the caller's context ended it */
 	u8 library;		/* its number */
 	u8 pad[3];
+	u32 exec_id;		/* of the process: another one once it is another program */
+	u32 pad2;
 };
 BPF_RINGBUF_OUTPUT(limiter_decisions, 1024);
 
@@ -274,6 +276,8 @@ static __always_inline struct limiter_decision *limiter_end(struct limiter_key *
 	e->woke = woke;
 	e->library = key->library;
 	__builtin_memset(e->pad, 0, sizeof(e->pad));
+	GET(e->exec_id, task, task_struct, self_exec_id);
+	e->pad2 = 0;
 	e->duration_ns = e->t_ns - s->t_ns;
 	e->held_ns = 0;
 #if HAS_sched_info__run_delay

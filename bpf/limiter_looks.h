@@ -8,13 +8,16 @@
 #define LIMITER_WORDS 6
 #define LIMITER_2019 1		/* in a limiter's address, which is even: its lock comes third */
 #define LIMITER_MOST_BURST (1ull << 40)
+#define LIMITER_TICK_NS 10000000	/* as /proc tells when a process began */
 
 /* By process; written by the agent. */
 struct limiter_hot {
 	u64 limiters[16];
 	u64 gate_ns;		/* between looks, at least */
+	u64 idle_gate_ns;	/* the same where none of its threads runs any more */
+	u64 proc_start_ns;	/* whose decisions were seen, as what program */
+	u32 exec_id;
 	u32 count;
-	u32 pad;
 };
 BPF_F_TABLE("hash", u32, struct limiter_hot, limiter_hot, 64, 0);
 
@@ -81,10 +84,21 @@ static __always_inline void limiter_look_at(u64 place, struct limiter_cpu *cpu, 
 	limiter_looks.ringbuf_submit(e, QUIET);
 }
 
+/* Whether it is the process, and the program, whose decisions were seen there: what another one has at these addresses is its own affair. */
+static __always_inline bool limiter_same(struct limiter_hot *hot, void *task)
+{
+	struct proc proc = {};
+	u32 exec_id = 0;
+	GET(exec_id, task, task_struct, self_exec_id);
+	fill_proc(&proc, task);
+	return exec_id == hot->exec_id && proc.proc_start_ns / LIMITER_TICK_NS == hot->proc_start_ns / LIMITER_TICK_NS;
+}
+
 static __always_inline void limiter_leaves(u32 pid, u32 number, bool stays, u64 now)
 {
 	struct limiter_hot *hot = limiter_hot.lookup(&pid);
 	struct limiter_cpu *cpu;
+	void *task = (void *)bpf_get_current_task();
 	u64 gate;
 	if (!hot)
 		return;
@@ -95,11 +109,13 @@ static __always_inline void limiter_leaves(u32 pid, u32 number, bool stays, u64 
 	gate = hot->gate_ns;
 	if (!limiter_runs(cpu)) {
 		cpu->off_since_ns = now;
-		gate /= 4;
+		gate = hot->idle_gate_ns;
 	}
-	if (now - cpu->looked_ns < gate || !PTR(bpf_get_current_task(), task_struct, mm))	/* without an mm: what is mapped is another's */
+	if (now - cpu->looked_ns < gate || !PTR(task, task_struct, mm))	/* without an mm: what is mapped is another's */
 		return;
 	cpu->looked_ns = now;
+	if (!limiter_same(hot, task))
+		return;
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < LIMITER_HOT; i++) {
 		if (i >= hot->count)

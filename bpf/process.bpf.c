@@ -10,11 +10,22 @@
 #define PROCESS_THAWED 6
 #define PROCESS_TRACED 7
 
+/* What who sent a signal is to whom it hit, in the order of the table's enum. */
+#define PROCESS_BY_KERNEL 0
+#define PROCESS_BY_ITSELF 1
+#define PROCESS_BY_PARENT 2	/* or by what its parent started, or by the first process */
+#define PROCESS_BY_ANCESTOR 3
+#define PROCESS_BY_TERMINAL 4	/* somebody at the same terminal */
+#define PROCESS_BY_OTHER 5
+#define PROCESS_BY_ASKED 6	/* who had asked it to end before */
+#define PROCESS_ANCESTORS 8
+
 #define PROCESS_SIGPIPE 13
 #define PROCESS_SIGCONT 18
 #define PROCESS_SIGSTOP 19
 /* HUP INT QUIT ILL ABRT BUS FPE KILL SEGV TERM XCPU SYS: whoever sent one is remembered until the process ends. */
 #define PROCESS_ENDING (1u << 1 | 1u << 2 | 1u << 3 | 1u << 4 | 1u << 6 | 1u << 7 | 1u << 8 | 1u << 9 | 1u << 11 | 1u << 15 | 1u << 24 | 1u << 31)
+#define PROCESS_ASKING (1u << 1 | 1u << 2 | 1u << 3 | 1u << 15)	/* HUP INT QUIT TERM */
 #define PROCESS_STOPPING (7u << 20)	/* TSTP TTIN TTOU, which a program may take itself */
 #define PROCESS_CLD 0x30		/* SIGNAL_CLD_STOPPED, SIGNAL_CLD_CONTINUED: this signal made it go on */
 #define PROCESS_EACH_NS 8000000		/* of a user's processes */
@@ -30,29 +41,70 @@ struct process_event {
 	u32 exit_code;
 	u32 sender_pid;
 	u32 uid;
+	u32 parent_pid;
 	u8 kind;
-	u8 pad[7];
+	u8 sender_is;
+	u8 pad[2];
 	char sender_comm[16];
 };
 
 struct process_sender {
 	u32 signal;
 	u32 pid;
+	u32 is;
+	u32 parent;	/* when it was sent */
 	char comm[16];
 };
 
 BPF_RINGBUF_OUTPUT(process_events, 32);	/* has room for all shares */
 BPF_TABLE("lru_hash", u32, struct process_sender, process_senders, 4096);
 
-static __always_inline void process_current(struct process_sender *s)
+static __always_inline u32 process_parent(void *task)
+{
+	u32 tgid = 0;
+	GET(tgid, PTR(task, task_struct, real_parent), task_struct, tgid);
+	return tgid;
+}
+
+/* What the current process is to a task. */
+static __always_inline u32 process_is(void *task)
+{
+	void *mine = current_task(), *up = task, *tty = 0, *my_tty = 0;
+	u32 me = 0, first = 0, tgid = 0, above = process_parent(task);
+	GET(me, mine, task_struct, tgid);
+	GET(tgid, task, task_struct, tgid);
+	if (me == tgid)
+		return PROCESS_BY_ITSELF;
+	READ(first, mine, task_struct, tgid);
+	if (first == 1 || me == above || (above > 1 && process_parent(mine) == above))
+		return PROCESS_BY_PARENT;
+	GET(tty, PTR(task, task_struct, signal), signal_struct, tty);
+	GET(my_tty, PTR(mine, task_struct, signal), signal_struct, tty);
+	if (tty && tty == my_tty)
+		return PROCESS_BY_TERMINAL;
+#pragma unroll
+	for (int n = 0; n < PROCESS_ANCESTORS; n++) {
+		up = PTR(up, task_struct, real_parent);
+		GET(tgid, up, task_struct, tgid);
+		if (tgid == me)
+			return PROCESS_BY_ANCESTOR;
+	}
+	return PROCESS_BY_OTHER;
+}
+
+/* Who sends a signal to that task; 0: to a whole cgroup. */
+static __always_inline void process_current(struct process_sender *s, void *to)
 {
 	void *task = current_task();
 	u32 flags = 0;
 	__builtin_memset(s->comm, 0, sizeof(s->comm));
 	s->pid = UNKNOWN32;
+	s->parent = to ? process_parent(to) : UNKNOWN32;
+	s->is = PROCESS_BY_KERNEL;
 	GET(flags, task, task_struct, flags);
 	if (flags & PF_KTHREAD)
 		return;
+	s->is = to ? process_is(to) : UNKNOWN8;
 	s->pid = bpf_get_current_pid_tgid() >> 32;
 	bpf_probe_read_kernel_str(s->comm, sizeof(s->comm), ADDR(PTR(task, task_struct, group_leader), task_struct, comm));
 }
@@ -88,7 +140,9 @@ static __always_inline void process_tell(void *task, u8 kind, struct process_sen
 	e->exit_code = exit_code;
 	e->sender_pid = s->pid;
 	e->uid = uid;
+	e->parent_pid = s->parent == UNKNOWN32 ? process_parent(task) : s->parent;
 	e->kind = kind;
+	e->sender_is = s->is;
 	__builtin_memset(e->pad, 0, sizeof(e->pad));
 	__builtin_memcpy(e->sender_comm, s->comm, sizeof(e->sender_comm));
 	process_events.ringbuf_submit(e, QUIET);
@@ -106,7 +160,7 @@ int process_on_signal(struct bpf_raw_tracepoint_args *ctx)
 		GET(flags, PTR(task, task_struct, signal), signal_struct, flags);
 		if (!(flags & PROCESS_CLD))
 			return 0;
-		process_current(&s);
+		process_current(&s, task);
 		process_tell(task, PROCESS_CONTINUED, &s, UNKNOWN32);
 		return 0;
 	}
@@ -119,14 +173,19 @@ int process_on_signal(struct bpf_raw_tracepoint_args *ctx)
 		if (handler)
 			return 0;
 	}
-	process_current(&s);
+	process_current(&s, task);
+	if (ctx->args[1] == 1)	/* SEND_SIG_PRIV */
+		s.is = PROCESS_BY_KERNEL;
 	if (!(PROCESS_ENDING >> number & 1)) {
 		/* Sent by the kernel itself (SEND_SIG_PRIV), for a debugger: nothing tells when that lets it go on. */
 		process_tell(task, ctx->args[1] == 1 && number == PROCESS_SIGSTOP ? PROCESS_TRACED : PROCESS_STOPPED, &s, UNKNOWN32);
 		return 0;
 	}
 	GET(tgid, task, task_struct, tgid);
-	if (!process_senders.lookup(&tgid) && over_share(uid_of(task), SHARE_SENDERS, PROCESS_SENDERS_EACH_NS, PROCESS_SENDERS_MOST))
+	struct process_sender *before = process_senders.lookup(&tgid);
+	if (number == 9 && before && before->pid == s.pid && PROCESS_ASKING >> (before->signal & 31) & 1)
+		s.is = PROCESS_BY_ASKED;
+	if (!before && over_share(uid_of(task), SHARE_SENDERS, PROCESS_SENDERS_EACH_NS, PROCESS_SENDERS_MOST))
 		lose(LOST_process_shares);
 	else
 		process_senders.update(&tgid, &s);
@@ -138,7 +197,7 @@ int process_on_exit(struct bpf_raw_tracepoint_args *ctx)
 	void *task = (void *)ctx->args[0], *signal = PTR(task, task_struct, signal), *oom = 0;
 	u32 flags = 0, code = 0, live = 1, tgid = 0;
 	u64 start = 0;
-	struct process_sender s = {.pid = UNKNOWN32}, *sent;
+	struct process_sender s = {.pid = UNKNOWN32, .is = UNKNOWN8, .parent = UNKNOWN32}, *sent;
 	bool remembered;
 	GET(flags, task, task_struct, flags);
 	GET(live, signal, signal_struct, live);
@@ -180,7 +239,7 @@ static __always_inline void process_cgroup(void *cgroup, u8 kind)
 		lose(LOST_process_shares);
 		return;
 	}
-	process_current(&s);
+	process_current(&s, 0);
 	struct process_event *e = process_events.ringbuf_reserve(sizeof(*e));
 	if (!e) {
 		lose(LOST_process_events);
@@ -193,7 +252,9 @@ static __always_inline void process_cgroup(void *cgroup, u8 kind)
 	e->signal = e->exit_code = UNKNOWN32;
 	e->sender_pid = s.pid;
 	e->uid = uid;
+	e->parent_pid = UNKNOWN32;
 	e->kind = kind;
+	e->sender_is = UNKNOWN8;
 	__builtin_memcpy(e->sender_comm, s.comm, sizeof(e->sender_comm));
 	process_events.ringbuf_submit(e, QUIET);
 }

@@ -64,15 +64,17 @@ struct redis_switch {
 	u64 piece_room_ns;
 	u64 piece_until_ns;
 	u64 cut;		/* segments that the budget of records left out, or cut short */
+	u64 encrypted;		/* segments of requests in TLS, of which nothing can be read */
 	u64 remote;		/* segments that were wanted and came from elsewhere, or went there */
 	u32 lengths[32];	/* of redis_commands, by their first letter: a bit a length, so that most others need no look-up */
+	u64 least;		/* words of a request whose command has three letters (SET), before it is looked up */
 	u64 samples;		/* further requests that are handed over, whatever they begin with: a limiter's command may be behind another */
 };
 
 BPF_F_TABLE("array", u32, struct redis_switch, redis_switch, 1, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, u64, redis_ports, 1024, BPF_F_MMAPABLE);	/* a bit a port */
 BPF_F_TABLE("array", u32, u64, redis_clients, 1024, BPF_F_MMAPABLE);	/* the same of clients' ports */
-BPF_TABLE("hash", struct redis_name, u32, redis_commands, 256);
+BPF_TABLE("hash", struct redis_name, u32, redis_commands, 256);	/* which of the above, and in the second byte the least words of the request */
 BPF_TABLE("lru_hash", u64, struct redis_flow, redis_flows, 8192);
 BPF_RINGBUF_OUTPUT(redis_pieces, 256);	/* what may come at once, and in 100 ms */
 
@@ -233,6 +235,13 @@ static __always_inline u64 redis_mask(u64 bytes)
 	return bytes >= 8 ? ~0ull : (1ull << bytes * 8) - 1;
 }
 
+/* What a command is that redis_commands has; nothing where the request has fewer words than it says. */
+static __always_inline u32 redis_meant(const u8 *head, const u32 *what)
+{
+	u32 w = what ? *what : REDIS_NOTHING;
+	return head[2] == '\r' && (u32)(head[1] & 15) < w >> 8 ? REDIS_NOTHING : w & 255;
+}
+
 /* What a request begins with: *NUMBER $LENGTH NAME. Without loops and with few branches, each of which the verifier would follow to the end:
  * of a digit bit 5 is set, of a carriage return it is not. */
 static __always_inline u32 redis_what(const u8 *head, struct redis_switch *w)
@@ -240,17 +249,17 @@ static __always_inline u32 redis_what(const u8 *head, struct redis_switch *w)
 	struct redis_name n;
 	u64 *words = (u64 *)&n;
 	u8 length[4] = {};
-	u32 *what;
 	if (head[0] != '*')
 		return REDIS_NOTHING;
 	if (head[2] == '\r' && head[6] == '\r') {	/* most */
 		u64 bytes = head[5] & 15;
 		if (!(w->lengths[head[8] & 31] >> bytes & 1))
 			return REDIS_NOTHING;
+		if (bytes == 3 && (head[1] & 15) < w->least)	/* nearly each SET */
+			return REDIS_NOTHING;
 		words[0] = redis_capitals(((u64 *)head)[1]) & redis_mask(bytes);
 		words[1] = redis_capitals(((u64 *)head)[2]) & redis_mask(bytes < 8 ? 0 : bytes - 8);
-		what = redis_commands.lookup(&n);
-		return what ? *what : REDIS_NOTHING;
+		return redis_meant(head, redis_commands.lookup(&n));
 	}
 	u64 two = head[2] >> 5 & 1, three = head[3] >> 5 & two, four = head[4] >> 5 & three;
 	u64 at = redis_most(two + three + four, 3);
@@ -266,8 +275,7 @@ static __always_inline u32 redis_what(const u8 *head, struct redis_switch *w)
 		return REDIS_NOTHING;
 	words[0] = redis_capitals(words[0]) & redis_mask(bytes);
 	words[1] = redis_capitals(words[1]) & redis_mask(bytes < 8 ? 0 : bytes - 8);
-	what = redis_commands.lookup(&n);
-	return what ? *what : REDIS_NOTHING;
+	return redis_meant(head, redis_commands.lookup(&n));
 }
 
 /* Whether it goes through a loopback device. */
@@ -346,6 +354,12 @@ static __always_inline int redis_segment(struct redis_segment *s)
 			return 0;
 		begins = head[0] == '*';
 		what = redis_what(head, w);
+		if (what == REDIS_WINDOW && head[5] == '3' && head[6] == '\r' && s->size > REDIS_PIECE)
+			what = REDIS_NOTHING;	/* a SET as long makes no counter */
+		if (!what && head[0] == 0x17 && head[1] == 3) {	/* a record of data */
+			__sync_fetch_and_add(&w->encrypted, 1);
+			return 0;
+		}
 		if (!what && !w->samples && !redis_known(s->client_port))
 			return 0;
 	}

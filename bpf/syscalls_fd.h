@@ -33,6 +33,15 @@ static __always_inline void syscalls_look_at(struct syscalls_thread *t, void *ta
 		t->peer_addr[10] = t->peer_addr[11] = 0xff;
 	} else if (family == 10) {
 		bpf_probe_read_kernel(t->peer_addr, 16, ADDR(sk, sock_common, skc_v6_daddr));
+#if defined(UNIX_PEERS) && HAS_unix_sock__addr && HAS_unix_sock__peer
+	} else if (family == UNIX_FAMILY) {
+		void *other = PTR(sk, unix_sock, peer), *address = other ? unix_address_of(other) : 0;
+		u16 type = 0;
+		GET(type, sk, sock, sk_type);
+		if (address && type == UNIX_STREAM)	/* the other end is a server's */
+			t->peer_port = unix_peer_of(t->peer_addr, unix_id(other, address));
+		return;
+#endif
 	} else {
 		return;
 	}

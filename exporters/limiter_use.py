@@ -34,6 +34,7 @@ class _Used:
     attributes: Attributes
     seen_ns: int = 0
     decisions: float = 0.0
+    judged: float = 0.0
     failed: float = 0.0
     units: float = 0.0
     limit_per_s: float = math.nan
@@ -91,6 +92,7 @@ class LimiterUse:
         member = self._mixed(rows, ("member", "key"))
         weights = {
             "decisions": np.ones(len(rows)),
+            "judged": (rows["result"] >= 0).astype(np.float64),
             "failed": np.isin(rows["result"], _FAILED).astype(np.float64),
             "units": np.where(
                 np.isin(rows["result"], _ADMITTED), np.where(np.isnan(rows["cost"]), 1.0, rows["cost"]), 0.0
@@ -141,12 +143,12 @@ class LimiterUse:
         for one in self._used.values():
             limit = one.limit_per_s * one.apart()
             gauges["rate"].append((one.attributes, one.decisions / seconds))
-            if one.decisions:
-                gauges["refused_share"].append((one.attributes, one.failed / one.decisions))
+            if one.judged:
+                gauges["refused_share"].append((one.attributes, one.failed / one.judged))
             if limit > 0:
                 gauges["limit"].append((one.attributes, limit))
                 gauges["use"].append((one.attributes, one.units / seconds / limit))
-            one.decisions = one.failed = one.units = 0.0
+            one.decisions = one.judged = one.failed = one.units = 0.0
             if one.seen_ns > now_ns - EVERY_NS:
                 one.bits[:] = False
         for name, values in gauges.items():

@@ -7,8 +7,6 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
-from agent.cli import cells
-
 _FLOWS_FROM = 24  # text columns wider than this may take several lines
 _INDENT = "    "
 
@@ -34,6 +32,8 @@ def widths(text: Mapping[str, Sequence[str]], flowing: Sequence[str], width: int
     word. keep_all: none is left out, and lines may be longer than the screen."""
     full = {n: max(len(n), *map(len, of)) for n, of in text.items()}
     least = {n: _least(n, text[n]) if n in flowing and full[n] > _FLOWS_FROM else full[n] for n in text}
+    from agent.cli import cells  # here, since it takes the tables, and what is wrong with those is to be told, too
+
     shown = list(text) if keep_all else cells.fit(list(text), least, width)
     left = width - sum(least[n] + 2 for n in shown) + 2
     out = {n: least[n] for n in shown}

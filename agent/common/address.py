@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import socket
 
+#: What an address begins with that stands for a Unix socket (bpf/unix_name.h): one that no network has. 8 bytes that are made of its path and file system follow.
+UNIX = b"\1UNIX\0\0\0"
 V4_MAPPED = b"\0" * 10 + b"\xff\xff"
 
 
@@ -20,7 +23,12 @@ def peer_bytes(address: str, port: int) -> bytes:
 
 
 def peer_of(text: str) -> bytes:
-    """18 bytes of ``ip:port`` or ``[ip6]:port``. Raises ValueError."""
+    """18 bytes of ``ip:port``, ``[ip6]:port`` or ``unix:`` and 16 hexadecimal digits. Raises ValueError."""
+    if text.startswith("unix:"):
+        if not re.fullmatch(r"unix:[0-9a-f]{16}", text):
+            raise ValueError(f"{text!r} is no unix: and 16 hexadecimal digits")
+        number = int(text[5:], 16)
+        return UNIX + (number % 2**64).to_bytes(8, "little") + (number >> 24 & 0xFFFF | 1).to_bytes(2, "little")
     address, colon, port = text.rpartition(":")
     try:
         bare = address[1:-1] if address[:1] == "[" and address[-1:] == "]" else address
@@ -35,6 +43,8 @@ def addr_text(raw: bytes) -> str:
     """A stored address (16 bytes), empty where it is all zero, which means unknown."""
     if not any(raw):
         return ""
+    if raw.startswith(UNIX):
+        return f"unix:{int.from_bytes(raw[8:16], 'little'):016x}"
     return (
         socket.inet_ntop(socket.AF_INET, raw[12:])
         if raw.startswith(V4_MAPPED)
@@ -43,8 +53,10 @@ def addr_text(raw: bytes) -> str:
 
 
 def peer_text(raw: bytes) -> str:
-    """A stored peer (18 bytes) as ``ip:port`` or ``[ip6]:port``, empty where its address is unknown: the port alone makes no peer."""
+    """A stored peer (18 bytes) as ``ip:port``, ``[ip6]:port`` or ``unix:NUMBER``, empty where its address is unknown: the port alone makes no peer."""
     address = addr_text(raw[:16])
+    if raw.startswith(UNIX):
+        return address
     return with_port(address, int.from_bytes(raw[16:18], "little")) if address else ""
 
 

@@ -58,11 +58,21 @@ class Table:
         """n rows with every value unknown; shape (n,), dtype ``self.dtype``."""
         import numpy as np
 
-        rows = np.zeros(n, self.dtype)
+        from agent.common.copies import opaque
+
+        rows = np.empty(n, self._unknown.dtype)
+        opaque(rows)[:] = opaque(self._unknown)
+        return rows
+
+    @cached_property
+    def _unknown(self) -> np.ndarray:
+        import numpy as np
+
+        row = np.zeros(1, self.dtype)
         for c in self.columns:
             if c.kind in ("i64", "f64", "bool", "enum"):
-                rows[c.name] = c.null
-        return rows
+                row[c.name] = c.null
+        return row
 
     def code(self, column: str, name: str) -> int:
         """The stored code of an enum value, for example ``code("result", "refused")``."""

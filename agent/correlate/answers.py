@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from agent.common.address import UNIX
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
 from agent.correlate.rows import groups, known
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
-from agent.correlate.words import process, text
+from agent.correlate.words import address, process, text
 
 _MUCH = 0.1  # of a port's requests, from which what a process says of its own counts for the port
 _MOST_S = 60
@@ -95,7 +96,9 @@ class AnswerWatch(Watch):
         row = self.worst[slot]
         netns, port = int(row["netns"]), int(row["sport"])
         pid, tick, comm = int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000, text(row["comm"])
-        episode = Episode(symptom, (netns, port), slot, f"{process(comm, pid)} on port {port}", f"{pid}/{tick}", 0, 0, "", "", 0.0, 0.0, 0.0, 0,
+        address_ = row["saddr"].tobytes()
+        where = address(address_) if address_.startswith(UNIX) else f"port {port}"
+        episode = Episode(symptom, (netns, port), slot, f"{process(comm, pid)} on {where}", f"{pid}/{tick}", 0, 0, "", "", 0.0, 0.0, 0.0, 0,
                           pid=pid, start_tick=tick, comm=comm)  # fmt: skip
         episode.facts["port"] = float(port)
         return episode

@@ -1,18 +1,20 @@
 """What a finding can say: each symptom and each cause is one file, registered by being there.
 
 A file of ``symptoms/`` defines ``SYMPTOM``, one of ``causes/`` defines ``CAUSE``, both named as the file is. The order in which they are
-looked at is theirs to say, so that findings do not depend on how files are called or found.
+looked at is theirs to say, so that findings do not depend on how files are called or found. Which cause may explain which symptom, either file
+may say; ``causes`` puts both together, and everybody goes by that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
+from agent.errors import AgentError
 from agent.tables import TABLES
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ class Symptom:
     asked_by_agent: who suffered is tickscope's own poller. inside: what explains it lies inside the decisions that were slow.
     bare: whether it is told, too, where no cause is known; not of an episode whose metric is one of ``alone``. shared: one whose cause is not known belongs to any
     finding about its process, or about its port, at that time.
+    explained_by: causes that may explain it and do not list it themselves, by name: the rule that says so, or the name of a symptom of whose episodes
+    this cause judges alike. The rule yields verdicts of that cause only; columns that it looks up, and nobody else, belong to ``reads``.
     """
 
     name: str
@@ -58,6 +62,7 @@ class Symptom:
     alone: tuple[str, ...] = ()
     shared: bool = False
     measured: Mapping[str, str] = field(default_factory=dict)
+    explained_by: Mapping[str, Rule | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,7 @@ class Cause:
 
 @cache
 def symptoms() -> dict[str, Symptom]:
-    """All of them by name, in order."""
+    """All of them by name, in order. Raises AgentError for a file that does not declare one."""
     from agent.correlate import symptoms as room
 
     return _found(room.__name__, room.__path__, "SYMPTOM")
@@ -109,19 +114,46 @@ def symptoms() -> dict[str, Symptom]:
 
 @cache
 def causes() -> dict[str, Cause]:
-    """All of them by name, in order."""
+    """All of them by name, in order, with what symptoms say that they explain. Raises AgentError for a name that there is not."""
     from agent.correlate import causes as room
 
-    return _found(room.__name__, room.__path__, "CAUSE")
+    return joined(symptoms(), _found(room.__name__, room.__path__, "CAUSE"))
 
 
 def _found(room: str, path: Any, what: str) -> dict[str, Any]:
     found = []
     for info in iter_modules(path):
-        one = getattr(import_module(f"{room}.{info.name}"), what)
-        assert one.name == info.name, f"{room}.{info.name} declares {one.name}"
+        one = getattr(import_module(f"{room}.{info.name}"), what, None)
+        if one is None or one.name != info.name:
+            declared = f"a {what} named {one.name!r}" if one else f"no {what}"
+            raise AgentError(f"{room}.{info.name} declares {declared}", remedy=f"it is one named {info.name!r}")
         found.append(one)
     return {one.name: one for one in sorted(found, key=lambda one: (one.order, one.name))}
+
+
+def joined(symptoms: Mapping[str, Symptom], causes: Mapping[str, Cause]) -> dict[str, Cause]:
+    """The causes, each with all that it explains, whichever side says so. Raises AgentError for a name that there is not, and for what both say."""
+    for cause in causes.values():
+        for name in cause.explains.keys() - symptoms.keys():
+            raise _unknown(f"cause {cause.name}: explains", name, symptoms)
+    explains = {cause.name: dict(cause.explains) for cause in causes.values()}
+    for symptom in symptoms.values():
+        where = f"symptom {symptom.name}: explained_by"
+        for name, rule in symptom.explained_by.items():
+            if name not in causes:
+                raise _unknown(where, name, causes)
+            if symptom.name in causes[name].explains:
+                raise AgentError(f"{where}: cause {name} lists it too", remedy="one of the two is to say it")
+            if isinstance(rule, str):
+                if rule not in causes[name].explains:
+                    raise _unknown(f"{where}: {name} as for", rule, causes[name].explains)
+                rule = causes[name].explains[rule]
+            explains[name][symptom.name] = rule
+    return {name: replace(cause, explains=explains[name]) for name, cause in causes.items()}
+
+
+def _unknown(where: str, name: str, known: Iterable[str]) -> AgentError:
+    return AgentError(f"{where}: there is no {name!r}", remedy=f"one of: {', '.join(sorted(known))}")
 
 
 #: What whoever looks for a row goes by.

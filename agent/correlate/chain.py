@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agent.common.copies import pick
 from agent.correlate.episode import Culprit, Episode
 from agent.correlate.givenup import READS as GIVEN
 from agent.correlate.givenup import given_up
 from agent.correlate.local import in_netns
 from agent.correlate.resent import resent
-from agent.correlate.rows import groups, pick
+from agent.correlate.rows import groups
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, View, place, to_peer
 from agent.correlate.waits import CPUS, PEERS, WAITING

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 import numpy as np
 
 from agent.batch import Batch
+from agent.common.copies import together
 from agent.correlate import evidence as evidence_of
 from agent.correlate import story
 from agent.correlate.catalogue import Cause, Symptom, causes, kept, symptoms
@@ -17,7 +18,7 @@ from agent.correlate.guard import Guard
 from agent.correlate.habits import Habits, reason
 from agent.correlate.processes import ProcessWatch
 from agent.correlate.rank import Judge
-from agent.correlate.rows import Inbox, compact, together
+from agent.correlate.rows import Inbox, compact
 from agent.correlate.steps import JumpSeries
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.troubles import Trouble, troubles
@@ -156,7 +157,9 @@ class Correlator:
         found = next((f for f in self._findings if f.steps is series), None)
         if found is None:
             found = Finding(series.first.t_ns, series.end_ns, series.first.t_ns // SECOND, steps=series)
-            found.name(series.first.cause, f"{series.first.size_ns}|{series.first.pid}")
+            found.name(
+                series.first.cause, f"{series.first.size_ns}|{series.first.pid}", {f.finding_id for f in self._findings}
+            )
             self._findings.append(found)
         found.closed, found.end_ns = False, max(found.end_ns, series.end_ns)
 
@@ -182,7 +185,7 @@ class Correlator:
                 self._held.append(episode)  # its cause may yet be seen
         for found in self._findings:
             if not found.finding_id:
-                found.name(found.cause.cause, found.main.subject)
+                found.name(found.cause.cause, found.main.subject, {f.finding_id for f in self._findings})
             self._close(found, second)
         if (over := sum(not f.closed for f in self._findings) - self._config.max_findings) > 0:
             for found in [f for f in self._findings if not f.closed][:over]:

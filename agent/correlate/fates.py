@@ -14,7 +14,19 @@ from agent.correlate.thresholds import SECOND
 from agent.correlate.words import Words, process, span, tell, text, value
 from agent.tables import TABLES
 
-READS = {"process_event": ("kind", "signal", "exit_code", "sender_pid", "sender_comm", "cgroup_id", "uid")}
+READS = {
+    "process_event": (
+        "kind",
+        "signal",
+        "exit_code",
+        "sender_pid",
+        "sender_comm",
+        "cgroup_id",
+        "uid",
+        "parent_pid",
+        "sender_is",
+    )
+}
 _KIND = TABLES["process_event"].by_name["kind"]
 STOPS, GOES_ON, ENDS = ("stopped", "frozen"), ("continued", "thawed"), ("killed", "exited", "oom_killed")
 LASTS = 1 << 62  # until when, of a stop that lasts
@@ -28,7 +40,8 @@ _ASKED = (0, *(128 + number for number in _ORDERLY))  # exit codes of one that d
 class Fate:
     """kind: one of ``STOPS`` or ``ENDS``. from_ns, to_ns: of a stop; an end has one time. signal, exit_code, sender_pid: None where not known.
     uid: whose it was. lives: of an end, how many processes of that program, and user, ended alike, one after the other, from ``first_ns``, when ``first_pid`` did, to ``last_ns``;
-    again: whether another one took its place. act, fellows: of one of several that the same act hit (agent/correlate/acts.py), the scope of the first of them, and all their pids."""
+    again: whether another one took its place. act, fellows: of one of several that the same act hit (agent/correlate/acts.py), the scope of the first of them, and all their pids.
+    needed: whether others depend on it; else it is only at work. abrupt: of an end, by a signal from outside (agent/correlate/outside.py)."""
 
     kind: str
     pid: int
@@ -49,6 +62,9 @@ class Fate:
     again: bool = False
     act: str = ""
     fellows: tuple[int, ...] = ()
+    parent: int | None = None
+    needed: bool = True
+    abrupt: bool = False
 
     @property
     def stop(self) -> bool:

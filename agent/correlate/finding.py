@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from _blake2 import blake2b  # hashlib would bring OpenSSL with it
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from agent.batch import Batch, make
@@ -46,9 +47,14 @@ class Finding:
     passed: set[int] = field(default_factory=set)  #: ... of those whom others' lateness explains
     _ranked: list[Verdict] | None = None
 
-    def name(self, cause: str, subject: str) -> None:
-        """The id: the same whenever the same rows are read."""
-        self.finding_id = blake2b(f"{cause}|{subject}|{self.start_ns}".encode(), digest_size=8).hexdigest()
+    def name(self, cause: str, subject: str, taken: Iterable[str] = ()) -> None:
+        """The id: the same whenever the same rows are read, and none of those taken."""
+        said = f"{cause}|{subject}|{self.start_ns}"
+        while True:
+            self.finding_id = blake2b(said.encode(), digest_size=8).hexdigest()
+            if self.finding_id not in taken:
+                return
+            said += "|"
 
     def ranked(self) -> list[Verdict]:
         """The best verdict of each cause over all episodes, best first; in the words of the first episode that it explains."""

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from agent.common.copies import pick
 from agent.correlate.catalogue import Symptom
 from agent.correlate.ends import MOST, EndWatch
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
-from agent.correlate.rows import LastRows, groups, known, packed, pick
+from agent.correlate.rows import LastRows, groups, known, packed
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import NO_PEER, to_peer
 from agent.correlate.words import peer, process, text

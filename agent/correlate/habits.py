@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from agent.correlate.episode import Episode, Verdict
 
 _TIMES, _REMEMBER_S, _SPREAD_S, _LIKE, _APART_S = 12, 86_400, 1800, 0.5, 5
-_KEPT, _KEYS = 2 * _TIMES, 1024
+_KEPT, _KEYS, _RUNS = 2 * _TIMES, 1024, 8192
 _SURE = 0.5  # below which a cause is no known one
 _SETTLED_S = 70  # after which no more is learnt of a cause
 #: Causes that a healthy service does not have again and again, and those that say no more than that none is known.
@@ -62,10 +62,13 @@ def _worst(runs: list[_Run]) -> list[_Run]:
 
 
 class Habits:
-    """Of all subjects; who had none for longest is forgotten beyond ``_KEYS``."""
+    """Of all subjects; who had none for longest is forgotten beyond ``_KEYS``, and beyond ``_RUNS`` of all together. An episode is held while more may be learnt of it, and no longer."""
 
     def __init__(self) -> None:
         self._runs: dict[tuple[object, ...], list[_Run]] = {}
+        self._open: list[_Run] = []
+        self._held = 0
+        self._looked = -1
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -76,12 +79,17 @@ class Habits:
             return False
         episode.blame = cause or episode.blame
         key = (episode.symptom, episode.habit, *episode.key)
-        runs = _worst([run for run in self._runs.pop(key, ()) if run.until > second - _REMEMBER_S])
-        self._runs[key] = runs
-        while len(self._runs) > _KEYS:
-            del self._runs[next(iter(self._runs))]
+        if second != self._looked:
+            self._looked = second
+            for run in self._open:
+                run.look(second)
+            self._open = [run for run in self._open if run.episode is not None]
+        runs = self._runs.pop(key, [])
         for run in runs:
             run.look(second)
+        self._held -= len(runs)
+        runs = _worst([run for run in runs if run.until > second - _REMEMBER_S])
+        self._runs[key] = runs
         now = next((run for run in runs if run.episode is episode), None)
         if now is None:
             at = episode.start_ns // 1_000_000_000
@@ -90,6 +98,10 @@ class Habits:
                 now.at, now.value = runs[-1].at, max(now.value, runs[-1].value)
                 runs.pop()
             runs.append(now)
+            self._open = [*self._open[-_KEYS:], now]
+        self._held += len(runs)
+        while len(self._runs) > _KEYS or (self._held > _RUNS and len(self._runs) > 1):
+            self._held -= len(self._runs.pop(next(iter(self._runs))))
         if cause in _FAULTS:
             return False
         alike = [r for r in runs if r is not now and r.cause == cause and r.value >= _LIKE * episode.value]

@@ -131,7 +131,9 @@ class LimiterWatch(Watch):
             values["limit"] = np.where(apart, np.nan, values["limit"])
             values["burst"] = np.where(apart, np.nan, values["burst"])
         values["watched"] = np.ones(len(n))
-        np.minimum.at(values["watched"], group, np.where(d["sample_rate"] < 1, d["sample_rate"], 1.0))
+        np.minimum.at(
+            values["watched"], group, np.where((d["sample_rate"] > 0) & (d["sample_rate"] < 1), d["sample_rate"], 1.0)
+        )
         self.series.put(second, slots[fits], **{k: v[fits] for k, v in values.items()})
         return slots[fits]
 

@@ -12,7 +12,9 @@ from collections import deque
 import numpy as np
 
 from agent.columns import NULL_I64
-from agent.correlate.rows import groups, pick
+from agent.common.address import UNIX
+from agent.common.copies import pick
+from agent.correlate.rows import groups
 from agent.correlate.words import text
 
 _ANY = (bytes(16), bytes(10) + b"\xff\xff" + bytes(4))  # also what stands for an address that is not known
@@ -21,7 +23,9 @@ _FORMER = 4  # of an address: who served it before, or serves it, too
 
 
 def is_loopback(raw: bytes) -> bool:
-    """Of a stored address (16 bytes)."""
+    """Of a stored address (16 bytes): whether no network is on the way, as with a Unix socket."""
+    if raw.startswith(UNIX):
+        return True
     ip = ipaddress.IPv6Address(raw[:16])
     return (ip.ipv4_mapped or ip).is_loopback
 

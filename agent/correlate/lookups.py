@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from agent.common.copies import pick
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
-from agent.correlate.rows import groups, pick, start_ticks
+from agent.correlate.rows import groups, start_ticks
 from agent.correlate.thresholds import CorrelatorConfig
 from agent.correlate.view import NO_PEER
 from agent.correlate.watch import Watch

@@ -7,11 +7,12 @@ from itertools import repeat
 
 import numpy as np
 
+from agent.common.copies import pick
 from agent.correlate.catalogue import Symptom
 from agent.correlate.ends import MOST, EndWatch
 from agent.correlate.guard import Guard
 from agent.correlate.local import is_loopback
-from agent.correlate.rows import among, groups, packed, pick
+from agent.correlate.rows import among, groups, packed
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import NO_PEER, own_ends
 from agent.tables import TABLES

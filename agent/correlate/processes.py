@@ -1,20 +1,22 @@
 """Processes that others depend on: limiters, who listens or serves connections, clients of brokers that are watched; and what happens to them.
-Of others that talk all the time, only whether they stand still."""
+Of others that talk all the time, whether they stand still; of all that are at work, what is done to them from outside (agent/correlate/outside.py)."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from agent.common.copies import pick
 from agent.common.turns import turns
-from agent.correlate import fates
+from agent.correlate import fates, outside
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.fates import ENDS, GOES_ON, STOPS, Fate
 from agent.correlate.guard import Guard
-from agent.correlate.rows import among, groups, known, pick
+from agent.correlate.rows import among, groups, known
 from agent.correlate.series import SECONDS
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
@@ -22,13 +24,15 @@ from agent.correlate.words import process, text
 from agent.tables import TABLES
 
 _SERVER = TABLES["tcp_rtt"].code("role", "server")
+_BLOCKED = TABLES["syscall_latency"].code("basis", "blocked")
 _ACCEPT = TABLES["socket_queue"].code("kind", "accept")
 #: What a symptom of processes reads.
 READS = {**fates.READS, "limiter_decision": ("cgroup_id",), "tcp_rtt": ("role", "peer", "cgroup_id"), "socket_queue": ("kind", "cgroup_id"),
-         "queue_lag": ("peer",)}  # fmt: skip
+         "queue_lag": ("peer",), "syscall_latency": ("basis", "cgroup_id")}  # fmt: skip
 _RECENT_S = 60  # for so long it matters after it was last seen at work
 _WHO = ("pid", "proc_start_ns", "cgroup_id")
 _BUSY_S = 20
+_GONE_S = 6  # in which a worker and its parent end together
 _RETURN_NS = 2 * SECOND  # after which one that came back at once has been seen at work
 _KEPT_NS = 30 * SECOND
 _MOST_EVENTS, _MOST_ENDS, _MOST_BROKERS = 1024, 64, 64
@@ -40,7 +44,7 @@ _A_USERS_EVENTS, _A_USERS_SUBJECTS = 64, 16
 
 @dataclass
 class Relevant:
-    """A process that matters. seen_s: when it was last seen at work; seconds: in how many; needed: whether others depend on it."""
+    """A process that matters. seen_s: when it was last seen at work; seconds: in how many; needed: whether others depend on it; talks: in how many of them by a connection."""
 
     tick: int
     comm: str
@@ -48,11 +52,17 @@ class Relevant:
     seen_s: int
     seconds: int = 1
     needed: bool = False
+    talks: int = 0
+    talked_s: int = -1
 
     @property
     def matters(self) -> bool:
         """Whether it matters that it stands still: also of who only asks others, and does so all the time."""
-        return self.needed or self.seconds >= _BUSY_S
+        return self.needed or self.talks >= _BUSY_S
+
+    def hit(self, row: np.void) -> bool:
+        """Whether it is a worker, and that was done to it from outside."""
+        return self.seconds >= _BUSY_S and not outside.shell(row) and (outside.stops(row) or outside.ends(row))
 
 
 class ProcessWatch(Watch):
@@ -66,6 +76,7 @@ class ProcessWatch(Watch):
         self.now: dict[int, Fate] = {}  #: by slot: a stop that lasts or has just ended, or an end
         self._stops: dict[int, Fate] = {}  # by process
         self._ended: list[Fate] = []  # that may yet be seen to have started again
+        self._gone: list[np.ndarray] = []  # who ended in each of the last seconds
         self._brokers: dict[bytes, int] = {}
         self._until_ns = 0
         self._subjects: dict[tuple[object, ...], tuple[int | None, int]] = {}  # whose, and when last
@@ -76,12 +87,17 @@ class ProcessWatch(Watch):
         self._learn(second, rows)
         events = rows.get("process_event")
         happened = [] if events is None else self._happen(second, self._chosen(events))
+        gone = np.empty((0, 2), np.int64) if events is None else _gone(events)
+        self._gone = [*self._gone, gone[-_MOST_EVENTS:]][-_GONE_S:]
         self._ended += [fate for fate in happened if not fate.stop]
         due = [end for end in self._ended if self._until_ns - end.from_ns >= _RETURN_NS]
         self._ended = [end for end in self._ended if end not in due]
+        every = np.concatenate(self._gone)
+        left, killers = set(every[:, 0].tolist()), Counter(every[:, 1].tolist())
+        due = [e for e in due if e.needed or not (e.parent in left or (e.parent == 1 and killers[e.sender_pid] > 1))]
         lasting = [fate for fate in happened if fate.stop] + list(self._stops.values())
         self.now = {}
-        for fate in (*lasting, *(end for end in due if end.lives > 1 or not self._back(end))):
+        for fate in (*lasting, *(end for end in due if end.lives > 1 or end.abrupt or not self._back(end))):
             slot = self._slot(fate, second)
             other = self.now.get(slot)
             if slot >= 0 and (other is None or fate.lasted(self._until_ns) >= other.lasted(self._until_ns)):
@@ -125,19 +141,31 @@ class ProcessWatch(Watch):
             kind, t_ns = fates.kind_of(row), int(row["t_ns"])
             for pid in self._of(row):
                 member = self.members.get(pid)
-                if kind in STOPS and member is not None and member.matters and pid not in self._stops:
-                    self._stops[pid] = fates.of_row(row, pid, member.tick, member.comm, member.cgroup)
+                if (
+                    kind in STOPS
+                    and member is not None
+                    and pid not in self._stops
+                    and (member.matters or member.hit(row))
+                ):
+                    stop = fates.of_row(row, pid, member.tick, member.comm, member.cgroup)
+                    self._stops[pid] = replace(stop, needed=member.matters)
                 elif kind in (*GOES_ON, *ENDS) and pid in self._stops:
                     found.append(replace(self._stops.pop(pid), to_ns=t_ns))
                 if kind in ENDS and (member is None or member.needed):
                     before = np.array([*self._ends.values()], events.dtype)
                     tick = int(row["proc_start_ns"]) // 10_000_000
                     end = fates.of_row(row, pid, tick, text(row["comm"]), int(row["cgroup_id"]))
-                    found.append(fates.chained(end, before))
+                    found.append(replace(fates.chained(end, before), abrupt=outside.abrupt(row)))
                     self._ends[t_ns, pid] = row
                     his = [at for at, one in self._ends.items() if one["uid"] == row["uid"]]
                     for at in his[:-_MOST_ENDS]:
                         del self._ends[at]
+                elif (
+                    kind in ENDS and member is not None and member.hit(row)
+                ):  # what else ends of its program is no successor
+                    end = fates.of_row(row, pid, member.tick, member.comm, member.cgroup)
+                    found.append(replace(end, parent=int(row["parent_pid"]), needed=False, abrupt=True))
+                if kind in ENDS:
                     self.members.pop(pid, None)
         return found
 
@@ -176,21 +204,28 @@ class ProcessWatch(Watch):
                 mask = (its["role"] == _SERVER) | among(its["peer"], self._brokers)
                 self._at_work(second, pick(its, mask), needed=True)
                 self._at_work(second, pick(its, ~mask), needed=False)
+            elif table == "syscall_latency":
+                self._at_work(second, pick(its, its["basis"] == _BLOCKED), needed=False, talks=False)
         if second % 16 == 0:
             self.members = {pid: m for pid, m in self.members.items() if second - m.seen_s <= _RECENT_S}
 
-    def _at_work(self, second: int, rows: np.ndarray, needed: bool) -> None:
+    def _at_work(self, second: int, rows: np.ndarray, needed: bool, talks: bool = True) -> None:
         pids, first = np.unique(rows["pid"], return_index=True)
         some = pick(rows, first[pids > 0])
+        most = self.config.servers if talks else self.config.servers // 2  # who only works takes no server's place
         for n, (pid, start_ns, cgroup) in enumerate(zip(*(some[c].tolist() for c in _WHO), strict=True)):
             tick, member = start_ns // 10_000_000, self.members.get(pid)
-            if member is not None and member.tick == tick:
-                member.seconds += member.seen_s < second
-                member.seen_s, member.needed = second, member.needed or needed
-                if cgroup > 0:
-                    member.cgroup = cgroup
-            elif len(self.members) < self.config.servers:
-                self.members[pid] = Relevant(tick, text(some["comm"][n]), cgroup, second, needed=needed)
+            if member is None or member.tick != tick:
+                if member is None and len(self.members) >= most:
+                    continue
+                member = self.members[pid] = Relevant(tick, text(some["comm"][n]), cgroup, second, 0)
+            member.seconds += member.seen_s < second or not member.seconds
+            member.talks += talks and member.talked_s < second
+            member.seen_s, member.needed = second, member.needed or needed
+            if talks:
+                member.talked_s = second
+            if cgroup > 0:
+                member.cgroup = cgroup
 
     def describe(self, symptom: str, slot: int) -> Episode:
         fate = self.now[slot]
@@ -212,3 +247,9 @@ class ProcessWatch(Watch):
         )
         episode.pid, episode.start_tick, episode.comm = fate.pid, fate.tick, fate.comm
         return episode
+
+
+def _gone(events: np.ndarray) -> np.ndarray:
+    """(process, who sent the signal) of those that ended, shape (n, 2); of those in our PID namespace."""
+    ended = events[np.isin(events["kind"], _END_KINDS) & known(events["pid"])]
+    return np.stack([ended["pid"], ended["sender_pid"]], axis=1)

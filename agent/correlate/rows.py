@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 
 import numpy as np
 
+from agent.common.copies import opaque, pick, together
 from agent.correlate.catalogue import dtypes, kept
 
 _NOT_NULL = -(2**62)
@@ -24,24 +25,6 @@ def start_ticks(rows: np.ndarray) -> np.ndarray:
     The kernel's probes give nanoseconds, /proc/PID/stat gives whole ticks of them, rounded down: equal only in ticks.
     """
     return np.asarray(rows["proc_start_ns"] // 10_000_000)
-
-
-def pick(rows: np.ndarray, which: np.ndarray) -> np.ndarray:
-    """``rows[which]``, for indices or a mask. numpy copies rows of several columns column by column, which takes ten times as long."""
-    return np.asarray(rows.view(_whole(rows.dtype.itemsize))[which].view(rows.dtype))
-
-
-def together(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Rows of one table, one part after the other; copied as by ``pick``, and not at all where there is one part only."""
-    if len(parts) == 1:
-        return parts[0]
-    whole = _whole(parts[0].dtype.itemsize)
-    return np.concatenate([part.view(whole) for part in parts]).view(parts[0].dtype)
-
-
-@cache
-def _whole(size: int) -> np.dtype[np.void]:
-    return np.dtype((np.void, size))
 
 
 @cache
@@ -235,7 +218,7 @@ def packed(keys: Iterable[np.ndarray]) -> np.ndarray:
     out = np.empty(len(columns[0]), np.dtype([(str(i), c.dtype) for i, c in enumerate(columns)]))
     for i, c in enumerate(columns):
         out[str(i)] = c
-    return out.view(_whole(out.dtype.itemsize))
+    return opaque(out)
 
 
 def groups(keys: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

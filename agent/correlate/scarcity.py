@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from agent.common.copies import pick
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
 from agent.correlate.limiters import took
-from agent.correlate.rows import among, groups, pick, start_ticks
+from agent.correlate.rows import among, groups, start_ticks
 from agent.correlate.shortage import CPU, DISK, FD, OOM, full
 from agent.correlate.starved import STEAL
 from agent.correlate.thresholds import SECOND, CorrelatorConfig

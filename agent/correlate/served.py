@@ -15,6 +15,7 @@ from agent.tables import TABLES
 READS = {
     "service_latency": (
         "tid",
+        "saddr",
         "sport",
         "netns",
         "requests",

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from agent.common.copies import pick
 from agent.correlate.ends import MOST, EndWatch
-from agent.correlate.rows import groups, pick
+from agent.correlate.rows import groups
 from agent.correlate.view import NO_PEER, own_ends
 from agent.tables import TABLES
 

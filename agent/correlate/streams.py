@@ -17,10 +17,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agent.common.copies import pick
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
-from agent.correlate.rows import LastRows, among, groups, pick, start_ticks
+from agent.correlate.rows import LastRows, among, groups, start_ticks
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import NO_PEER, addresses, own_ends, to_peer
 from agent.correlate.watch import Watch

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from agent.common.copies import pick
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
-from agent.correlate.rows import known, pick
+from agent.correlate.rows import known
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import NO_PEER, own_ends
 from agent.correlate.watch import Watch

@@ -43,6 +43,7 @@ class CorrelatorConfig:
     lag_rise: float = 100.0  #: smallest lasting rise of the lag in messages, where its age is unknown
 
     stopped_ns: int = 150_000_000  #: a process that others depend on must stand still for so long (cpulimit holds one for up to 100 ms at a time)
+    worker_stopped_ns: int = SECOND  #: ... and one that is only at work, for so long
     lived_ns: int = 10 * SECOND  #: its end is worth a word once it has lived for so long
 
     silence_ns: int = SECOND  #: the shortest pause that is a silence

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agent.common.copies import pick
 from agent.correlate.catalogue import Symptom
 from agent.correlate.ends import MOST, EndWatch
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
 from agent.correlate.join import within
-from agent.correlate.rows import groups, known, pick
+from agent.correlate.rows import groups, known
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import NO_PEER
 from agent.correlate.words import peer, process, text

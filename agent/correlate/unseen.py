@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agent.common.address import UNIX
 from agent.correlate.episode import Episode
 from agent.correlate.local import in_netns, is_loopback
 from agent.correlate.rows import groups, known
@@ -24,6 +25,7 @@ _SERVER = TABLES["tcp_rtt"].code("role", "server")
 _NAMES = (b"\x35\0", b"\x55\3")  # name servers have a cause of their own
 _PEERS, _STEPS = 32, 4  # looked at, of one process; from one to the next
 _COVERS = 0.7  # of a wait, from which another one is all of it
+_UNACCEPTED = 0.4  # of that, what a request may have waited in a Unix socket's backlog, where nobody sees it
 _RATIO, _SUM_RATIO = 2.0, 3.0  # slower than it ever was; all its answers together
 _STEADY = 5  # requests a second, from which none at all is a standstill
 _AGAIN = 3
@@ -53,7 +55,8 @@ def unseen(episode: Episode, view: View, spans: Spans) -> list[Late]:
     visited = {pid}
     for _ in range(_STEPS):
         late = _latest(episode, view, pid)
-        if late is None or late.waited_ns < need or late.pid in visited:
+        unseen_ns = _UNACCEPTED * need if late is not None and late.raw.startswith(UNIX) else 0.0
+        if late is None or late.waited_ns < need - unseen_ns or late.pid in visited:
             break
         found, pid = late, late.pid
         visited.add(pid)

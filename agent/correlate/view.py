@@ -8,14 +8,16 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from agent.columns import NULL_I64
+from agent.common.copies import pick, together
 from agent.correlate.catalogue import causes, dtypes
 from agent.correlate.episode import Episode
 from agent.correlate.keptoff import kept_off_ns
 from agent.correlate.limiters import took
 from agent.correlate.local import Servers, in_netns, is_loopback
-from agent.correlate.rows import LastRows, groups, known, packed, pick, start_ticks, together
+from agent.correlate.rows import LastRows, groups, known, packed, start_ticks
 from agent.correlate.steps import ClockJump
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
+from agent.correlate.unixpeers import with_unix
 from agent.tables import TABLES
 
 _BLOCKED = TABLES["syscall_latency"].code("basis", "blocked")
@@ -37,12 +39,14 @@ SERVERS = {
     "tcp_rtt": ("netns", "role", "saddr", "sport", "peer"),
     "socket_queue": ("netns", "kind", "saddr", "sport"),
     "tcp_connect": ("netns", "peer"),
+    "unix_peer": ("peer", "path", "server_pid", "server_comm"),
 }
 _ELSEWHERE = {
     "limiter_decision",
     "clock_change",
     "socket_queue",
-}  # kept by what is made of them: slow decisions, jumps, servers
+    "unix_peer",
+}  # kept by what is made of them: slow decisions, jumps, servers, connections
 
 
 class View:
@@ -99,6 +103,8 @@ class View:
 
     def add(self, rows: Mapping[str, np.ndarray]) -> None:
         floor = self.config.evidence_floor_ns
+        if "unix_peer" in rows and "tcp_rtt" in self.rings:
+            rows = {**rows, "tcp_rtt": with_unix(rows.get("tcp_rtt"), rows["unix_peer"])}
         for table, ring in self.rings.items():
             kept = rows.get(table)
             if kept is None:

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from string import Formatter
 from typing import Protocol
 
-from agent.common.address import addr_text, peer_text
+from agent.common.address import UNIX, addr_text, peer_text
+from agent.common.printable import printable
 from agent.common.sentence import Piece, Value, plain
 
 #: A text as it is, or pieces of one.
@@ -18,7 +19,26 @@ Words = str | tuple[Piece, ...]
 #: A text, a value, an instant (an integer, CLOCK_BOOTTIME ns), or words made of these.
 Fact = Piece | tuple[Piece, ...]
 _INSTANT_BYTES = len("2026-01-02T03:04:05.678Z")
-address, peer = addr_text, peer_text
+_PATHS: dict[bytes, str] = {}  # of Unix sockets, by address; who was not named for longest is first
+_MOST_PATHS = 1024
+
+
+def address(raw: bytes) -> str:
+    """A stored address; of a Unix socket its path, where one was told."""
+    return _PATHS.get(raw[:16], "") or addr_text(raw)
+
+
+def peer(raw: bytes) -> str:
+    """A stored peer, likewise."""
+    return address(raw[:16]) if raw.startswith(UNIX) else peer_text(raw)
+
+
+def name_unix(raw: bytes, path: bytes) -> None:
+    """From here on, this Unix socket is called by its path."""
+    _PATHS.pop(raw[:16], None)
+    _PATHS[raw[:16]] = f"unix:{printable(path)}"
+    if len(_PATHS) > _MOST_PATHS:
+        del _PATHS[next(iter(_PATHS))]
 
 
 def tell(template: str, **facts: Fact) -> Words:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from agent.batch import Batch
-from agent.common.table import Table
 from agent.contracts import Source
 
 
@@ -73,7 +72,6 @@ class Probe:
     text: C text behind the sources, which declarations made.
     parts: C files of the family that come before its main one (BCC rewrites map methods only in the text it is given, so no #include).
     after: families whose C text this one's uses where it is there (``#ifdef`` of something that they define): they come before it.
-    tables: those of its rows that agent/tables.py does not have.
     maps: further maps that user space needs.
     counts: further counters of what is lost, LOST_NAME each, beside those of rings and aggregates.
     setup: called once with the attached family, for sources that a declaration cannot express (uprobe targets, maps that
@@ -89,7 +87,6 @@ class Probe:
     maps: tuple[str, ...] = ()
     counts: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
-    tables: tuple[Table, ...] = ()
     text: str = ""
     closer: bool = False
     setup: Callable[..., Iterable[Source]] | None = None

@@ -131,7 +131,9 @@ def decode(records: np.ndarray, table: str) -> Batch:
             out[name] = np.ascontiguousarray(column).view("V16").reshape(len(records))
         elif target.kind == "i64" and column.dtype.kind == "u":
             unknown = column >= (
-                OUTSIDE if name in ("pid", "tid", "sender_pid", "holder_pid") else np.iinfo(column.dtype).max
+                OUTSIDE
+                if name in ("pid", "tid", "sender_pid", "holder_pid", "parent_pid")
+                else np.iinfo(column.dtype).max
             )
             out[name] = np.where(unknown, NULL_I64, column.astype(np.int64))
         else:

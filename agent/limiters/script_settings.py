@@ -59,7 +59,7 @@ def parse(given: Mapping[str, object]) -> tuple[RedisLimiter, ...]:
 
 
 def _one(name: str, value: object) -> RedisLimiter:
-    from agent.limiters.script import VALUES, RedisLimiter, expression
+    from agent.limiters.script import COUNTING, VALUES, RedisLimiter, expression
 
     section = Section(f"redis_limiter_scripts.{name}")
     if not isinstance(value, Mapping):
@@ -75,6 +75,9 @@ def _one(name: str, value: object) -> RedisLimiter:
                 expression(str(value[term]), comparing=term == "allowed")
             except ValueError as error:
                 raise section.wrong(term, value[term], str(error)) from None
+    one_place = "limit" in value and "allowed" not in value and len(str(value["limit"]).split()) == 1
+    if kinds[0] == "command" and one_place and set(commands) & set(COUNTING):
+        value = {**value, "allowed": f"reply <= {value['limit']}"}
     return RedisLimiter(
         name,
         commands=commands,
@@ -92,7 +95,9 @@ def _whose(section: Section, kind: str, value: object) -> tuple[tuple[str, ...],
         command = section.text(kind, value, "a command, as INCR or CL.THROTTLE")
         if not _COMMAND.fullmatch(command):
             raise section.wrong(kind, value, "it is one word of up to 16 letters")
-        return (command.upper(),), ()
+        from agent.limiters.script import COUNTING
+
+        return (COUNTING if command.upper() == "INCR" else (command.upper(),)), ()  # some clients send INCRBY 1 for it
     if kind == "function":
         return ("FCALL", "FCALL_RO"), (section.text(kind, value, "the name of a function in Redis")[:64],)
     hashes = section.texts(kind, value, "the SHA1 of a script, or a list of some")

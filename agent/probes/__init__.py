@@ -1,7 +1,8 @@
 """Probe families: one NAME.py here beside one bpf/NAME.bpf.c, and nothing registered elsewhere.
 
 A module declares ``PROBE`` (agent/kernel/probe.py). Its C source uses bpf/tickscope.h; its wire structs are declared in that source or in
-bpf/events.h, and named here. What a family needs besides a declaration stands in ``beside/``.
+bpf/events.h, and named here. A table of its own is declared in it too (agent/tables/brought.py).
+What a family needs besides a declaration stands in ``beside/``.
 """
 
 from __future__ import annotations
@@ -11,11 +12,10 @@ import pkgutil
 from collections.abc import Mapping, Sequence
 
 from agent.kernel.probe import Probe
-from agent.tables import TABLES
 
 
 def discover(functions: Sequence[Mapping[str, object]] = ()) -> dict[str, Probe]:
-    """Every family declared in this package, by name. functions: the setting ``limiter_functions``, of which programs are made too. Raises ValueError for a table that cannot be added."""
+    """Every family declared in this package, by name. functions: the setting ``limiter_functions``, of which programs are made too."""
     if functions:
         from agent.limiters.functions.settings import declare_all
 
@@ -25,6 +25,4 @@ def discover(functions: Sequence[Mapping[str, object]] = ()) -> dict[str, Probe]
         probe = None if module.ispkg else getattr(importlib.import_module(f"{__name__}.{module.name}"), "PROBE", None)
         if isinstance(probe, Probe):
             found[probe.name] = probe
-            for table in probe.tables:
-                TABLES.add(table)
     return found

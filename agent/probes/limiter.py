@@ -90,7 +90,14 @@ def probe(only: Callable[[str], bool] = lambda library: True) -> Probe:
         ),
         parts=("limiter_decision.h", "limiter_stack.h", "limiter_looks.h"),
         text="".join(one.text(number) for number, (name, one) in enumerate(seen().items()) if name in chosen),
-        maps=("limiter_binaries", "limiter_counts", "limiter_deciding", "limiter_secret", "limiter_hot"),
+        maps=(
+            "limiter_binaries",
+            "limiter_counts",
+            "limiter_deciding",
+            "limiter_secret",
+            "limiter_hot",
+            "limiter_cpus",
+        ),
         setup=setup,
     )
 

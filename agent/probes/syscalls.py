@@ -236,7 +236,7 @@ def setup(
 PROBE = Probe(
     name="syscalls",
     parts=("syscalls_call.h", "syscalls_lock.h", "syscalls_cpu.h", "syscalls_fd.h", "syscalls_timed.bpf.c"),
-    after=("limiter", "dns"),
+    after=("limiter", "dns", "unix"),
     programs=(
         Program("syscalls_on_switch", target="sched_switch", loses="time blocked in system calls"),
         Program("syscalls_on_wakeup", target="sched_wakeup", loses="run-queue wait apart from blocked time"),

@@ -72,7 +72,8 @@ def _rtt(_: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> Iter
 _HELD = 27  # the bucket from which on a request waited for long
 
 
-def _served(_: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> Iterator[Batch]:
+def decode_served(_: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> Iterator[Batch]:
+    """Aggregated elements -> service_latency rows."""
     values = values[(values["requests"] > 0) | (values["unanswered"] > 0) | (values["waiting"] > 0)]
     if not len(values):
         return
@@ -142,7 +143,7 @@ PROBE = Probe(
     maps=("tcp_listeners", "tcp_sockets", "tcp_asking"),
     aggregates=(
         Aggregate(("tcp_rtt_a", "tcp_rtt_b"), "tcp_rtt_key", "tcp_rtt_value", _rtt),
-        Aggregate(("tcp_served_a", "tcp_served_b"), "tcp_served_key", "tcp_served_value", _served),
+        Aggregate(("tcp_served_a", "tcp_served_b"), "tcp_served_key", "tcp_served_value", decode_served),
     ),
     setup=setup,
     options={

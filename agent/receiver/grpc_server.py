@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from agent.receiver.header_blocks import HeaderBlocks
 from agent.receiver.http import partial_success
 from agent.receiver.senders import OtlpSender
 from agent.receiver.taking import MOST_BYTES, PATIENCE_S, Desk, RequestRefused
@@ -104,7 +105,7 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]
     @staticmethod
     async def _both(*ways: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
         """Until one of the ends closes."""
-        tasks = [asyncio.ensure_future(_pass_on(*way)) for way in ways]
+        tasks = [asyncio.ensure_future(_pass_on(*ways[0], HeaderBlocks())), asyncio.ensure_future(_pass_on(*ways[1]))]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -147,8 +148,9 @@ def _packed(data: bytes) -> bool:
     return data[:2] == b"\x1f\x8b" or (data[:1] == b"\x78" and len(data) > 1 and int.from_bytes(data[:2], "big") % 31 == 0)  # fmt: skip
 
 
-async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, blocks: HeaderBlocks | None = None) -> None:  # fmt: skip
+    """Until the one ends, or what it sends is too long for headers."""
     with contextlib.suppress(OSError):
-        while data := await reader.read(_PIECE_BYTES):
+        while (data := await reader.read(_PIECE_BYTES)) and (blocks is None or blocks.fit(data)):
             writer.write(data)
             await writer.drain()

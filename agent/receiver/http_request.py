@@ -9,6 +9,8 @@ from dataclasses import dataclass
 #: Of a head; what a line of a chunked body may have.
 MOST_HEAD_BYTES = 16 << 10
 _MOST_LINE_BYTES = 256
+#: Of a body; what is read of them before others' turn.
+_MOST_CHUNKS, _AT_ONCE = 4096, 64
 
 
 class BadRequest(Exception):
@@ -77,7 +79,9 @@ async def read_body(reader: asyncio.StreamReader, head: RequestHead, most: int) 
 
 async def _chunks(reader: asyncio.StreamReader, most: int) -> bytes:
     body = bytearray()
-    while True:
+    for n in range(_MOST_CHUNKS):
+        if not n % _AT_ONCE:
+            await asyncio.sleep(0)
         line = (await _line(reader)).partition(b";")[0].strip()
         try:
             size = int(line, 16) if len(line) < 16 and line.isalnum() else -1
@@ -88,10 +92,14 @@ async def _chunks(reader: asyncio.StreamReader, most: int) -> bytes:
         if len(body) + size > most:
             raise _too_large(most)
         if not size:
-            break
+            return await _after_chunks(reader, body)
         body += await reader.readexactly(size)
         if await reader.readexactly(2) != b"\r\n":
             raise BadRequest("400 Bad Request", "a chunk has another size than it says")
+    raise BadRequest("413 Content Too Large", f"a body has {_MOST_CHUNKS} chunks at most")
+
+
+async def _after_chunks(reader: asyncio.StreamReader, body: bytearray) -> bytes:
     for _ in range(16):  # trailers
         if not await _line(reader):
             return bytes(body)

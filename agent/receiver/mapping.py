@@ -49,6 +49,8 @@ MEANING: dict[str, tuple[str, float]] = {
     "tickscope.source": ("SEEN", 1),
     **{f"{name}.{ending}": meaning for name in NAMES for ending, meaning in _ENDINGS.items()},
 }
+#: Of decisions seen, by which somebody still may scale: one in a million.
+LEAST_SHARE = 1e-6
 _RANK = {name: rank for rank, name in enumerate(MEANING)}
 _WORDS = {
     "allowed": "allowed acquired ok accepted permitted passed pass success under_limit",
@@ -82,10 +84,11 @@ class Record(NamedTuple):
 
 
 class Mapper:
-    """key: what a key is stored as; names: what limiters are called; boot_id: of this host."""
+    """key: what a key is stored as; names: what limiters are called; boot_id: of this host. no_share: sample rates that were none, and left out."""
 
     def __init__(self, key: Callable[[str], bytes], names: Names, boot_id: str) -> None:
         self._key, self._names, self._boot_id = key, names, boot_id
+        self.no_share = 0
 
     def decision(self, record: Record) -> dict[str, object] | None:
         """Columns, of which ``t_ns`` is Unix time; None for what is no decision, or has come from here. Raises Malformed."""
@@ -95,6 +98,7 @@ class Mapper:
             column, unit = MEANING[name]
             if column not in found:
                 found[column] = given[name] if column.isupper() else _value(name, column, given[name], unit)
+                self.no_share += column == "sample_rate" and found[column] is None
         result = _result(found)
         if result is None or self._from_here(found, record):
             return None
@@ -159,6 +163,8 @@ def _value(name: str, column: str, value: Value, unit: float) -> object:
     except (ValueError, OverflowError):
         number = float("nan")
     least = -(2.0**63) if column == "remaining" else 0
+    if column == "sample_rate":  # counts are divided by it: a share, or what it is of is not known
+        return number if LEAST_SHARE <= number <= 1 else None
     if not (isfinite(number) and least <= number < 2**63):
         raise Malformed(f"{name} is no number that it can be")
     return int(value) if unit == 1 and isinstance(value, int) else int(number) if column in _INTEGERS else number

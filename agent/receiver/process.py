@@ -19,11 +19,12 @@ import numpy as np
 from agent.batch import Batch, Loss, losses, make
 from agent.common.clocks import boot_ns
 from agent.contracts import Failing, Owning, Stating
-from agent.errors import printable
 from agent.limiters.decision import salt_digest
 from agent.log import NOTICE, WARNING, say
 from agent.posix.restarts import Restarts
 from agent.posix.spawned import how, spawned
+from agent.receiver import tally
+from agent.receiver.listeners import OtlpPorts
 from agent.receiver.people import People
 from agent.receiver.received import MOST_BYTES, NoOtlpMessage, ReceiverMessage, checked
 from agent.receiver.settings import ReceiverConfig
@@ -74,24 +75,26 @@ class OtlpReceiver(Failing, Owning, Stating):
         self._child: subprocess.Popen[bytes] | None = None
         self._ending: list[subprocess.Popen[bytes]] = []
         self._socket: socket.socket | None = None
-        self._failures: dict[str, str] = {}
+        self._listeners, self._said = OtlpPorts(), dict[str, str]()
+        self._tally, self._drained = -1, True
         self._trouble = self._told = ""
-        self._before: Counter[str] = Counter()  # by processes that have ended
-        self._counts: Counter[str] = Counter()
+        self._before, self._counts = Counter[str](), Counter[str]()  # by processes that have ended, and by this one
         self._times = self._lost = self._connections = 0
         self._lost_ns = boot_ns()
         self._looked_s = self._heard_s = time.monotonic()
         self._answers = False
         self._asked: dict[int, ReceiverMessage] = {}
         self._meet_s = 0.0
+        self._listeners.use(config, self._looked_s)
         self._start(self._looked_s)
 
     def use(self, config: Config) -> None:
         """From now on these settings: another process listens, or none."""
         self._config = config.receiver()
         self._settings.update(told(config))
-        self.restarts, self._failures, self._trouble = Restarts(), {}, ""
+        self.restarts, self._trouble = Restarts(), ""
         self._end()
+        self._listeners.use(self._config, time.monotonic())
         if self._config.enabled:
             self._start(time.monotonic())
 
@@ -120,7 +123,7 @@ class OtlpReceiver(Failing, Owning, Stating):
         return {**where, "connections": self._connections, **self.counts()}
 
     def failures(self) -> dict[str, str]:
-        return {**({self.name: self._trouble} if self._trouble else {}), **self._failures}
+        return {**({self.name: self._trouble} if self._trouble else {}), **self._listeners.failures}
 
     def processes(self) -> list[dict[str, Any]]:
         return [{"pid": self._child.pid, "role": self.name}] if self._child is not None else []
@@ -128,6 +131,7 @@ class OtlpReceiver(Failing, Owning, Stating):
     def close(self) -> None:
         """Waits for the process, and not for long."""
         self._end()
+        self._listeners.close()
         end_s = time.monotonic() + _PATIENCE_S
         for child in self._ending:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -146,6 +150,7 @@ class OtlpReceiver(Failing, Owning, Stating):
             for _ in range(_AT_ONCE):
                 data = source.recv(MOST_BYTES)
                 if not data:  # it has ended
+                    self._drained = True
                     break
                 told = checked(data)
                 if told.kind == ALIVE:
@@ -159,8 +164,10 @@ class OtlpReceiver(Failing, Owning, Stating):
         except NoOtlpMessage as error:  # what came before is taken
             self._end()
             self.restarts.ended(time.monotonic(), f"sent what is no message: {error}")
-        except (BlockingIOError, ConnectionResetError):
+        except BlockingIOError:
             pass
+        except ConnectionResetError:
+            self._drained = True
         self._asked.update((told.number, told) for told in asked)
         for number in gone:
             self._asked.pop(number, None)
@@ -202,17 +209,19 @@ class OtlpReceiver(Failing, Owning, Stating):
         return rows[fits]
 
     def _alive(self, told: ReceiverMessage) -> None:
-        assert told.counts is not None
-        assert told.failures is not None
         self._heard_s, self._answers = time.monotonic(), True
-        self._counts, self._connections = Counter(told.counts), told.connections
-        failures = {printable(name): printable(why) for name, why in told.failures.items()}
-        for name, why in failures.items():
-            if self._failures.get(name) != why:
-                say(f"tickscope: {name}: {why}")
-        self._failures = failures
+        self._counts, self._connections = Counter(told.counts or {}), told.connections
 
     def _look(self, now_s: float, held_up: float) -> None:
+        if self.restarts.given_up:
+            self._listeners.close()  # who sends is refused at once: nobody would take it
+        elif self._listeners.missing(self._config, now_s):  # one process has all
+            self._end()
+            self._start(now_s)
+        for name, why in self._listeners.failures.items():
+            if self._said.get(name) != why:
+                say(f"tickscope: {name}: {why}")
+        self._said = dict(self._listeners.failures)
         if self._child is None and self.restarts.due(now_s):
             self._start(now_s)
         if held_up > _HELD_UP_S:
@@ -220,7 +229,7 @@ class OtlpReceiver(Failing, Owning, Stating):
         quiet_s = now_s - self._heard_s
         if self._child is not None:
             code = self._child.poll()
-            if code is not None:
+            if code is not None and (self._drained or quiet_s > SILENT_S):  # what it still said is taken first
                 self._end()
                 self.restarts.ended(now_s, how(code))
             elif quiet_s > MOST_SILENT_S:
@@ -228,19 +237,23 @@ class OtlpReceiver(Failing, Owning, Stating):
                 self.restarts.ended(now_s, "it gave no sign of life")
         if self.restarts.given_up:
             self._trouble = f"the process that takes OTLP is gone, the last of several in a row: {self.restarts.why}"
-        elif self._child is None:
+        elif self._child is None and self._listeners.fds():
             self._trouble = f"the process that takes OTLP ended ({self.restarts.why}), and is started again"
-        elif quiet_s > SILENT_S:
+        elif self._child is not None and quiet_s > SILENT_S:
             self._trouble = "the process that takes OTLP gives no sign of life"
         elif self._answers:
             self._trouble = ""
 
     def _start(self, now_s: float) -> None:
-        self._answers = False
-        said = {**self._settings, "http": self._config.http, "grpc": self._config.grpc}
+        self._answers, self._drained = False, False
+        if not (listeners := self._listeners.fds()):
+            return
+        said = {**self._settings, "listeners": list(listeners)}
         try:
-            self._child, self._socket = spawned("agent.receiver.worker", "tickscope-otlp", said, self._run_fd)
+            self._tally = tally.made()
+            self._child, self._socket = spawned("agent.receiver.worker", "tickscope-otlp", said, self._run_fd, self._tally, *listeners.values())  # fmt: skip
         except OSError as error:
+            self._close_tally()
             self.restarts.ended(now_s, f"cannot be started: {error.strerror or error}")
             return
         self._heard_s = now_s
@@ -274,7 +287,14 @@ class OtlpReceiver(Failing, Owning, Stating):
         if self._socket is not None:
             self._socket.close()
         self._child = self._socket = None
+        self._counts |= tally.read(self._tally)  # also of what it has not told any more
+        self._close_tally()
         self._before += self._counts
-        self._counts, self._failures, self._connections = Counter(), {}, 0
+        self._counts, self._connections = Counter(), 0
         self._asked = {}
         self._people.forget()
+
+    def _close_tally(self) -> None:
+        if self._tally >= 0:
+            os.close(self._tally)
+        self._tally = -1

@@ -14,11 +14,9 @@ from agent.receiver.wire import (  # fmt: skip
     ENDS,
     GONE,
     KIND,
-    MOST_FAILURES,
     NUMBER,
     PIECE_ROWS,
     ROWS,
-    SAID_CHARACTERS,
     TABLE,
     WHO,
 )
@@ -51,7 +49,6 @@ class ReceiverMessage(NamedTuple):
     ends: ClientEnds | None = None
     rows: npt.NDArray[np.void] | None = None
     counts: dict[str, int] | None = None
-    failures: dict[str, str] | None = None
     connections: int = 0
 
 
@@ -92,11 +89,10 @@ def _rows(said: bytes) -> npt.NDArray[np.void]:
 def _alive(said: bytes) -> ReceiverMessage:
     try:
         found = json.loads(said)
-        counts, failures, connections = found["counts"], found["failures"], found["connections"]
+        counts, connections = found["counts"], found["connections"]
         ok = set(counts) == set(COUNTS) and all(type(n) is int and 0 <= n < 1 << 62 for n in (*counts.values(), connections))  # fmt: skip
-        ok = ok and len(failures) <= MOST_FAILURES and all(type(text) is str and len(text) <= SAID_CHARACTERS for one in failures.items() for text in one)  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise NoOtlpMessage("no sign of life") from error
     if not ok:
         raise NoOtlpMessage("no sign of life")
-    return ReceiverMessage(ALIVE, counts=counts, failures=failures, connections=connections)
+    return ReceiverMessage(ALIVE, counts=counts, connections=connections)

@@ -20,7 +20,6 @@ NOBODY = (1 << 32) - 1
 _AT_ONCE = 16
 #: Without descriptors nobody is taken for so long.
 _DEAF_S = 0.1
-_BACKLOG = 128
 
 
 class OtlpSender:
@@ -52,20 +51,7 @@ class Front:
         if (sender := self.senders.get(number)) is not None:
             sender.known.set()
 
-    def listen(self, address: tuple[str, int], serve: Callable[[OtlpSender], Awaitable[None]]) -> None:
-        """Raises OSError."""
-        listener = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.setblocking(False)
-            listener.bind(address)
-            listener.listen(_BACKLOG)
-        except OSError:
-            listener.close()
-            raise
-        self._hear(listener, serve)
-
-    def _hear(self, listener: socket.socket, serve: Callable[[OtlpSender], Awaitable[None]]) -> None:
+    def hear(self, listener: socket.socket, serve: Callable[[OtlpSender], Awaitable[None]]) -> None:
         asyncio.get_running_loop().add_reader(listener, self._accept, listener, serve)
 
     def _accept(self, listener: socket.socket, serve: Callable[[OtlpSender], Awaitable[None]]) -> None:
@@ -77,7 +63,7 @@ class Front:
                 if error.errno in NO_ROOM:
                     self.counts["no_descriptor"] += 1
                     loop.remove_reader(listener)
-                    loop.call_later(_DEAF_S, self._hear, listener, serve)
+                    loop.call_later(_DEAF_S, self.hear, listener, serve)
                 return
             sock.setblocking(False)
             uid = user(sock)

@@ -28,6 +28,8 @@ UNDER_WAY = 16
 _AT_ONCE = 256
 #: For the agent to say whose a connection is.
 _KNOWN_S = 1.0
+#: Of gzip, one behind the other, in a request.
+_MOST_MEMBERS = 16
 _BUSY = "too much of this user is under way: try again"
 
 
@@ -142,6 +144,7 @@ class Desk:
         self.counts["records"] += seen
         self.counts["ignored"] += ignored
         self.counts["invalid"] += rejected
+        self.counts["no_share"] = self._mapper.no_share
         return rows, rejected, why
 
     async def _hand_over(self, sender: OtlpSender, rows: list[bytes]) -> int:
@@ -155,7 +158,10 @@ class Desk:
 def unpacked(data: bytes) -> bytes:
     """Of gzip or deflate, and no more than a request may have. Raises RequestRefused."""
     whole = b""
+    members = 0
     while data:
+        if (members := members + 1) > _MOST_MEMBERS:  # what is behind each is copied
+            raise RequestRefused("malformed", f"a request has {_MOST_MEMBERS} pieces of gzip at most")
         one = zlib.decompressobj(47)  # either of both, as its head says
         try:
             whole += one.decompress(data, MOST_BYTES + 1 - len(whole))

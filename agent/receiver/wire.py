@@ -9,7 +9,7 @@ from agent.tables import TABLES
 
 TABLE = TABLES["limiter_decision"]
 PACKER = Packer(TABLE)
-#: To the agent. WHO: a connection has begun, whose is it? ROWS: decisions of one. GONE: it has ended. ALIVE: counts and failures, as JSON, four times a second.
+#: To the agent. WHO: a connection has begun, whose is it? ROWS: decisions of one. GONE: it has ended. ALIVE: counts, as JSON, four times a second.
 WHO, ROWS, GONE, ALIVE = range(4)
 KIND = struct.Struct("<B")
 #: A connection's number; by its number the agent says that it has looked who it is.
@@ -31,6 +31,7 @@ COUNTS = {
     "metrics": "",
     "malformed": "requests that were none of OTLP",
     "invalid": "decisions that could not be read",
+    "no_share": "sample rates that are no share between a millionth and 1: left out",
     "over_rate": "decisions beyond what a user may send a second",
     "unsent": "decisions that the agent did not take in time",
     "too_large": "requests that were too large",
@@ -42,4 +43,3 @@ COUNTS = {
 }
 #: Of those, decisions that are lost.
 LOST = ("invalid", "over_rate", "unsent")
-MOST_FAILURES, SAID_CHARACTERS = 8, 200

@@ -150,6 +150,7 @@ def appliers(
     from agent import log
     from agent.config import jump_threshold_ns
     from agent.correlate.thresholds import with_threshold
+    from agent.service import redis_said
 
     def limit(config: Config) -> None:
         loop.store.limit(max_bytes=config.max_bytes, max_age_s=config.max_age_days * 86400)
@@ -175,6 +176,7 @@ def appliers(
 
     return {
         **({"otlp_receiver": receive} if receiver is not None else {}),
+        **redis_said.appliers(loop.sources),
         **({"investigate": look} if closer is not None else {}),  # what was not loaded at the start needs another
         "log_format": lambda config: log.use(config.log_format),
         "max_bytes": limit,

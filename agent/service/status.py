@@ -15,6 +15,7 @@ from agent.columns import NULL_I64
 from agent.contracts import Failing, Owning, Parted, Source, Stating
 from agent.kernel import bpf
 from agent.log import INFO, say
+from agent.service import redis_said
 from agent.service.bounds import Bounds
 from agent.tables import TABLES
 
@@ -213,6 +214,7 @@ class Status:
             "pid": os.getpid(), "uptime_s": round(uptime, 3), "ready_s": round(self.ready_s, 3),
             "cpu_s": round(usage.ru_utime + usage.ru_stime, 3), "processes": self.processes(), "probes": self.probes(),
             "sources": self.sources(), "bounds": self.bounds(), "intake": self.intake(), "otlp_receiver": self.otlp_receiver(),
+            "redis_limiters": redis_said.state(self._loop.sources, self._loaded, self._config),
             "rows": dict(self._loop.totals), "correlator_dropped": self._loop.unjudged(), "rules": self._loop.correlator.guard.state(),
             "loss": self.losses(), "clock": self.clock(), "notices": self.notices(), "time_daemons": self.time_daemons(),
             "store": {"dir": self._config.store, **self._loop.store.state()},

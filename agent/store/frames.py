@@ -144,16 +144,6 @@ def _describe(table: Table) -> bytes:
     return json.dumps({"table": table.name, "dtype": table.dtype.descr, "columns": columns}).encode()
 
 
-def _table(name: str) -> Table | None:
-    if name not in TABLES:
-        from agent.probes import (
-            discover,
-        )  # here, since it is rare, and takes all families' modules: one of them may have brought the table
-
-        discover()
-    return TABLES.get(name)
-
-
 class _Schema:
     """How rows of one schema frame become rows of today's table; ``table`` is None where today has no such table."""
 
@@ -164,7 +154,7 @@ class _Schema:
             raise ValueError(f"column type {bad[0]!r}")
         self.dtype: np.dtype[np.void] = np.dtype(descr)
         self.name = str(doc["table"])
-        self.table = _table(self.name)
+        self.table = TABLES.get(self.name)
         self._stored = {c["name"]: (c["kind"], tuple(c["names"])) for c in doc["columns"]}
         today = self.table and {c.name: (c.kind, c.names) for c in self.table.columns}
         self._same = self.table is not None and self.dtype == self.table.dtype and self._stored == today

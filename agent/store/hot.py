@@ -17,6 +17,7 @@ from typing import Any
 from agent.batch import Batch, Loss, losses
 from agent.common import remedy
 from agent.common.clocks import apart, boot_ns
+from agent.common.copies import copied
 from agent.errors import UNREACHABLE, AgentError
 from agent.store import hot_file, opening, segments
 from agent.store.backlog import Backlog
@@ -252,13 +253,12 @@ class HotStore:
         self._rows += sum(len(b.rows) for b in batches)
 
     def _hold(self, batches: list[Batch]) -> None:
-        self._backlog.hold(Batch(b.table, b.rows.copy()) for b in batches)
+        self._backlog.hold(Batch(b.table, copied(b.rows)) for b in batches)
         self._backlog.trim(self.limits.buffer_bytes)
 
     def _maintain(self) -> None:
-        if (
-            self._fd >= 0 and not os.fstat(self._fd).st_nlink
-        ):  # Somebody removed the file: nobody could read what goes into it.
+        removed = self._fd >= 0 and not os.fstat(self._fd).st_nlink
+        if removed:  # nobody could read what goes into it
             os.close(self._fd)
             self._fd = -1
             return

@@ -69,7 +69,7 @@ def cut_back(fd: int, size: int) -> int:
 
 
 def shed(dir_fd: int, max_bytes: float) -> None:
-    """Where sealing does not work, retention is the store's own: closed hot segments beyond ``max_bytes`` go, oldest first."""
+    """Where sealing does not work, or not fast enough, retention is the store's own: closed hot segments beyond ``max_bytes`` go, oldest first."""
     closed = segments.hot_files(dir_fd)[:-1]
     while closed and total_bytes(dir_fd) > max_bytes:
         with contextlib.suppress(FileNotFoundError):  # sealed meanwhile

@@ -15,7 +15,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,27 +24,12 @@ from agent.columns import NULL_I64
 from agent.store import UNREADABLE, cells, segments
 from agent.store.frames import FrameDecoder, FrameKind
 from agent.store.lived import Lived, running
+from agent.store.retention import Retention, retain, sealed_ns
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 _CHUNK_BYTES = 8 << 20
-_KEPT_LONG = (*segments.KEPT_LONG, "clock_offset")
-
-
-@dataclasses.dataclass(frozen=True)
-class Retention:
-    """max_bytes, max_age_s: of sealed segments. findings_max_bytes, findings_max_age_s: of what is left of older ones.
-
-    Ages are told by the store's own clock (agent/store/lived.py), whatever the wall clock does: CLOCK_BOOTTIME, added up over
-    the boots of which the store knows. While the host is off, or in the hours of a boot before its first or after its last
-    agent, nothing ages: segments may be kept longer than a calendar says, never shorter; max_bytes bounds them all the same.
-    """
-
-    max_bytes: float
-    max_age_s: float
-    findings_max_bytes: float = 16 << 20
-    findings_max_age_s: float = 400 * 86400.0
 
 
 class _Writers:
@@ -90,16 +75,24 @@ class _Writers:
 def seal(seq: int, lived: Lived) -> None:
     """Seal ``hot-SEQ.tsl`` of the current directory; the store's clock is moved on to the segment's last tick.
 
+    Nothing where it is gone: a store that grows faster than it is sealed removes its oldest itself (``hot_file.shed``).
     Raises ValueError where its head cannot be read or it holds rows of an unknown table, which would be lost; OSError.
     """
     name, folder = segments.hot_name(seq), segments.sealing_name(seq)
     if not os.path.isdir(segments.sealed_name(seq)):
         os.mkdir(folder, 0o750)
-        _convert(name, folder, lived)
+        try:
+            _convert(name, folder, lived)
+        except FileNotFoundError:
+            if os.path.exists(name):
+                raise
+            shutil.rmtree(folder)
+            return
         _sync(folder)
         os.rename(folder, segments.sealed_name(seq))
         _sync(".")
-    os.unlink(name)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name)
 
 
 def _convert(name: str, folder: str, lived: Lived) -> None:
@@ -168,76 +161,6 @@ def _fsync(path: str, flags: int) -> None:
         os.close(fd)
 
 
-def retain(limits: Retention, lived: Lived) -> None:
-    """Remove the oldest sealed segments of the current directory, beyond these limits at this time of the store's clock.
-
-    First a segment loses its bulk: findings, and the offset history that dates them, stay. What is left goes when it is
-    beyond limits of its own.
-    """
-    fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        listed = segments.listing(fd)
-        sizes = {seq: segments.tree_bytes(fd, segments.sealed_name(seq)) for seq in listed.sealed}
-        total = sum(os.stat(segments.hot_name(s)).st_size for s in segments.hot_files(fd))
-    finally:
-        os.close(fd)
-    thin = [seq for seq in listed.sealed if _head(seq).get("thin")]
-    whole = [seq for seq in listed.sealed if seq not in set(thin)]
-    total += sum(sizes[seq] for seq in whole)
-    for seq in whole:
-        if total <= limits.max_bytes and _age_s(seq, lived) <= limits.max_age_s:
-            break
-        _thin(seq)
-        total -= sizes[seq]
-        thin.append(seq)
-    kept = 0
-    for seq in sorted(filter(_drop_bulk, thin), reverse=True):
-        name = segments.sealed_name(seq)
-        kept += sum(entry.stat().st_size for entry in os.scandir(name))
-        if kept > limits.findings_max_bytes or _age_s(seq, lived) > limits.findings_max_age_s:
-            shutil.rmtree(name)
-
-
-def _head(seq: int) -> dict[str, Any]:
-    """Without tables, and as old as the store, where it is damaged: no reason to keep the others for ever."""
-    try:
-        with open(f"{segments.sealed_name(seq)}/{segments.HEAD}", encoding="utf-8") as file:
-            head = dict(json.load(file))
-        return head | {"tables": dict(head["tables"]), "lived_ns": int(head.get("lived_ns", 0))}
-    except (FileNotFoundError, KeyError, TypeError, ValueError):
-        return {"tables": {}, "lived_ns": 0}
-
-
-def _sealed_ns(seq: int) -> int:
-    """The store's clock when it was sealed; its start where that is not known."""
-    return int(_head(seq)["lived_ns"])
-
-
-def _age_s(seq: int, lived: Lived) -> float:
-    return (lived.lived_ns - _sealed_ns(seq)) / 1e9
-
-
-def _thin(seq: int) -> None:
-    """Mark that of a segment only what is kept long counts. The mark comes first, so that no reader looks for files that are gone."""
-    name, head = segments.sealed_name(seq), _head(seq)
-    head.update(thin=True, tables={t: v for t, v in head["tables"].items() if t in _KEPT_LONG})
-    with open(f"{name}/{segments.HEAD}.tmp", "w", encoding="utf-8") as out:
-        json.dump(head, out)
-    os.rename(f"{name}/{segments.HEAD}.tmp", f"{name}/{segments.HEAD}")
-
-
-def _drop_bulk(seq: int) -> bool:
-    """Remove what a thin segment does not keep, all of it where it holds no finding; whether anything is left."""
-    name = segments.sealed_name(seq)
-    if "finding" not in _head(seq)["tables"]:
-        shutil.rmtree(name)
-        return False
-    for entry in os.listdir(name):
-        if entry != segments.HEAD and entry.removesuffix(".parquet") not in _KEPT_LONG:
-            os.unlink(f"{name}/{entry}")
-    return True
-
-
 def seal_all(below: int, limits: Retention, clock: Callable[[], tuple[str, int]] = running) -> list[str]:
     """Seal every hot segment of the current directory below a sequence number, oldest first; what could not be read, and stays as it is.
 
@@ -251,7 +174,7 @@ def seal_all(below: int, limits: Retention, clock: Callable[[], tuple[str, int]]
         sealed = segments.listing(fd).sealed
     finally:
         os.close(fd)
-    lived = Lived.load() or Lived(lived_ns=max(map(_sealed_ns, sealed), default=0))
+    lived = Lived.load() or Lived(lived_ns=max(map(sealed_ns, sealed), default=0))
     retain(limits, lived)
     unreadable = []
     try:

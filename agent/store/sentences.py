@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agent.batch import Batch
+from agent.common.copies import copied
 from agent.common.sentence import ToWall, pieces, told
 
 
@@ -10,6 +11,6 @@ def in_utc(batch: Batch, to_wall: ToWall) -> Batch:
     """The batch, its rows copied where they have sentences. They fit: the correlator leaves room for the longer instants."""
     if batch.table != "finding":
         return batch
-    rows = batch.rows.copy()
+    rows = copied(batch.rows)
     rows["sentence"] = [told(pieces(row["said"], row["sentence"]), to_wall, utc=True).encode() for row in rows]
     return Batch(batch.table, rows)

@@ -19,7 +19,7 @@ _RETRY_S = 30.0
 class Limits:
     """Sizes and ages of a store. A segment is sealed at rotate_bytes or rotate_s; while the disk refuses writes,
     buffer_bytes of rows wait in memory; sealed segments beyond max_bytes in all or max_age_s are removed, oldest first,
-    all but their findings (see agent/store/seal.py, Retention)."""
+    all but their findings (see agent/store/retention.py)."""
 
     rotate_bytes: int = 32 << 20
     rotate_s: float = 600.0

@@ -14,6 +14,7 @@ from typing import Any
 
 from agent.batch import Batch
 from agent.common import remedy
+from agent.common.copies import copied
 from agent.common.sentence import ToWall, unknown
 from agent.errors import printable
 from agent.log import ERROR, say
@@ -68,7 +69,7 @@ class Writer:
             if (
                 self._begun_s is not None or self._backlog.entries
             ):  # it is busy: what waits must not keep larger arrays alive
-                new = [Batch(b.table, b.rows.copy()) for b in new if isinstance(b, Batch)]
+                new = [Batch(b.table, copied(b.rows)) for b in new if isinstance(b, Batch)]
                 self._backlog.trim(MOST_BYTES)
             self._backlog.hold(new if tick_ns is None else [*new, tick_ns])
             self._ready.notify()

@@ -1,4 +1,4 @@
-"""What programs alone cost a Redis server, to half a percent: ``python -m tests.bench.attached [--seconds N] [--command GET] [--only SIDE]``. As root.
+"""What programs alone cost a Redis server, to half a percent: ``python -m tests.bench.attached [--seconds N] [--command GET] [--over unix] [--only SIDE]``. As root.
 
 redis-benchmark never stops; every 60 ms, in random order, other programs are attached, and the server's own count tells how many requests
 that time had. What a shared machine does meanwhile falls on all alike, which whole runs of some seconds (``redis``) do not achieve. No agent
@@ -19,6 +19,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from agent.config import Config
 from agent.kernel.load import Family, Loaded, load
 from agent.kernel.loader import attach_raw
 from agent.kernel.ring import SharedArray
@@ -68,18 +69,20 @@ def sides(port: int) -> dict[str, Attachable]:
     loaded = load(list(discover().values()))
     families = detached(loaded)
     wire = on_wire(loaded, port)
+    default = {name: family for name, family in families.items() if name != "unix" or Config().unix_sockets}
     SharedArray(families["syscalls"].maps["syscalls_class"], "<u8").values[:] = classes()
     empty = programs(detached(load_empty()))
     out = {"none": [], "two empty programs": empty, "two that read the clock": programs(detached(load_empty(READ_CLOCK))),
-           "all of full": programs(families, timed=True), "all of sampled": programs(families), "limiters in Redis, attached": wire}  # fmt: skip
+           "all of full": programs(default, timed=True), "all of sampled": programs(default), "limiters in Redis, attached": wire}  # fmt: skip
     out |= {f"{name} alone": alone for name, family in families.items() if (alone := programs({name: family}))}
     most = max(map(len, out.values()))
     return {name: attached + [(empty[0][0], _UNUSED)] * (most - len(attached)) for name, attached in out.items()}
 
 
 @contextmanager
-def endless(server: Redis, command: str) -> Iterator[None]:
-    words = ["redis-benchmark", "-p", str(server.port), "-c", "50", "-n", str(10**9), "-t", command.lower(), "-q"]
+def endless(server: Redis, command: str, over: str) -> Iterator[None]:
+    at = ["-s", server.path] if over == "unix" else ["-p", str(server.port)]
+    words = ["redis-benchmark", *at, "-c", "50", "-n", str(10**9), "-t", command.lower(), "-q"]
     client = subprocess.Popen(words, stdout=subprocess.DEVNULL)
     try:
         time.sleep(2)
@@ -128,11 +131,12 @@ def main() -> None:
         __doc__,
         seconds=(300.0, "in all"),
         command=("SET", "of redis-benchmark"),
+        over=("tcp", "or unix: by its Unix socket"),
         only=("", "this side alone, beside none"),
     )
     with (
         redis_server() as server,
-        endless(server, given.command),
+        endless(server, given.command, given.over),
         socket.create_connection(("127.0.0.1", server.port)) as connection,
     ):
         attachable = sides(server.port)
@@ -151,7 +155,7 @@ def main() -> None:
         for under in ("none", "two empty programs"):
             if name != under and (under == "none" or name in ("two that read the clock", "all of full")):
                 report(
-                    f"redis-benchmark {given.command}, {name}: throughput",
+                    f"redis-benchmark {given.command} ({given.over}), {name}: throughput",
                     mean_ratio(found[name], found[under]),
                     under,
                     "-",

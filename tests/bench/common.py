@@ -206,12 +206,15 @@ class Redis:
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             self.port = int(s.getsockname()[1])
+        self.path = f"{directory}/redis.sock"
         command = [
             "redis-server",
             "--port",
             str(self.port),
             "--bind",
             "127.0.0.1",
+            "--unixsocket",
+            f"{directory}/redis.sock",
             "--save",
             "",
             "--appendonly",

@@ -35,8 +35,6 @@ def causes() -> list[Entry]:
 
 _SYMPTOMS = {
     "handshake_latency": "TLS handshakes take longer than usual",
-    "service_latency": "a server's answers take longer than usual",
-    "blocked_time": "a process is held up in system calls",
     "redelivery": "messages are delivered more than once",
     "rebalancing": "a consumer group changes again and again",
     "entries_lost": "entries went before anybody read them",

@@ -37,7 +37,8 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 def tables() -> str:
     from agent.columns import Column
     from agent.common.table import DERIVED, Table
-    from agent.tables import PROC, SOCK, TABLES
+    from agent.tables import TABLES
+    from agent.tables.shared import PROC, SOCK
 
     def rows(columns: Iterable[Column]) -> list[tuple[str, ...]]:
         return [

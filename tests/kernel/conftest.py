@@ -16,6 +16,7 @@ from agent.kernel.sampling import SamplingWindow
 from agent.kernel.source import KernelSource
 from agent.probes import discover
 from agent.probes.tcp import setup as set_up_tcp
+from agent.probes.unix import setup as set_up_unix
 from agent.tables import TABLES
 from tests.kernel.limiter_rig import Watch
 from tests.kernel.local_attach import LocalAttacher
@@ -36,6 +37,8 @@ class Attached:
         self.extra: list[Source] = [self.window]
         if tcp := self.loaded.families.get("tcp"):
             self.extra += set_up_tcp(tcp, self.source, None, None, {"window": self.window})
+        if unix := self.loaded.families.get("unix"):
+            self.extra += set_up_unix(unix, self.source, None, None, {})
         self._rows: dict[str, list[np.ndarray]] = {}
 
     def pump(self) -> None:

@@ -187,3 +187,27 @@ def test_nothing_comes_of_what_is_detached(attach: Attach, program: str, kinds: 
     assert set(rows["kind"]) == kinds
     if kinds == {KILLED}:
         assert set(rows["sender_pid"]) == {NULL_I64}
+
+
+def test_what_the_sender_is_to_the_process(attach: Attach) -> None:
+    attached = attach("process")
+    code = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
+    by: dict[str, int] = {}
+    for name in ("parent", "ancestor", "other"):
+        with subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE) as master:
+            assert master.stdout is not None
+            child = int(master.stdout.readline())
+            if name == "parent":
+                by[name] = master.pid
+                master.kill()
+                master.wait()
+                os.kill(child, signal.SIGKILL)
+                continue
+            by[name] = child
+            if name == "ancestor":
+                os.kill(child, signal.SIGKILL)
+            else:
+                subprocess.run([sys.executable, "-S", "-c", f"import os; os.kill({child}, 9)"], check=True)
+    rows = told(attached, [*by.values()], len(by))
+    names = {int(row["pid"]): _TABLE.by_name["sender_is"].word(int(row["sender_is"])) for row in rows}
+    assert names == {pid: name for name, pid in by.items()}

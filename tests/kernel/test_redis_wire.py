@@ -15,13 +15,17 @@ import pytest
 import redis
 from limits import parse, storage, strategies
 
+from agent.columns import NULL_I64
+from agent.config import Config
 from agent.kernel.load import load, release
 from agent.kernel.source import KernelSource
 from agent.lab.stage.wire import Cable
+from agent.limiters.script_settings import parse as declared
 from agent.limiters.scripted import Limiters
 from agent.probes import discover
 from agent.probes.beside.redis_reader import RedisReader
 from agent.probes.beside.redis_wire import RedisWire
+from agent.service.redis_said import appliers, state
 from agent.tables import TABLES
 from tests.kernel.local_attach import LocalAttacher
 from tests.patience import PATIENCE
@@ -38,10 +42,20 @@ return {1, left - 1}
 GCRA_LIKE = "-- emission_interval\nlocal n = redis.call('INCR', KEYS[1]) redis.call('EXPIRE', KEYS[1], ARGV[3]) if n > tonumber(ARGV[1]) then return {0, 0, '0.5', '1'} end return {1, tonumber(ARGV[1]) - n, '-1', '1'}"  # fmt: skip
 
 
+#: Counters and sets of times whose limits are in the programs below.
+OWN: dict[str, object] = {
+    "logins": {"command": "INCR", "key": "login:", "limit": 5},
+    "django": {"command": "INCR", "key": ":1:rl:", "limit": 5},
+    "throttle": {"command": "SET", "key": ":1:throttle_", "allowed": "1 == 1"},
+    "posts": {"command": "ZCARD", "key": "posts:", "allowed": "reply < 5", "limit": 5, "window_s": 60},
+    "mails": {"command": "ZCARD", "key": "mails:", "allowed": "reply <= 5", "limit": 5, "window_s": 60},
+}
+
+
 class Rig:
     """The family, attached by itself or when asked."""
 
-    def __init__(self, mode: str, ports: set[int], per_s: int = 20_000) -> None:
+    def __init__(self, mode: str, ports: set[int], per_s: int = 20_000, own: dict[str, object] | None = None) -> None:
         known = discover()
         self.loaded = load([known[name] for name in ("tcp", "redis")])
         for family in self.loaded.families.values():
@@ -56,6 +70,7 @@ class Rig:
             mode=mode,
             per_s=per_s,
             find_ports=lambda _: frozenset(ports),
+            own=declared(own or {}),
         )  # type: ignore[arg-type]
         self.rows: list[np.ndarray] = []
         self.pump()
@@ -109,7 +124,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redis]:
 
 @pytest.fixture(scope="module")
 def rig(server: Redis) -> Iterator[Rig]:
-    one = Rig("on", {server.port})
+    one = Rig("on", {server.port}, own=OWN)
     yield one
     one.close()
 
@@ -185,6 +200,72 @@ def test_a_script_of_ones_own_by_redis_cli_and_cl_throttle(rig: Rig, server: Red
     own = [key for key in counts if key[0].startswith("redis script ")]
     assert sorted((result, counts[name, result]) for name, result in own) == [("allowed", 3), ("refused", 2)]
     assert set(rows["comm"].tolist()) == {b"redis-cli"}
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_cl_throttle_pipelined_and_in_a_transaction_by_the_programs_own_log(
+    rig: Rig, server: Redis, protocol: int
+) -> None:
+    client = redis.Redis(port=server.port, protocol=protocol)
+    replies: list[list[int]] = []
+
+    def asks() -> None:
+        replies.append(client.execute_command("CL.THROTTLE", f"u{protocol}", 6, 1, 3600))
+        for transaction in (False, True):
+            many = client.pipeline(transaction=transaction)
+            for _ in range(5):
+                many.execute_command("CL.THROTTLE", f"u{protocol}", 6, 1, 3600, 1)
+            replies.extend(many.execute())
+
+    rows = rig.during(asks)
+    rows = rows[rows["library"] == b"redis-cell"]
+    assert [_RESULTS[code] for code in rows["result"]] == [("allowed", "refused")[reply[0]] for reply in replies]
+    assert [reply[0] for reply in replies] == [0] * 7 + [1] * 4
+    for name, at in (("burst", 1), ("remaining", 2)):
+        assert rows[name].tolist() == [reply[at] for reply in replies]
+    assert rows["wait_ns"].tolist() == [max(reply[3], 0) * 10**9 for reply in replies] and replies[-1][3] > 0
+    assert set(rows["window_ns"].tolist()) == {3600 * 10**9}
+
+
+def test_declared_counters_and_sets_by_the_programs_own_log(rig: Rig, server: Redis) -> None:
+    client = redis.Redis(port=server.port)
+    log: collections.Counter[tuple[str, str]] = collections.Counter()
+
+    def login(user: str) -> bool:
+        count = client.incr(f"login:{user}")
+        if count == 1:
+            client.expire(f"login:{user}", 60, nx=True)
+        return count <= 5
+
+    def django(user: str) -> bool:
+        if client.set(f":1:rl:{user}", 1, ex=65, nx=True):
+            return True
+        return client.incr(f":1:rl:{user}") <= 5
+
+    def post(user: str) -> bool:
+        client.zremrangebyscore(f"posts:{user}", 0, time.time() - 60)
+        if client.zcard(f"posts:{user}") >= 5:
+            return False
+        client.zadd(f"posts:{user}", {str(time.time_ns()): time.time()})
+        return True
+
+    def mail(user: str) -> bool:
+        with client.pipeline(transaction=True) as many:
+            many.zremrangebyscore(f"mails:{user}", 0, time.time() - 60)
+            many.zadd(f"mails:{user}", {str(time.time_ns()): time.time()})
+            many.zcard(f"mails:{user}")
+            many.expire(f"mails:{user}", 60)
+            return many.execute()[2] <= 5
+
+    def asks() -> None:
+        for name, ask in (("logins", login), ("django", django), ("posts", post), ("mails", mail)):
+            for user in ("anna", "bert"):
+                for _ in range(7):
+                    log[name, "allowed" if ask(user) else "refused"] += 1
+
+    rows = rig.during(asks)
+    assert told(rows) == log and [count for (_, result), count in log.items() if result == "refused"] == [4] * 4
+    assert set(rows["window_ns"].tolist()) == {60 * 10**9, 65 * 10**9, NULL_I64}
 
 
 def test_windows_of_plain_commands_and_functions(rig: Rig, server: Redis) -> None:
@@ -289,6 +370,27 @@ def test_auto_attaches_when_a_limiter_is_used_and_the_budget_is_told(server: Red
         rig.close()
 
 
+def test_new_settings_count_at_once_and_it_says_whether_it_reads_and_why(server: Redis) -> None:
+    rig = Rig("auto", {server.port})
+    try:
+        assert rig.wire.state()["state"] in ("looking", "waiting")
+        assert "no limiter in Redis is seen at work" in str(rig.wire.state()["why"])
+        rig.wire.use(Config(redis_limiters="off"))
+        rig.pump()
+        assert (rig.wire.state()["state"], rig.wire.state()["why"]) == ("off", "redis_limiters is off")
+        assert not rig.wire.attached
+        client = redis.Redis(port=server.port)
+        assert len(rig.during(lambda: [client.eval(BUCKET, 1, "k", 5) for _ in range(5)] and None)) == 0
+        appliers([rig.kernel, rig.wire])["redis_limiters"](Config(redis_limiters="on"))
+        rig.pump()
+        assert rig.wire.state()["state"] == "on" and rig.wire.attached
+        assert len(rig.during(lambda: [client.eval(BUCKET, 1, "k", 5) for _ in range(7)] and None)) == 7
+    finally:
+        rig.close()
+    assert appliers([rig.kernel]) == {}
+    assert state([], rig.loaded, Config(redis_limiters="off"))["why"].startswith("redis_limiters was off when")
+
+
 def test_nothing_comes_when_detached(server: Redis) -> None:
     rig = Rig("on", {server.port})
     try:
@@ -299,3 +401,24 @@ def test_nothing_comes_when_detached(server: Redis) -> None:
         assert not rig.records
     finally:
         rig.close()
+
+
+def test_connections_with_tls_are_told_of(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=localhost", "-keyout", str(key), "-out", str(certificate)]  # fmt: skip
+    subprocess.run(make, check=True, stderr=subprocess.DEVNULL)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = {"port": port, "cert-file": certificate, "key-file": key, "auth-clients": "no", "ca-cert-file": certificate}  # fmt: skip
+    server = Redis(tmp_path, *(word for name, value in options.items() for word in (f"--tls-{name}", str(value))))
+    rig = Rig("on", {port})
+    try:
+        client = redis.Redis(port=port, ssl=True, ssl_cert_reqs="none")
+        rows = rig.during(lambda: [client.eval(BUCKET, 1, "k", 5) for _ in range(5)] and None)
+        assert not len(rows) and rig.wire.state()["segments_in_tls"] >= 5  # type: ignore[operator]
+        assert "with TLS" in rig.loaded.families["redis"].reason
+    finally:
+        rig.close()
+        server.process.kill()
+        server.process.wait()

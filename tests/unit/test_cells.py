@@ -22,7 +22,8 @@ from agent.cli.main import cli
 from agent.columns import NULL_I64
 from agent.store import cells
 from agent.store.lived import Lived
-from agent.store.seal import Retention, retain, seal_all
+from agent.store.retention import Retention, retain
+from agent.store.seal import seal_all
 from agent.store.sources import opened
 from tests.unit.test_query import write
 

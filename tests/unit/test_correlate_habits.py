@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 
@@ -107,3 +109,14 @@ def test_stalls_of_no_known_cause_hide_none_that_follows() -> None:
     found = latest(run(host, until, every_ms=500))
     assert [f["cause"] for f in found] == ["unknown"] * len(times) + ["process_stopped"]
     assert found[-1]["start_ns"] <= T0 + 440 * S + 60 * MS  # type: ignore[operator]
+
+
+def test_all_that_it_keeps_is_bounded_and_no_episode_is_held_for_long() -> None:
+    habits, kept = Habits(), list[weakref.ref[Episode]]()
+    for second in range(0, 40_000, 4):
+        one = episode(second, key=f"q{second % 1000}")
+        habits.has(one, f"cause{second % 37}", second)
+        kept.append(weakref.ref(one))
+    del one
+    assert sum(map(len, habits._runs.values())) <= 8192
+    assert sum(ref() is not None for ref in kept) < 30

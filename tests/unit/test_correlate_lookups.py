@@ -116,3 +116,24 @@ def test_who_always_waits_long_for_some_names_is_used_to_it() -> None:
     lookups(out, np.arange(0, UNTIL, 0.5))
     lookups(out, np.arange(1, UNTIL, 1.3), name=b"far.test", ms=900)
     assert latest(run(out, UNTIL)) == []
+
+
+def test_who_had_no_answer_for_long_has_nothing_to_be_compared_with() -> None:
+    out = Host()
+    lookups(out, np.array([0.5]))
+    lookups(out, np.arange(2, 160, 4), "nxdomain")
+    lookups(out, np.arange(160.2, 170, 0.5), ms=900)
+    found = latest(run(out, 180))
+    assert not any(one["symptom"] == "lookup_latency" for one in found), [str(one["sentence"]) for one in found]
+
+
+@pytest.mark.parametrize(("server", "told"), [("10.0.0.53", True), ("127.0.0.53", False)])
+def test_at_an_address_of_loopback_others_may_ask_another_server(server: str, told: bool) -> None:
+    out, to = Host(), peer(server, 53)
+    times = np.arange(0, UNTIL, 0.5)
+    lookups(out, times[(times < 30) | (times > 38)], to=to)
+    lookups(out, 30 + np.arange(1, 5) * 2.0, ms=2_000, to=to)
+    lookups(out, np.arange(0, UNTIL, 0.25) + 0.1, name=b"cache.test", pid=PID + 1, to=to)
+    (one,) = latest(run(out, UNTIL))
+    assert one["symptom"] == "lookup_latency"
+    assert ("other names" in str(one["sentence"])) is told

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 
+from agent.columns import NULL_I64
+from agent.common.address import UNIX
 from tests.unit.correlate_scenarios import MS, START, T0, UNTIL, Host, S, code, latest, peer, run
 from tests.unit.test_correlate_answers import PORT, SHOP_PID, answers, served
 
@@ -194,3 +198,60 @@ def test_of_several_that_serve_a_port_the_late_one_is_meant() -> None:
     listens(host, CACHE_PID + 10, 6379, b"redis-server")
     one = of_shop(host)
     assert "redis-server (pid 1801) at 127.0.0.1:6379 did not answer for 3 s" in str(one["sentence"])
+
+
+def test_a_peer_that_is_reached_by_a_unix_socket() -> None:
+    """An epoll front, a server behind a Unix socket that is stopped: the front is the victim, and the socket is called by its path."""
+    app, app_pid = UNIX + b"fastcgi!" + struct.pack("<H", 40001), 1901
+    host = Host()
+    own = {
+        "pid": app_pid,
+        "tid": app_pid,
+        "comm": b"php-fpm",
+        "sport": 40001,
+        "netns": NULL_I64,
+        "saddr": np.frombuffer(app[:16], "V16"),
+    }
+    slow(host, WEB_PID, 80, b"nginx")
+    answers(host, 0, 30, ms=8, sum_ns=320 * MS, n=5, **own)
+    for second in (30, 31, 32):
+        served(
+            host,
+            second,
+            requests=0,
+            waiting=2,
+            max_ns=(second - 29) * 990 * MS,
+            max_from_ns=BEGUN,
+            sum_ns=0,
+            p50_ns=0,
+            p90_ns=0,
+            **own,
+        )
+    answers(host, 33, UNTIL, ms=8, sum_ns=320 * MS, n=6, **own)
+    t = T0 + np.arange(UNTIL) * S + 990 * MS
+    host.add("unix_peer", len(t), t_ns=t, pid=WEB_PID, proc_start_ns=START, comm=b"nginx", peer=np.frombuffer(app, "V18"), path=b"/run/php/fpm\x1b.sock",
+             interval_ns=S, server_pid=app_pid, server_start_ns=START, server_comm=b"php-fpm", requests=40)  # fmt: skip
+    for at, kind in ((30.0, "stopped"), (33.0, "continued")):
+        host.add("process_event", 1, t_ns=T0 + int(at * S), pid=app_pid, tid=app_pid, proc_start_ns=START, comm=b"php-fpm",
+                 kind=code("process_event", "kind", kind), signal=19, sender_pid=77, sender_comm=b"kill")  # fmt: skip
+    (one,) = told(host)
+    assert (one["symptom"], one["cause"], one["culprit_pid"]) == ("service_latency", "process_stopped", app_pid)
+    assert "Nginx pid 1803 on port 80" in str(one["sentence"])
+    assert "php-fpm pid 1901 on unix:/run/php/fpm\\x1b.sock" in str(one["sentence"])
+
+
+def test_a_slow_server_behind_a_unix_socket_is_named_with_its_path() -> None:
+    app, app_pid = UNIX + b"uwsgi..." + struct.pack("<H", 40003), 1902
+    host = Host()
+    own = {"pid": app_pid, "comm": b"uwsgi", "netns": NULL_I64, "saddr": np.frombuffer(app[:16], "V16")}
+    slow(host, WEB_PID, 80, b"nginx")
+    slow(host, app_pid, 40003, b"uwsgi")
+    for batch in host.made:
+        if batch.table == "service_latency" and batch.rows["pid"][0] == app_pid:
+            batch.rows["netns"], batch.rows["saddr"] = own["netns"], own["saddr"]
+    t = T0 + np.arange(UNTIL) * S + 990 * MS
+    host.add("unix_peer", len(t), t_ns=t, pid=WEB_PID, proc_start_ns=START, comm=b"nginx", peer=np.frombuffer(app, "V18"), path=b"/run/app.sock",
+             interval_ns=S, server_pid=app_pid, server_start_ns=START, server_comm=b"uwsgi", requests=40)  # fmt: skip
+    one = next(one for one in told(host) if "port 80 " in str(one["sentence"]))
+    assert one["cause"] == "broker_slow"
+    assert "uwsgi (pid 1902) at unix:/run/app.sock did not answer for 3 s" in str(one["sentence"])

@@ -14,7 +14,7 @@ from agent.errors import AgentError
 from agent.posix.directories import prepare
 from agent.store import seal
 from agent.store.hot import HotStore
-from agent.store.seal import Retention
+from agent.store.retention import Retention
 
 OLD, NEW = 54_321, 54_322
 BOOT = "0f0f0f0f-0000-4000-8000-000000000001"

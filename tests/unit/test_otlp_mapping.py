@@ -13,12 +13,14 @@ import pytest
 
 from agent.errors import AgentError
 from agent.limiters.decision import Malformed, use_salt
+from agent.receiver.header_blocks import HeaderBlocks
 from agent.receiver.mapping import MEANING, NAMES
+from agent.receiver.reading import records
 from agent.receiver.settings import ReceiverConfig
 from agent.receiver.taking import MOST_BYTES, RequestRefused, unpacked
 from agent.receiver.wire import TABLE
 from tests.unit.adapters import hashed
-from tests.unit.otlp_pieces import BOOT, SPAN, TRACE, as_json, fuzz, logs, read, spans
+from tests.unit.otlp_pieces import BOOT, SPAN, TRACE, as_json, fuzz, logs, mapper, read, spans
 
 
 @pytest.fixture(autouse=True)
@@ -158,3 +160,39 @@ def test_the_attributes_of_the_documents_are_those_that_are_taken() -> None:
     part = text.partition("## Limiters that tell OpenTelemetry")[2].partition("\n## ")[0]
     told = {f"{name}.{ending}" for name in NAMES for ending in re.findall(r"`\*\.([\w.]+)`", part)}
     assert told | {name for name in MEANING if name.startswith("tickscope.")} == set(MEANING)
+
+
+@pytest.mark.parametrize("share", [0, -1, 0.0, -0.5, 1e-300, 5e-324, 1.0000001, 2, float("nan"), float("inf"), 1 << 62, True, "often"])  # fmt: skip
+def test_a_sample_rate_that_is_no_share_is_left_out_and_counted(share: Any) -> None:
+    (record,) = (r for r in records("traces", spans({"rate_limiting.result": "allowed", "tickscope.sample_rate": share}), False) if r)  # fmt: skip
+    taken = mapper()
+    values = taken.decision(record)
+    assert values is not None
+    assert values["sample_rate"] is None
+    assert taken.no_share == 1
+
+
+@pytest.mark.parametrize("share", [1, 1.0, 0.25, 1e-6])
+def test_a_sample_rate_that_is_one_stays(share: float) -> None:
+    assert one({"rate_limiting.result": "allowed", "tickscope.sample_rate": share})["sample_rate"] == share
+
+
+def test_of_many_pieces_of_gzip_a_few_are_taken() -> None:
+    assert unpacked(gzip.compress(b"ab") * 16) == b"ab" * 16
+    with pytest.raises(RequestRefused, match="pieces of gzip"):
+        unpacked(gzip.compress(b"") * 80_000)
+
+
+@pytest.mark.parametrize("cut", [1, 7, 4096])
+def test_a_block_of_headers_that_never_ends_is_seen_however_it_comes(cut: int) -> None:
+    def frame(kind: int, flags: int, size: int) -> bytes:
+        return size.to_bytes(3, "big") + bytes([kind, flags, 0, 0, 0, 1]) + bytes(size)
+
+    def fit(data: bytes) -> bool:
+        blocks = HeaderBlocks()
+        return all(blocks.fit(data[at : at + cut]) for at in range(0, len(data), cut))
+
+    assert fit((frame(1, 4, 300) + frame(0, 0, 5000)) * 50)
+    assert fit((frame(1, 0, 3000) + frame(9, 4, 3000)) * 20)
+    assert not fit(frame(1, 0, 300) + frame(9, 0, 1000) * 70)
+    assert not fit(frame(1, 0, 300) + frame(9, 0, 0) * 7500)

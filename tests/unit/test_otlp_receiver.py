@@ -33,12 +33,14 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+from agent.posix.restarts import IN_A_ROW
 from agent.receiver.people import People
 from agent.receiver.process import OtlpReceiver
 from agent.receiver.settings import ReceiverConfig
 from agent.receiver.taking import MOST_BYTES
 from agent.receiver.wire import CONNECTIONS, TABLE
 from tests.patience import PATIENCE
+from tests.unit import otlp_attacks
 from tests.unit.adapters import hashed
 from tests.unit.otlp_pieces import BOOT, as_json, logs, spans
 
@@ -304,16 +306,113 @@ def test_another_users_flood_keeps_nobody_out(kept: Kept) -> None:
     assert kept.source.state()["connections"] <= CONNECTIONS
 
 
+@pytest.mark.parametrize("signal_", [otlp_attacks.HTTP, otlp_attacks.GRPC], ids=["http", "grpc"])
+def test_attacks_of_another_user_keep_nobody_out(kept: Kept, signal_: Any) -> None:
+    kept.until(lambda: not kept.source.failures() and kept.source.processes())
+    before = kept.source.processes()
+    names = [kind.__name__ for kind in signal_]
+    with subprocess.Popen([sys.executable, "-m", "tests.unit.otlp_attacks", str(kept.http), str(kept.grpc), *names], user=65534, group=65534,
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as attack:  # fmt: skip
+        try:
+            assert attack.stdout is not None
+            os.set_blocking(attack.stdout.fileno(), False)
+            kept.until(attack.stdout.read)
+            for _ in range(2):
+                assert kept.post("/v1/traces", spans({**REFUSED, "rate_limiting.limiter.id": "honest"}), PROTOBUF)[0] == 200  # fmt: skip
+                assert export(kept, spans({**REFUSED, "rate_limiting.limiter.id": "honest"})) is None
+            kept.until(lambda: int((kept.rows["limiter_id"] == b"honest").sum()) == 4)
+        finally:
+            attack.kill()
+    assert kept.source.processes() == before
+
+
+def test_a_body_in_very_many_pieces_is_refused(kept: Kept) -> None:
+    with socket.create_connection(("127.0.0.1", kept.http)) as client:
+        client.sendall(b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 5000)  # fmt: skip
+        client.setblocking(False)
+        kept.until(lambda: readable(client))
+        assert b"413" in client.recv(65536)
+
+
 def test_a_process_that_ended_is_started_again_and_its_counts_stay(kept: Kept) -> None:
-    kept.counted("decisions", 1)
-    before, (child,) = kept.source.counts(), kept.source.processes()
+    assert kept.post("/v1/traces", spans(REFUSED), PROTOBUF)[0] == 200
+    (child,) = kept.source.processes()
     os.kill(child["pid"], signal.SIGKILL)
     kept.until(lambda: "is started again" in kept.source.failures().get(kept.source.name, ""))
+    before = kept.source.counts()  # all that it had done, also what it had not told any more
+    assert before["decisions"] >= 1
     kept.until(lambda: not kept.source.failures() and kept.listens())
+    assert kept.source.counts()["decisions"] >= before["decisions"]
     assert kept.post("/v1/traces", spans(REFUSED), PROTOBUF)[0] == 200
-    kept.until(lambda: kept.source.counts()["decisions"] > before["decisions"])
-    assert kept.source.counts()["requests"] > before["requests"]
+    for name in ("requests", "decisions"):
+        kept.counted(name, before[name] + 1)
     assert [row["probe"] for rows in kept.batches["probe_status"] for row in rows][:1] == [b"otlp receiver"]
+
+
+#: As another user: has a port as soon as it can be had.
+THIEF = """
+import socket, sys
+print("tries", flush=True)
+while True:
+    for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+        s = socket.socket()
+        s.setsockopt(socket.SOL_SOCKET, option, 1)
+        try:
+            s.bind(("127.0.0.1", int(sys.argv[1]))); s.listen(); print("got it", flush=True); sys.stdin.read()
+        except OSError:
+            s.close()
+"""
+
+
+def test_nobody_has_its_ports_while_it_is_started_again(kept: Kept) -> None:
+    ports = [str(kept.http), str(kept.grpc)]
+    thieves = [subprocess.Popen([sys.executable, "-c", THIEF, port], user=65534, group=65534, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for port in ports]  # fmt: skip
+    try:
+        assert [one.stdout and one.stdout.readline() for one in thieves] == [b"tries\n"] * 2
+        (child,) = kept.source.processes()
+        os.kill(child["pid"], signal.SIGKILL)
+        kept.until(kept.source.failures)
+        assert kept.post("/v1/traces", spans(REFUSED), PROTOBUF)[0] == 200  # it waits, and is taken by the next one
+        assert export(kept, spans(REFUSED)) is None
+        kept.until(lambda: len(kept.rows) == 2)
+    finally:
+        for one in thieves:
+            one.kill()
+    assert [one.communicate()[0] for one in thieves] == [b""] * 2
+
+
+def test_what_it_did_in_its_last_moment_is_told_and_counted(kept: Kept) -> None:
+    kept.until(lambda: not kept.source.failures() and kept.source.processes())
+    settled = time.monotonic() + 0.6  # what tests before did is told
+    kept.until(lambda: time.monotonic() > settled)
+    before = kept.source.counts()
+    connection = http.client.HTTPConnection("127.0.0.1", kept.http, timeout=30 * PATIENCE)
+    kept.post("/v1/traces", spans(REFUSED), PROTOBUF)
+    (child,) = kept.source.processes()
+    for _ in range(200):  # more messages than the agent takes at once
+        connection.request("POST", "/v1/logs", logs({**REFUSED, "rate_limiting.limiter.id": "last"}, at_ns=time.time_ns()), PROTOBUF)  # fmt: skip
+        assert connection.getresponse().read() == b""
+        if not _ % 20:
+            kept.read()
+    os.kill(child["pid"], signal.SIGKILL)
+    kept.until(lambda: "is started again" in kept.source.failures().get(kept.source.name, ""))
+    assert int((kept.rows["limiter_id"] == b"last").sum()) == 200
+    after = kept.source.counts()
+    assert (after["requests"] - before["requests"], after["decisions"] - before["decisions"]) == (201, 201)
+    kept.until(lambda: not kept.source.failures())
+
+
+def test_who_sends_is_refused_once_it_is_given_up(tmp_path: Path) -> None:
+    one = Kept(tmp_path)
+    try:
+        for _ in range(IN_A_ROW):
+            one.source.restarts.ended(time.monotonic(), "test")
+        (child,) = one.source.processes()
+        os.kill(child["pid"], signal.SIGKILL)
+        one.until(lambda: one.source.restarts.given_up and not one.listens())
+        assert "is gone" in one.source.failures()[one.source.name]
+    finally:
+        one.close()
 
 
 def test_an_address_that_is_taken_is_told_and_tried_again(tmp_path: Path) -> None:

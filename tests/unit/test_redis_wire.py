@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent.columns import NULL_I64
 from agent.errors import AgentError
 from agent.limiters.decision import hashed
 from agent.limiters.script import RedisCall
@@ -189,6 +190,47 @@ def test_counters_that_expire() -> None:
     assert set(rows["library"].tolist()) == {b"hits"} and rows["limit_per_s"][-1] == pytest.approx(0.3)
 
 
+def test_a_counter_that_is_made_with_its_end() -> None:
+    def play(reader: RedisReader) -> np.ndarray:
+        played = Played()
+        for key, made in (("login:a", b"+OK"), ("login:a", b"$-1"), ("login:b", b"+OK")):
+            played.send(request("SET", key, 1, "EX", 65, "NX"))
+            played.send(made + b"\r\n", reply=True)
+            if made == b"$-1":
+                for n in (2, 3, 4):
+                    played.send(request("INCRBY", key, 1))
+                    played.send(b":%d\r\n" % n, reply=True)
+        played.send(request("SET", "lock:a", "9f2c", "NX", "PX", 100))
+        played.send(b"+OK\r\n", reply=True)
+        return played.rows(reader)
+
+    rows = play(RedisReader(Limiters()))
+    assert results(rows) == ["?"] * 5 and set(rows["window_ns"].tolist()) == {65_000_000_000}
+    assert set(rows["library"].tolist()) == {b"redis incrby"}
+    rows = play(RedisReader(Limiters(parse({"logins": {"command": "INCR", "key": "login:", "limit": 3}}))))
+    assert results(rows) == ["allowed"] * 3 + ["refused", "allowed"] and set(rows["library"].tolist()) == {b"logins"}
+    assert rows["limit_per_s"][1:].tolist() == pytest.approx([3 / 65] * 4)
+
+
+@pytest.mark.parametrize("end", ["EXPIREAT", "PEXPIREAT"])
+def test_a_counter_that_ends_at_an_instant_has_no_known_window(end: str) -> None:
+    played = Played()
+    played.send(request("INCR", "w:1") + request(end, "w:1", 1_900_000_000))
+    played.send(b":1\r\n:1\r\n", reply=True)
+    rows = played.rows()
+    assert results(rows) == ["?"] and rows["window_ns"].tolist() == [NULL_I64]
+
+
+def test_a_declared_sorted_set_by_how_many_there_were() -> None:
+    played = Played()
+    for count in (9, 10):
+        played.send(request("ZCARD", "posts:u"))
+        played.send(b":%d\r\n" % count, reply=True)
+    own = parse({"posts": {"command": "ZCARD", "key": "posts:", "allowed": "reply < 10", "limit": 10, "window_s": 60}})
+    assert results(played.rows(RedisReader(Limiters(own)))) == ["allowed", "refused"]
+    assert len(played.rows()) == 0  # nothing that makes it one, and nobody says so
+
+
 def test_a_sorted_set_of_times() -> None:
     played = Played()
     for count in (4, 5):
@@ -283,3 +325,52 @@ def test_no_text_takes_long_to_look_through(text: bytes) -> None:
 def test_what_is_no_number_is_none(reply: bytes) -> None:
     assert not redis_guess.counts(reply)
     assert "result" not in redis_guess.guessed(RedisCall("EVALSHA", "f" * 40, [b"rate:k"], [], reply))
+
+
+def _asked(*requests: tuple[bytes, bytes]) -> np.ndarray:
+    played = Played()
+    for asked, reply in requests:
+        played.send(asked)
+        played.send(reply, reply=True)
+    return played.rows(RedisReader(Limiters()))
+
+
+def test_a_lock_is_no_counter_and_changes_none() -> None:
+    lock = [
+        (request("SET", "app:lock:1", 1, "EX", 30, "NX"), b"+OK\r\n"),
+        (request("EXPIRE", "app:lock:1", 30), b":1\r\n"),
+    ]
+    times = [(request("SET", f"app:lock:{i}", 1_700_000_000 + i, "NX", "EX", 3600), b"+OK\r\n") for i in range(3)]
+    visits = [(request("INCR", "app:stats:visits"), b":%d\r\n" % i) for i in (1000, 1001)]
+    assert not len(_asked(*lock, *lock, *visits))
+    counter = [(request("INCR", "app:rl:ip"), b":1\r\n"), (request("EXPIRE", "app:rl:ip", 60), b":1\r\n")]
+    rows = _asked(*counter, *times, (request("INCR", "app:rl:ip"), b":2\r\n"))
+    assert rows["window_ns"].tolist() == [60 * 10**9] * 2 and set(rows["limiter_id"].tolist()) == {
+        rows["limiter_id"][0]
+    }
+
+
+def test_a_counter_made_by_set_is_one_with_what_counts_it() -> None:
+    made = [(request("SET", f"login:{who}", 1, "EX", 60, "NX"), b"+OK\r\n") for who in "ab"]
+    counted = [(request("INCR", f"login:{who}"), b":2\r\n") for who in "ab"]
+    rows = _asked(made[0], counted[0], made[1], counted[1])
+    assert len(rows) == 4 and len(set(rows["limiter_id"].tolist())) == 1
+
+
+@pytest.mark.parametrize("asked", [b"*3\r\n$6\r\nEXPIRE\r\n$1\r\nk\r\n$-1\r\n", b"*3\r\n$4\r\nEVAL\r\n$-1\r\n$1\r\n0\r\n", b"*2\r\n$6\r\nCLIENT\r\n$-1\r\n"])  # fmt: skip
+def test_a_request_with_nothing_for_a_word_is_none(asked: bytes) -> None:
+    assert not len(_asked((asked, b"-ERR Protocol error: invalid bulk length\r\n")))
+
+
+def test_what_is_declared_of_incr_is_not_of_a_sum_of_bytes() -> None:
+    played = Played()
+    for asked, reply in (("api:u", 1), 3), (("api:bytes:u", 5000), 90_000):
+        played.send(request("INCRBY", *asked))
+        played.send(b":%d\r\n" % reply, reply=True)
+    own = parse({"api": {"command": "INCR", "key": "api:", "limit": 5}})
+    rows = played.rows(RedisReader(Limiters(own)))
+    assert results(rows[rows["library"] == b"api"]) == ["allowed"]
+
+
+def test_a_limit_that_is_worked_out_is_no_comparison() -> None:
+    parse({"a": {"command": "INCR", "key": "x:", "limit": "arg.0 * 2"}})

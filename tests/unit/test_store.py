@@ -322,7 +322,7 @@ WIDGETS = Table("widgets", "what a probe of somebody's counts", (T_NS, i64("made
 
 
 def hold_widgets(path: Path) -> None:
-    """A closed segment of rows of a table that agent/tables.py has not, and others'."""
+    """A closed segment of rows of a table that agent/tables/ has not, and others'."""
     encoder = frames.Encoder({"widgets": WIDGETS, "tcp_reset": TABLES["tcp_reset"]})
     pieces, _ = encoder.batches([make("tcp_reset", 3, t_ns=5), Batch("widgets", WIDGETS.empty(7))])
     head = frames.Head(BOOT, "host-a", "1", 1, 0)
@@ -342,28 +342,6 @@ def test_a_segment_with_rows_of_an_unknown_table_is_kept_and_the_others_are_seal
     assert (tmp_path / segments.hot_name(1)).read_bytes() == before
     assert (tmp_path / segments.sealed_name(2)).is_dir()
     assert ask(tmp_path, "SELECT count(*) FROM tcp_reset", "tcp_reset") == [(5,)]
-
-
-FAMILY = """
-from agent.columns import i64
-from agent.kernel.probe import Probe
-from agent.common.table import T_NS, Table
-PROBE = Probe("widgets", (), tables=(Table("widgets", "what a probe of somebody's counts", (T_NS, i64("made", "widgets"))),))
-"""
-
-
-def test_rows_of_a_table_that_a_family_brings_are_sealed(tmp_path: Path) -> None:
-    families, store = tmp_path / "families", tmp_path / "store"
-    families.mkdir()
-    store.mkdir()
-    (families / "widgets.py").write_text(FAMILY)
-    hold_widgets(store)
-    code = f"import agent.probes; agent.probes.__path__.append({str(families)!r}); from agent.store.seal import main; main()"
-    argv = [sys.executable, "-c", code, "--below", "2", "--max-bytes", "1e9", "--max-age-s", "1e9"]
-    done = subprocess.run(argv, cwd=store, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "\n")
-    head = json.loads((store / segments.sealed_name(1) / segments.HEAD).read_text())
-    assert {table: seen["rows"] for table, seen in head["tables"].items()} == {"tcp_reset": 3, "widgets": 7}
 
 
 def test_retention_removes_the_oldest_by_size_and_by_age(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from agent.batch import make
 from agent.store import seal, segments
 from agent.store.frames import Encoder, Head
 from agent.store.lived import NAME, Lived
-from agent.store.seal import Retention, seal_all
+from agent.store.retention import Retention
+from agent.store.seal import seal_all
 
 HOUR = 3600 * 10**9
 DAY = 24 * HOUR
@@ -155,3 +156,33 @@ def test_while_sealing_fails_age_still_makes_room(host: Host, monkeypatch: pytes
             host.seal()
     assert not Path(segments.sealed_name(1)).exists()
     assert Path(segments.hot_name(2)).exists()
+
+
+def test_a_segment_that_the_store_removed_while_others_were_sealed_is_nothing_to_seal(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        host.segment(HOUR)
+    whole = seal.seal
+
+    def meanwhile(seq: int, lived: Lived) -> None:
+        whole(seq, lived)
+        Path(segments.hot_name(2)).unlink(missing_ok=True)
+
+    monkeypatch.setattr(seal, "seal", meanwhile)
+    assert host.seal() == [1, 3]
+    assert not list(Path().glob("*.tsl")) and not list(Path().glob("sealing-*"))
+
+
+def test_a_segment_that_the_store_removes_while_it_is_sealed_is_sealed(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.segment(HOUR)
+    reach = Lived.reach
+
+    def meanwhile(lived: Lived, boot_id: str, from_ns: int, to_ns: int) -> None:
+        Path(segments.hot_name(1)).unlink(missing_ok=True)
+        reach(lived, boot_id, from_ns, to_ns)
+
+    monkeypatch.setattr(Lived, "reach", meanwhile)
+    assert host.seal() == [1]

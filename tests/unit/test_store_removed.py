@@ -16,7 +16,8 @@ from agent.columns import NULL_I64
 from agent.store import removed, segments
 from agent.store.frames import Encoder, Head
 from agent.store.query import Session
-from agent.store.seal import Retention, seal_all
+from agent.store.retention import Retention
+from agent.store.seal import seal_all
 
 SECOND = 10**9
 WALL = 1_700_000_000 * SECOND

@@ -9,6 +9,7 @@ import numpy as np
 
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Culprit, Episode, Verdict, item
+from agent.correlate.local import is_loopback
 from agent.correlate.lookups import SLOW_NS
 from agent.correlate.resolvers import READS, RESULT, NamesAsked, asked, failed
 from agent.correlate.starved import READS as CPUS
@@ -102,14 +103,16 @@ def slow(episode: Episode, view: View) -> Iterator[Verdict]:
     """Lookups took long, with nothing else to suffer from it. What else was resolved meanwhile tells whether all names are slow there."""
     everybody = view.during("dns_lookup", episode)
     everybody = everybody[everybody["result"] == _OK]
-    rows = view.own(everybody, episode)
-    rows = rows[rows["duration_ns"] >= SLOW_NS]
+    own = view.own(everybody, episode)
+    rows = own[own["duration_ns"] >= SLOW_NS]
     if not len(rows):
         return
     top = rows[int(np.argmax(rows["duration_ns"]))]
     rows = rows[(rows["peer"] == top["peer"]) | (rows["peer"] == NO_PEER[0])]
     raw = top["peer"].tobytes() if top["peer"] != NO_PEER[0] else cast(bytes, episode.key[2])
-    quick = everybody[(everybody["peer"] == np.frombuffer(raw, "V18")[0]) & ~np.isin(everybody["name"], rows["name"])]
+    # An address of loopback is another name server in each network namespace, and rows do not tell whose is whose.
+    same = own if is_loopback(raw) else everybody
+    quick = same[(same["peer"] == np.frombuffer(raw, "V18")[0]) & ~np.isin(same["name"], rows["name"])]
     others = float(quick["duration_ns"].max(initial=0))  # those below ``evidence_floor_ns`` are not kept
     words = tell(
         "{who} took up to {longest} for {n} ({name}){others}",

@@ -27,7 +27,9 @@ def judge(watch: LookupWatch, second: Second) -> list[Episode]:
     usual = series.baseline("slow", slots, at, _WITHIN_S)
     before = series.baseline("longest_ns", slots, at, _WITHIN_S)
     opened = []
-    for i in np.flatnonzero(many & (usual.high == 0) & (usual.seen >= watch.config.warm_s)):
+    for i in np.flatnonzero(
+        many & (usual.high == 0) & (usual.seen >= watch.config.warm_s) & np.isfinite(before.median)
+    ):
         slot, worst = int(slots[i]), float(lately["longest_ns"][i].max())
         episode = watch.active.get((SYMPTOM.name, slot))
         if episode is not None:
@@ -36,6 +38,7 @@ def judge(watch: LookupWatch, second: Second) -> list[Episode]:
         first = at - _WITHIN_S + 1 + int(np.argmax(lately["slow"][i] > 0))
         episode = watch.describe(SYMPTOM.name, slot)
         episode.metric, episode.unit, episode.base = "longest_ns", SYMPTOM.unit, float(before.median[i])
+        episode.habit = "longest_ns"
         episode.start_ns = int((first + 1) * SECOND - worst)
         watch.open(episode, at, worst, at - first + 1)
         opened.append(episode)

@@ -17,14 +17,15 @@ def judge(watch: ProcessWatch, second: Second) -> list[Episode]:
     for slot in second.slots.tolist():
         fate = watch.now[slot]
         took = fate.lasted(until_ns)
-        if not fate.stop or took < watch.config.stopped_ns:
+        least_ns = watch.config.stopped_ns if fate.needed else watch.config.worker_stopped_ns
+        if not fate.stop or took < least_ns:
             continue
         episode, end_ns = watch.active.get((SYMPTOM.name, slot)), min(fate.to_ns, until_ns)
         if episode is not None and episode.start_ns == fate.from_ns:
             watch.extend(episode, second.at, float(took), end_ns)
         else:
             episode = watch.describe(SYMPTOM.name, slot)
-            episode.unit, episode.end_ns, episode.bar = SYMPTOM.unit, end_ns, float(watch.config.stopped_ns)
+            episode.unit, episode.end_ns, episode.bar = SYMPTOM.unit, end_ns, float(least_ns)
             watch.open(episode, second.at, float(took), 1)
             opened.append(episode)
     return opened
@@ -39,7 +40,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "process_stopped",
     54,
-    "a process that others depend on stands still: it was stopped, or frozen",
+    "a process that others depend on stands still: it was stopped, or frozen; or a worker was stopped",
     "a process",
     "ns",
     "process_event",

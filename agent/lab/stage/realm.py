@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from agent.demo.processes import child, end_with_parent, set_name
 from agent.errors import AgentError
 
-_NEWNS, _NEWPID = 0x00020000, 0x20000000
+_FS, _NEWNS, _NEWPID = 0x00000200, 0x00020000, 0x20000000
 _MS_REC, _MS_PRIVATE = 0x4000, 1 << 18
 ENDED_S = 10.0
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -81,7 +81,10 @@ class Realm:
             checked(_libc.setns(self._home, _NEWPID), "setns")
 
     def enter_mounts(self) -> None:
-        """The calling process, which must have one thread, for good."""
+        """The calling thread, for good."""
+        checked(
+            _libc.unshare(_FS), "unshare"
+        )  # libraries start threads after a fork, and what shares its root may not move: EINVAL
         checked(_libc.setns(self._mounts, _NEWNS), "setns")
         os.fchdir(self._root)  # else the root would be the namespace's, also where ours is a directory of it (chroot)
         os.chroot(".")

@@ -8,6 +8,7 @@ import numpy as np
 
 from agent.batch import Batch
 from agent.columns import NULL_I64
+from agent.common.copies import copied, only
 from agent.kernel.wire import decode
 from agent.limiters.catalogue import declared, seen
 from agent.limiters.decision import hashed
@@ -35,7 +36,7 @@ def unnamed(records: np.ndarray) -> np.ndarray:
 
 def at_once(records: np.ndarray, called: Called) -> list[Batch]:
     """Rows of those that do not sleep, in the same order; beside/go_waits.py decodes the others."""
-    mine = records[(records["asleep"] | records["woke"]) == 0]
+    mine = only(records, (records["asleep"] | records["woke"]) == 0)
     return [Batch("limiter_decision", decided(mine, called))] if len(mine) else []
 
 
@@ -58,7 +59,7 @@ def keys(texts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 def decided(records: np.ndarray, called: Called) -> np.ndarray:
     """A row for each record, as of the return from the decision. What a library does not tell is unknown; a call that names no cost asks for 1. What the probes took of
     a decision's time is taken off. called: the limiters' ids."""
-    r = np.ascontiguousarray(records)
+    r = copied(records)
     rows = decode(r, "limiter_decision").rows
     rows["limiter_id"] = called(r)
     rows["member"] = np.where(r["limiter"] == UNKNOWN, NULL_I64, r["limiter"].astype(np.int64))
@@ -74,6 +75,6 @@ def decided(records: np.ndarray, called: Called) -> np.ndarray:
         name, one = libraries[library]
         mine = r["library"] == library
         rows["library"][mine] = name.encode()[:48]
-        for column, values in one.read(r[mine]).items():
+        for column, values in one.read(only(r, mine)).items():
             rows[column][mine] = values
     return rows

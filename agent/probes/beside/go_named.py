@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from agent.batch import Batch
+from agent.common.copies import only, together
 from agent.contracts import Finishing
 from agent.probes.beside.go_decisions import at_once
 from agent.probes.beside.go_sites import Sites
@@ -28,7 +29,7 @@ class Named(Finishing):
 
     def feed(self, records: np.ndarray) -> None:
         """Takes records of ``struct limiter_decision``; our own measure what a hit costs (hit_cost.py)."""
-        records = records[records["proc"]["pid"] != os.getpid()]
+        records = only(records, records["proc"]["pid"] != os.getpid())
         if len(records):
             self._records.append(records)
 
@@ -38,7 +39,7 @@ class Named(Finishing):
     def drain(self, now_ns: int) -> Iterator[Batch]:
         if not self._records:
             return
-        records = np.concatenate(self._records) if len(self._records) > 1 else self._records[0]
+        records = together(self._records)
         self._records = []
         young = ~self._sites.known(records) & (records["stack"] != 0)
         if young.any():
@@ -47,7 +48,7 @@ class Named(Finishing):
             held = np.isin(records["proc"]["pid"], np.unique(records["proc"]["pid"][young]))
             held[held] = _last(records["proc"]["pid"][held])
             held[np.flatnonzero(held)[:-HELD]] = False
-            self._records, records = [records[held]], records[~held]
+            self._records, records = [only(records, held)], only(records, ~held)
         yield from self._told(records)
 
     def _told(self, records: np.ndarray) -> Iterator[Batch]:

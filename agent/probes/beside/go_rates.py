@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import nan
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,6 +33,16 @@ _GONE = 20
 LONG_NS = 1_000_000_000
 
 
+class BucketPlace(NamedTuple):
+    """Where a limiter's bucket is, and in which process, by its start, and program, by how often it had become another."""
+
+    pid: int
+    address: int
+    old: bool
+    proc_start_ns: int
+    exec_id: int
+
+
 class Rates:
     """Of one binary and library. ``covered_ns``: up to then all is told. ``held``: in the last window the probes set somebody's pace. old: its limiters are laid out as in 2019."""
 
@@ -49,10 +60,12 @@ class Rates:
     def pids(self) -> set[int]:
         return {pid for pid, _ in self._limiters}
 
-    def wanted(self) -> Iterator[tuple[int, tuple[int, bool]]]:
-        """Process, and address and layout of each limiter at whose bucket is to be looked."""
-        for pid, address in self._limiters:
-            yield pid, (address, self._old)
+    def wanted(self) -> Iterator[BucketPlace]:
+        """Each limiter at whose bucket is to be looked."""
+        for (pid, address), one in self._limiters.items():
+            if one.record is not None:
+                start_ns, exec_id = int(one.record["proc"]["proc_start_ns"][0]), int(one.record["exec_id"][0])
+                yield BucketPlace(pid, address, self._old, start_ns, exec_id)
 
     def before(self, records: np.ndarray) -> None:
         """Takes note of buckets while each decision is seen."""

@@ -201,10 +201,12 @@ class Sites:
         ids, texts = self._table()
         if not len(ids):
             return unnamed(records)
-        out = texts[np.minimum(np.searchsorted(ids, records["stack"]), len(ids) - 1)]
-        unknown = ~self.known(records)
-        if unknown.any():
-            out[unknown] = unnamed(records[unknown])
+        at = np.minimum(np.searchsorted(ids, records["stack"]), len(ids) - 1)
+        known = ids[at] == records["stack"]
+        if known.all():
+            return np.asarray(texts[at])
+        out = unnamed(records)
+        out[known] = texts[at[known]]
         return out
 
     def _table(self) -> tuple[np.ndarray, np.ndarray]:

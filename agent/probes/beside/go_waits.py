@@ -12,6 +12,7 @@ import numpy as np
 
 from agent.batch import Batch, make
 from agent.columns import NULL_I64
+from agent.common.copies import only
 from agent.contracts import Finishing
 from agent.probes.beside.go_decisions import CANCELLED, Called, decided
 from agent.tables import TABLES
@@ -40,7 +41,7 @@ class Waits(Finishing):
 
     def feed(self, records: np.ndarray) -> None:
         """Takes records of ``struct limiter_decision``."""
-        mine = records[(records["asleep"] | records["woke"]) != 0]
+        mine = only(records, (records["asleep"] | records["woke"]) != 0)
         if len(mine):
             self._new.append(mine)
 

@@ -18,6 +18,7 @@ import numpy as np
 from agent.batch import Batch, make
 from agent.common.alive import gone
 from agent.common.clocks import boot_ns
+from agent.common.copies import only
 from agent.contracts import Due
 from agent.errors import printable
 from agent.kernel import bpf
@@ -167,13 +168,13 @@ class GoLimiters(Due):
         numbers = {int(number) for number in np.unique(records["binary"])}
         for one in self.binaries.values():
             if one.number in numbers:
-                mine = records[records["binary"] == one.number]
+                mine = only(records, records["binary"] == one.number)
                 one.share.busy.feed(mine)
                 windowed = mine["every"] != 1  # those of before may come late
                 if windowed.any() and (one.share.mode == "windows" or one.opening):
-                    one.window.append(mine[windowed])
+                    one.window.append(only(mine, windowed))
                 if not windowed.all():
-                    one.rates.before(mine[~windowed])
+                    one.rates.before(only(mine, ~windowed))
 
     def drain(self, now_ns: int) -> Iterator[Batch]:
         news, self._news = self._news, []

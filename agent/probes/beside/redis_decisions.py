@@ -30,7 +30,8 @@ from agent.tables import TABLES
 _TABLE = TABLES["limiter_decision"]
 _SOURCE = _TABLE.code("source", "redis")
 _SCRIPTS, _SEEN, _TEXT = 1024, 8192, 8192
-_PREFIX = re.compile(rb"[^:/.{|]{1,24}[:/.{|]")
+#: A version goes before in Django's caches.
+_PREFIX = re.compile(rb"(?::\d{1,3}:)?[^:/.{|]{1,24}[:/.{|]")
 
 
 class RedisDecisions:
@@ -94,7 +95,8 @@ class RedisDecisions:
             values = self._of_script(exchange)
             if values is not None:
                 yield exchange, values
-        else:
+                return
+        if command not in self._own or command == b"SET":  # somebody's own, of other keys
             for one, limiter, window in self._windows.take(exchange):
                 yield one, self._of_window(one, limiter, window)
 

@@ -114,6 +114,7 @@ class Flow:
         self.idle_commands = 0
         self.whole = self.at_front = False
         self.kept: dict[bytes, Any] = {}
+        self.made: dict[bytes, Any] = {}
 
     def lose_step(self) -> None:
         self.in_step, self.together = False, None

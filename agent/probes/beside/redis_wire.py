@@ -21,11 +21,12 @@ from agent.kernel.load import Family
 from agent.kernel.ring import SharedArray
 from agent.kernel.sampling import attach, degrade
 from agent.kernel.source import KernelSource
-from agent.limiters.script import PLAIN_COMMANDS, RedisLimiter
+from agent.limiters.script import MAKING, MAKING_WORDS, PLAIN_COMMANDS, RedisLimiter
 from agent.limiters.scripted import Limiters
 from agent.probes.beside.redis_ports import ports
 
 if TYPE_CHECKING:
+    from agent.config import Config
     from agent.probes.beside.redis_reader import RedisReader
 
 LOOK_NS, EVERY_NS, IDLE_NS, FAR_NS, PORTS_NS = (
@@ -42,6 +43,7 @@ _CLIENTS = 4096
 _SCRIPT, _WINDOW = 1, 2
 _WHOLE, _IGNORED = 1, 2
 _IN, _OUT = "redis_in", "redis_out"
+_ENCRYPTED = "connections to Redis with TLS were seen, which are not read: let the program tell its decisions itself (docs/adapters.md)"
 
 
 class RedisWire(Stating, Finishing, Due):
@@ -67,7 +69,21 @@ class RedisWire(Stating, Finishing, Due):
         self.ports: frozenset[int] = frozenset()
         self._budget(per_s)
         self._name_commands()
+        self._say()
         kernel.listen("redis_pieces", self._records.append)
+
+    def use(self, config: Config) -> None:
+        """From now on these settings; scripts of the user's own stay as they were."""
+        from agent.limiters.script_settings import wire
+
+        now = wire(config)
+        self._mode, self._given = now["mode"], now["given"]
+        self._budget(now["per_s"])
+        self._ports_ns = self._next_ns = self._last_ns = 0  # all is looked at anew
+        self._looking = False  # what is attached stays, or goes with the next turn
+        if self._mode == "off":
+            self._detach()
+        self._say()
 
     def _budget(self, per_s: int) -> None:
         each_ns = 1e9 / per_s
@@ -75,11 +91,13 @@ class RedisWire(Stating, Finishing, Due):
         self._switch["piece_ns"], self._switch["piece_room_ns"] = int(each_ns / _PIECES_EACH), int(1e9 * _AT_ONCE_S)
 
     def _name_commands(self) -> None:
-        plain = set(PLAIN_COMMANDS)
+        own = self._limiters.commands()
+        plain = set(PLAIN_COMMANDS) - (own & {MAKING})
+        self._switch["least"] = 0 if any(len(name) == len(MAKING) for name in own) else MAKING_WORDS
         for names, what in ((self._limiters.commands() - plain, _SCRIPT), (plain, _WINDOW)):
             for name in names:
                 self._switch["lengths"][0][ord(name[0]) & 31] |= 1 << len(name) if len(name) < 16 else 0
-                bpf.update(self._family.maps["redis_commands"], name.encode().ljust(16, b"\0"), what.to_bytes(4, "little"))  # fmt: skip
+                bpf.update(self._family.maps["redis_commands"], name.encode().ljust(16, b"\0"), (what | (MAKING_WORDS << 8 if name == MAKING and what == _WINDOW else 0)).to_bytes(4, "little"))  # fmt: skip
 
     def _leave(self, flow: int) -> None:
         """Nothing of this connection for a while."""
@@ -115,6 +133,9 @@ class RedisWire(Stating, Finishing, Due):
             self._switch["samples"] = _SAMPLES
         if self._records:
             yield from self._read()
+        if self._mode == "off":
+            return
+        self._say()
         if self._mode == "auto":
             self._turn(now_ns)
         elif not self._links and now_ns >= self._next_ns:
@@ -124,7 +145,6 @@ class RedisWire(Stating, Finishing, Due):
 
     def _turn(self, now_ns: int) -> None:
         """Looks, stays, or goes."""
-        self._say()
         over_ns = self._ends_ns if self._looking else self._last_ns + IDLE_NS
         if self._links and now_ns >= over_ns:
             self._detach()
@@ -167,12 +187,20 @@ class RedisWire(Stating, Finishing, Due):
     def _say(self) -> None:
         """In the family's state, where nothing is wrong with it."""
         if self._family.state == "attached":
-            looks = f"{LOOK_NS / 1e9:g} s of each {EVERY_NS // 10**9} s"
-            self._family.reason = (
-                ""
-                if self._links and not self._looking
-                else f"no limiter in Redis is seen at work: looks for one in {looks}"
-            )
+            state, why = self._why()
+            said = ("" if state == "on" else why, _ENCRYPTED if self._switch["encrypted"][0] else "")
+            self._family.reason = "; ".join(filter(None, said))
+
+    def _why(self) -> tuple[str, str]:
+        """on, looking, waiting or off; and why."""
+        if self._mode == "off":
+            return "off", "redis_limiters is off"
+        if self._links and not self._looking:
+            return "on", "redis_limiters is on" if self._mode == "on" else "a limiter in Redis was seen at work"
+        if self._family.state != "attached" and not self._links:
+            return "off", self._family.reason
+        looks = f"{LOOK_NS / 1e9:g} s of each {EVERY_NS // 10**9} s"
+        return "looking" if self._links else "waiting", f"no limiter in Redis is seen at work: looks for one in {looks}"
 
     def _attach(self, now_ns: int) -> bool:
         self._next_ns, self._far_ns = now_ns + EVERY_NS, now_ns + FAR_NS
@@ -201,8 +229,9 @@ class RedisWire(Stating, Finishing, Due):
 
     def state(self) -> dict[str, object]:
         """For ``status``."""
-        return {"mode": self._mode, "attached": self.attached and not self._looking, "ports": sorted(self.ports), "decisions": self.told,
-                "requests_seen": int(self._switch["asked"][0]), "requests_read": int(self._switch["told"][0]), "segments_cut": int(self._switch["cut"][0]), **(self._reader.counts() if self._reader else {})}  # fmt: skip
+        state, why = self._why()
+        return {"state": state, "why": why, "mode": self._mode, "attached": self.attached and not self._looking, "ports": sorted(self.ports), "decisions": self.told,
+                "requests_seen": int(self._switch["asked"][0]), "requests_read": int(self._switch["told"][0]), "segments_cut": int(self._switch["cut"][0]), "segments_in_tls": int(self._switch["encrypted"][0]), **(self._reader.counts() if self._reader else {})}  # fmt: skip
 
     def close(self) -> None:
         self._detach()

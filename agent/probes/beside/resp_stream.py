@@ -141,6 +141,8 @@ class RespStream:
         elif kind in _TEXTS:
             length = _integer(line)
             if length < 0:
+                if self._requests:  # a server refuses it
+                    raise Garbage("request")
                 self._add(None, out)
                 return
             if length > _LONGEST_TEXT:

@@ -1,0 +1,59 @@
+"""Whether something was done to a worker from outside, or by those whose it is. Pure; from rows of ``process_event``.
+
+A worker is a process that is at work and that nobody reaches by a connection: what takes jobs from a pipe, or from a server that is not watched.
+Its end is worth a finding where memory ran out, where it crashed, or where somebody killed it who is not what its parent started, not the host's first process,
+and not at its terminal; and its parent lives on. Where the parent ends too, a whole tree was ended, as a runner of jobs does it. A parent that kills it counts, too:
+who ends a worker in order sends TERM first, and that is no finding.
+It may be stopped by SIGSTOP only: the others are a terminal's. Shells are nobody's workers.
+"""
+
+from __future__ import annotations
+
+import signal
+
+import numpy as np
+
+from agent.correlate.rows import known
+from agent.correlate.words import text
+from agent.tables import TABLES
+
+_EVENT = TABLES["process_event"]
+_STOPPED, _KILLED, _OOM = (_EVENT.code("kind", kind) for kind in ("stopped", "killed", "oom_killed"))
+_BY = {name: _EVENT.code("sender_is", name) for name in ("kernel", "itself", "parent", "ancestor", "other")}
+_CRASH_BY = {_BY["kernel"], _BY["itself"]}
+_CRASHES = {
+    int(s) for s in (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV, signal.SIGSYS)
+}
+_SHELLS = frozenset(["sh", "bash", "dash", "zsh", "ksh", "fish", "busybox", "tmux", "screen"])
+
+
+def shell(row: np.void) -> bool:
+    return text(row["comm"]) in _SHELLS
+
+
+def stops(row: np.void) -> bool:
+    """Whether somebody from outside stopped it."""
+    return bool(row["kind"] == _STOPPED and row["signal"] == signal.SIGSTOP and _others(row))
+
+
+def ends(row: np.void) -> bool:
+    """Whether it was killed from outside, or crashed."""
+    if row["kind"] == _OOM:
+        return True
+    number, by = int(row["signal"]), int(row["sender_is"])
+    if row["kind"] != _KILLED or not known(row["signal"]):
+        return False
+    crashed = number in _CRASHES and (by in _CRASH_BY or _others(row))
+    return crashed or (number == signal.SIGKILL and _others(row))
+
+
+def abrupt(row: np.void) -> bool:
+    """Whether that is told though another took its place at once: not where its parent did it, which may have wanted that."""
+    return ends(row) and row["sender_is"] != _BY["parent"]
+
+
+def _others(row: np.void) -> bool:
+    """Whether the sender is another process, none of its parent's other children, and not the first."""
+    by = int(row["sender_is"])
+    parent = by == _BY["parent"] and known(row["sender_pid"]) and row["sender_pid"] == row["parent_pid"] != 1
+    return bool(by in (_BY["ancestor"], _BY["other"]) or parent)

@@ -1,0 +1,35 @@
+"""Connections by Unix sockets, in the shape of those by TCP, since whom a process asked and who serves it is looked for alike. Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agent.columns import NULL_I64
+from agent.common.copies import together
+from agent.correlate.catalogue import dtypes
+from agent.correlate.rows import groups
+from agent.correlate.words import name_unix
+from agent.tables import TABLES
+
+_CLIENT, _SERVER = (TABLES["tcp_rtt"].code("role", name) for name in ("client", "server"))
+
+
+def with_unix(rtt: np.ndarray | None, asked: np.ndarray) -> np.ndarray:
+    """Rows of ``tcp_rtt`` and, of each of ``unix_peer``, one of who asks and one of who serves. They took no time on the way; that the network was slow nobody says of them."""
+    form = dtypes()["tcp_rtt"]
+    for i in groups([asked["peer"]])[0] if len(asked) else ():
+        name_unix(asked["peer"][i].tobytes(), bytes(asked["path"][i]))
+    out = np.zeros(2 * len(asked), form)
+    client, server = out[: len(asked)], out[len(asked) :]
+    for name in ("netns", "sport", "cgroup_id", "proc_start_ns", "srtt_us", "raw_min_us", "segments", "doubled"):
+        if name in (form.names or ()):
+            out[name] = NULL_I64
+    for name in set(asked.dtype.names or ()) & set(form.names or ()):
+        client[name] = asked[name]
+    client["role"], client["samples"], client["interval_ns"] = _CLIENT, 1, NULL_I64
+    server["t_ns"], server["pid"], server["comm"] = asked["t_ns"], asked["server_pid"], asked["server_comm"]
+    raw = np.ascontiguousarray(asked["peer"]).view(np.uint8).reshape(len(asked), 18)
+    server["role"], server["saddr"] = _SERVER, np.ascontiguousarray(raw[:, :16]).view("V16").reshape(-1)
+    server["sport"] = np.ascontiguousarray(raw[:, 16:]).view("<u2").reshape(-1)
+    all_ = out if rtt is None else together((rtt, out))
+    return np.asarray(all_[np.argsort(all_["t_ns"], kind="stable")])

@@ -1,0 +1,36 @@
+"""Whether limiters in Redis are read from the wire now, and why or why not; and what new settings change of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from agent.contracts import Stating
+
+if TYPE_CHECKING:
+    from agent.config import Config
+    from agent.contracts import Source
+    from agent.kernel.load import Loaded
+
+_NAME = "redis_limiters"
+
+
+def state(sources: Iterable[Source], loaded: Loaded, config: Config) -> dict[str, Any]:
+    """For ``status``. config: as it was at the start."""
+    for source in sources:
+        if isinstance(source, Stating) and getattr(source, "name", "") == _NAME:
+            return dict(source.state())
+    family = loaded.families.get("redis")
+    if config.redis_limiters == "off":
+        why = "redis_limiters was off when tickscope started: on or auto needs a restart"
+    else:
+        why = (family.reason if family is not None else "") or "the redis family is left out"
+    return {"state": "off", "why": why, "mode": config.redis_limiters, "attached": False}
+
+
+def appliers(sources: Iterable[Source]) -> dict[str, Callable[[Config], None]]:
+    """Of the settings that can change; none where nothing was loaded at the start."""
+    for source in sources:
+        if getattr(source, "name", "") == _NAME and (use := getattr(source, "use", None)) is not None:
+            return dict.fromkeys(("redis_limiters", "redis_ports", "redis_decisions_per_s"), use)
+    return {}

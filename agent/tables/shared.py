@@ -1,0 +1,47 @@
+"""What tables are made of: ``table``, and the columns that several of them have."""
+
+from __future__ import annotations
+
+from agent.columns import Column, addr, enum, i64, peer, text
+from agent.common.table import T_NS, Table
+
+
+def table(name: str, meaning: str, *columns: Column, measure: str = "", latest_by: str = "") -> Table:
+    """One with ``t_ns`` and these columns (see ``Table``)."""
+    return Table(name, meaning, (T_NS, *columns), measure, latest_by)
+
+
+PROC = (
+    i64("pid", "process (thread group) id in the host's pid namespace", "", "process.pid"),
+    i64("tid", "thread id", "", "thread.id"),
+    i64("proc_start_ns", "start of the process, CLOCK_BOOTTIME; identifies it together with pid", "ns"),
+    text("comm", 16, "command name", "process.command"),
+    i64("cgroup_id", "cgroup v2 id", "", "linux.cgroup.id"),
+    text("container_id", 64, "container id, from the cgroup path", "container.id"),
+)
+
+SOCK = (
+    i64("sock_id", "identity of the socket while it lives, unique within a boot"),
+    i64("netns", "inode number of the network namespace"),
+    enum("family", "ipv4 ipv6", "address family of the socket", "network.type"),
+    addr("saddr", "local address", "network.local.address"),
+    i64("sport", "local port", "", "network.local.port"),
+    addr("daddr", "remote address", "network.peer.address"),
+    i64("dport", "remote port", "", "network.peer.port"),
+    enum("role", "client server", "which side opened the connection", "network.role"),
+    peer("remote ip:port", "peer"),
+)
+
+INTERVAL = i64("interval_ns", "length of the interval that ends at t_ns", "ns")
+BASIS = enum("basis", "all sampled blocked", "all calls, calls in sampling windows, or only time blocked in calls")
+
+#: Who had the processor meanwhile.
+BY = (
+    i64("by_pid", "the process that ran instead; 0: nobody, the processor was idle"),
+    i64("by_proc_start_ns", "its start, CLOCK_BOOTTIME", "ns"),
+    text("by_comm", 16, "its command name"),
+    i64("by_cgroup_id", "its cgroup v2 id"),
+)
+
+#: Of rows that are made while something is wrong only, and for seconds (agent/investigate/).
+LOOK = text("investigation", 16, "the closer look that it is of; empty: of none")
