@@ -4,13 +4,7 @@
  * tcp_destroy_sock: a reset is sent after CLOSE. Those events come before any other of a reused address, so the address is
  * key enough. sock_lock.owned tells the context: set while a process, then current, holds the socket; clear in softirqs. */
 
-#define TCP_THREADS 1		/* for families after this one: tcp_threads exists */
 #define TCP_RTT_BUCKETS 32
-#define TCP_SOCK_DONE 2		/* 1 << SOCK_DONE of enum sock_flags: the peer's FIN was received */
-
-enum { TCP_ROLE_CLIENT, TCP_ROLE_SERVER };
-enum { TCP_ESTABLISHED = 1, TCP_SYN_SENT, TCP_SYN_RECV, TCP_FIN_WAIT1, TCP_FIN_WAIT2, TCP_TIME_WAIT, TCP_CLOSE, TCP_CLOSE_WAIT,
-       TCP_LAST_ACK, TCP_LISTEN, TCP_CLOSING, TCP_NEW_SYN_RECV };
 
 struct tcp_rtt_key {
 	u64 id;
@@ -64,31 +58,6 @@ BPF_TABLE("hash", struct tcp_rtt_key, struct tcp_rtt_value, tcp_rtt_b, TCP_RTT_S
 BPF_TABLE("array", u32, struct tcp_rtt_value, tcp_rtt_zero, 1);	/* never written: too large for the stack */
 BPF_TABLE("hash", u64, struct tcp_socket, tcp_sockets, TCP_SOCKETS);
 BPF_TABLE("lru_hash", struct tcp_port, struct proc, tcp_listeners, 1024);	/* pid UNKNOWN32: several processes listen */
-/* A thread (tid) that makes calls of TLS handshakes, and what it did with sockets. Kept by the tls family; control.tcp_threads counts them, so
- * that nobody else looks while there is none. */
-#define TCP_RECEIVED 16
-#define TCP_DOUBT 4096
-#define TCP_RECEIVED_WITHIN 65536	/* handshakes are over before so many bytes */
-struct tcp_received {		/* what was read of a socket and is in no call's BIO yet, as far as is known */
-	u64 sk;			/* 0: free */
-	u32 from;		/* bytes of its stream before the reads since the last call, and after them */
-	u32 to;
-	u32 call;		/* how many calls the thread had made */
-	u32 pad;
-};
-
-struct tcp_thread {
-	u64 used;		/* the socket that it last sent or received on within a call, 0 for none */
-	u32 inside;
-	u32 open;		/* handshakes that go on with a later call */
-	u32 calls;
-	u32 next;		/* element of received that is used next */
-	u32 doubt;		/* so many calls may be those of reads that there was no room to keep */
-	u32 pad;
-	struct tcp_received received[TCP_RECEIVED];
-};
-BPF_TABLE("hash", u32, struct tcp_thread, tcp_threads, 2048);
-BPF_TABLE("array", u32, struct tcp_thread, tcp_thread_zero, 1);	/* never written */
 
 /* Most hits find what the last one on the same socket found. One word each says so without a look-up or a clock read; sockets that
  * share a place only cost each other the look-up. Half words, since what a hit costs is a cache line. */
@@ -125,123 +94,6 @@ static __always_inline void tcp_forget(u64 sk)
 	struct tcp_hot *h = tcp_hot_of(sk);
 	if (h)
 		h->user = h->received = h->seen = 0;
-}
-
-static __always_inline u32 tcp_netns(void *net)
-{
-	u32 inum = UNKNOWN32;
-	if (net)
-		GET(inum, ADDR(net, net, ns), ns_common, inum);
-	return inum;
-}
-
-static __always_inline u8 tcp_state_of(void *sk)
-{
-	u8 state = 0;
-	GET(state, sk, sock_common, skc_state);
-	return state;
-}
-
-static __always_inline bool tcp_owned(void *sk)
-{
-	u32 owned = 0;
-	GET(owned, sk, sock, owned);
-	return owned;
-}
-
-static __always_inline void tcp_mapped(u8 *to, const void *ipv4)
-{
-	__builtin_memset(to, 0, 10);
-	to[10] = to[11] = 0xff;
-	bpf_probe_read_kernel(to + 12, 4, ipv4);
-}
-
-/* Both ends and the namespace of anything that starts with a sock_common: a socket, a request, a TIME_WAIT. */
-static __always_inline void tcp_tuple(struct sock_ref *r, void *sk)
-{
-	u16 family = 0, dport = 0, sport = 0;
-	u8 state = tcp_state_of(sk);
-	GET(family, sk, sock_common, skc_family);
-	GET(dport, sk, sock_common, skc_dport);
-	GET(sport, sk, sock_common, skc_num);
-	if (!sport && state != TCP_TIME_WAIT && state != TCP_NEW_SYN_RECV) {
-		GET(sport, sk, inet_sock, inet_sport);	/* CLOSE gives the port back before it is traced */
-		sport = __builtin_bswap16(sport);
-	}
-	r->netns = tcp_netns(PTR(sk, sock_common, skc_net));
-	r->sport = sport;
-	r->dport = __builtin_bswap16(dport);
-	r->family = 0;
-#if HAS_sock_common__skc_v6_daddr
-	if (family == 10) {
-		u64 high = 1;
-		u32 low = 0;
-		GET(r->saddr, sk, sock_common, skc_v6_rcv_saddr);
-		GET(r->daddr, sk, sock_common, skc_v6_daddr);
-		GET(high, sk, sock_common, skc_v6_daddr);
-		bpf_probe_read_kernel(&low, 4, ADDR(sk, sock_common, skc_v6_daddr) + 8);
-		r->family = high || low != 0xffff0000;	/* v4-mapped is IPv4 on the wire */
-		return;
-	}
-#endif
-	tcp_mapped(r->saddr, ADDR(sk, sock_common, skc_rcv_saddr));
-	tcp_mapped(r->daddr, ADDR(sk, sock_common, skc_daddr));
-}
-
-/* Both ends as the receiver of a segment sees them. */
-static __always_inline void tcp_tuple_of_segment(struct sock_ref *r, void *skb)
-{
-	u16 network = 0, transport = 0, ports[2] = {};
-	u8 version = 0;
-	char *head = PTR(skb, sk_buff, head);
-	void *dev = PTR(skb, sk_buff, dev);
-	GET(network, skb, sk_buff, network_header);
-	GET(transport, skb, sk_buff, transport_header);
-	bpf_probe_read_kernel(&version, 1, head + network);
-	bpf_probe_read_kernel(ports, 4, head + transport);
-	r->dport = __builtin_bswap16(ports[0]);
-	r->sport = __builtin_bswap16(ports[1]);
-	r->family = version >> 4 == 6;
-	if (r->family) {
-		bpf_probe_read_kernel(r->daddr, 16, head + network + 8);
-		bpf_probe_read_kernel(r->saddr, 16, head + network + 24);
-	} else {
-		tcp_mapped(r->daddr, head + network + 12);
-		tcp_mapped(r->saddr, head + network + 16);
-	}
-	if (dev)
-		r->netns = tcp_netns(PTR(dev, net_device, nd_net));
-}
-
-static __always_inline u64 tcp_cookie(void *sk, u64 otherwise)
-{
-	u64 cookie = 0;
-	GET(cookie, sk, sock_common, skc_cookie);
-	return cookie ? cookie : otherwise;
-}
-
-struct tcp_sent {
-	u64 acked;		/* bytes_acked without the FIN; with the SYN where this end connected */
-	u8 role;
-};
-
-/* The kernel counts the SYN of a client and the FIN as acknowledged bytes, but not as sent ones: which tells the role. */
-static __always_inline void tcp_account(struct tcp_sent *a, void *sk, u8 state)
-{
-	u64 sent = 0, again = 0;
-	u32 una = 0, next = 0, end = 0;
-	bool fin = state == TCP_FIN_WAIT1 || state == TCP_FIN_WAIT2 || state == TCP_CLOSING || state == TCP_LAST_ACK;
-	GET(a->acked, sk, tcp_sock, bytes_acked);
-	GET(sent, sk, tcp_sock, bytes_sent);
-	GET(again, sk, tcp_sock, bytes_retrans);
-	GET(una, sk, tcp_sock, snd_una);
-	GET(next, sk, tcp_sock, snd_nxt);
-	GET(end, sk, tcp_sock, write_seq);
-	if (fin && una == end)
-		a->acked--;
-	u32 flying = next - una - (fin && una != end && next == end);
-	u64 syn = a->acked - (sent - again - flying);
-	a->role = syn == 1 ? TCP_ROLE_CLIENT : syn == 0 ? TCP_ROLE_SERVER : UNKNOWN8;
 }
 
 static __always_inline bool tcp_same(const struct proc *a, const struct proc *b)
@@ -367,62 +219,4 @@ static __always_inline void tcp_describe(struct proc *p, struct sock_ref *r, voi
 	r->sock_id = tcp_cookie(sk, UNKNOWN64);
 	r->role = UNKNOWN8;
 	no_proc(p);
-}
-
-static __always_inline void tcp_thread_end(u32 tid)
-{
-	struct control *c = get_control();
-	if (!tcp_threads.delete(&tid) && c)
-		__sync_fetch_and_add(&c->tcp_threads, -1);
-}
-
-/* The element of a thread, made where it is missing; 0 where there is no room: its handshakes then have no socket. */
-static __always_inline struct tcp_thread *tcp_thread_of(u32 tid)
-{
-	u32 zero = 0;
-	struct tcp_thread *t = tcp_threads.lookup(&tid), *none = tcp_thread_zero.lookup(&zero);
-	struct control *c = get_control();
-	if (t || !none || !c || tcp_threads.update(&tid, none))
-		return t;
-	__sync_fetch_and_add(&c->tcp_threads, 1);
-	return tcp_threads.lookup(&tid);
-}
-
-/* Such a thread, current, sends or receives. */
-static __always_inline void tcp_note(struct tcp_thread *t, void *sk, struct tcp_socket *s, bool receives)
-{
-	if (t->inside) {
-		t->used = (u64)sk;
-		return;
-	}
-	if (!receives || s->ssl == UNKNOWN64)
-		return;
-	u64 bytes = 0;
-	u32 next = 0, copied = 0, start = 0;
-	void *skb = PTR(ADDR(sk, sock, sk_receive_queue), sk_buff_head, next);	/* what was just read is still there */
-	GET(bytes, sk, tcp_sock, bytes_received);
-	GET(next, sk, tcp_sock, rcv_nxt);
-	GET(copied, sk, tcp_sock, copied_seq);
-	GET(start, ADDR(skb, sk_buff, cb), tcp_skb_cb, seq);
-	u32 to = (u32)bytes - (next - copied);
-	if (bytes > TCP_RECEIVED_WITHIN)
-		return;
-#pragma clang loop unroll(disable)
-	for (u32 i = 0; i < TCP_RECEIVED; i++) {
-		struct tcp_received *known = &t->received[i];
-		if (known->sk == (u64)sk) {
-			if (known->call != t->calls)
-				known->from = known->to;
-			known->call = t->calls;
-			known->to = to;
-			return;
-		}
-	}
-	struct tcp_received *r = &t->received[t->next++ & (TCP_RECEIVED - 1)];
-	if (r->sk && r->call == t->calls && t->doubt < TCP_DOUBT)
-		t->doubt += 2;
-	r->sk = (u64)sk;
-	r->from = to - (copied - start);
-	r->to = to;
-	r->call = t->calls;
 }

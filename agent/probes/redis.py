@@ -42,6 +42,7 @@ PROBE = Probe(
         Program("redis_in", "tp_btf", "tcp_probe", "decisions of limiters in Redis", on_demand=True, needs=_NEEDS),
         Program("redis_out", "tp_btf", "net_dev_queue", "decisions of limiters in Redis whose other end is elsewhere", on_demand=True, needs=_NEEDS),
     ),
+    parts=("redis_piece.h", "redis_segment.h", "redis_command.h"),
     rings=(Ring("redis_pieces", "redis_piece", _kept),),
     maps=("redis_switch", "redis_ports", "redis_clients", "redis_commands", "redis_flows"),
     after=("tcp",),

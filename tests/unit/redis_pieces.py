@@ -15,7 +15,7 @@ from agent.limiters.scripted import Limiters
 from agent.probes.beside.redis_reader import RedisReader
 from agent.probes.beside.resp_stream import Garbage, RespStream
 
-PIECE = Wire.read(BPF_DIR / "events.h", BPF_DIR / "redis.bpf.c").dtype("redis_piece")
+PIECE = Wire.read(BPF_DIR / "events.h", BPF_DIR / "redis_piece.h").dtype("redis_piece")
 _SERVER = b"\0" * 10 + b"\xff\xff" + bytes((10, 0, 0, 1))
 _CLIENT = b"\0" * 10 + b"\xff\xff" + bytes((10, 0, 0, 2))
 
