@@ -1,5 +1,7 @@
 /* Redis connections whose bytes are seen in order, as a program reads or writes them: of a Unix socket, or of TLS. There are no sequence numbers, so the bytes are
  * counted (redis_flow.asked and answered); else what is handed over, and when, is as of segments (bpf/redis.bpf.c). */
+#define REDIS_STREAM 1		/* for families after this one */
+
 struct redis_stream {
 	u64 flow;
 	u64 now;
@@ -8,20 +10,19 @@ struct redis_stream {
 	u32 size;
 	u32 readable;		/* of which so much can be had */
 	u32 uid;		/* whose share it takes */
-	u8 where;		/* REDIS_KERNEL and so on: a constant */
 	u8 reply;
 	u8 at_server;
 };
 
-enum { REDIS_KERNEL, REDIS_USER, REDIS_PACKET };
+enum { REDIS_KERNEL, REDIS_USER, REDIS_PACKET };	/* where: an argument of its own, since it must be a constant */
 
-static __always_inline long redis_copy(struct redis_stream *s, u32 at, void *to, u64 size)
+static __always_inline long redis_copy(u32 where, struct redis_stream *s, u32 at, void *to, u64 size)
 {
 #if KFUNC_bpf_dynptr_from_skb && KFUNC_bpf_path_d_path && FUNC_dynptr_read
-	if (s->where == REDIS_PACKET)
+	if (where == REDIS_PACKET)
 		return redis_dynptr_read(to, size, s->packet, at, 0);
 #endif
-	return s->where == REDIS_USER ? bpf_probe_read_user(to, size, s->from + at) : bpf_probe_read_kernel(to, size, s->from + at);
+	return where == REDIS_USER ? bpf_probe_read_user(to, size, s->from + at) : bpf_probe_read_kernel(to, size, s->from + at);
 }
 
 static __always_inline bool redis_stream_wanted(struct redis_flow *f, struct redis_switch *w, struct redis_stream *s, bool begins, u32 what, bool sampled,
@@ -63,7 +64,7 @@ struct redis_part {
 };
 
 /* Whether this part is to be handed over; then `part` says the rest. */
-static __always_inline struct redis_flow *redis_stream_part(struct redis_switch *w, struct redis_stream *s, struct redis_part *part)
+static __always_inline struct redis_flow *redis_stream_part(u32 where, struct redis_switch *w, struct redis_stream *s, struct redis_part *part)
 {
 	u8 head[REDIS_HEAD] __attribute__((aligned(8))) = {};
 	u32 what = REDIS_NOTHING;
@@ -71,7 +72,7 @@ static __always_inline struct redis_flow *redis_stream_part(struct redis_switch 
 	struct redis_flow *f = redis_flows.lookup(&s->flow);
 	if (!s->reply) {
 		u64 n = redis_most(s->readable, REDIS_HEAD);
-		if (redis_copy(s, 0, head, n))
+		if (redis_copy(where, s, 0, head, n))
 			return 0;
 		begins = head[0] == '*';
 		what = redis_what(head, w);
@@ -117,7 +118,8 @@ static __always_inline struct redis_flow *redis_stream_part(struct redis_switch 
 }
 
 /* The next piece of a part from `done` on, with all but whose it is; 0 where there is no more, or no room. */
-static __always_inline struct redis_piece *redis_stream_piece(struct redis_switch *w, struct redis_stream *s, struct redis_part *part, struct redis_flow *f, u32 done)
+static __always_inline struct redis_piece *redis_stream_piece(u32 where, struct redis_switch *w, struct redis_stream *s, struct redis_part *part, struct redis_flow *f,
+							      u32 done)
 {
 	if (done >= s->size)
 		return 0;
@@ -134,7 +136,7 @@ static __always_inline struct redis_piece *redis_stream_piece(struct redis_switc
 	}
 	e->size = redis_most(s->readable - done, REDIS_PIECE);
 	u64 n = redis_most(*(volatile u16 *)&e->size, REDIS_PIECE);	/* as if it were another: one path for the verifier */
-	if (redis_copy(s, done, e->data, n)) {
+	if (redis_copy(where, s, done, e->data, n)) {
 		redis_pieces.ringbuf_discard(e, QUIET);
 		f->left_out = 1;
 		return 0;

@@ -60,12 +60,12 @@ static __always_inline void *redis_unix_writer(void *skb)
 	return type == REDIS_SOCK_STREAM ? writer : 0;
 }
 
-static __always_inline int redis_unix_read(void *skb, void *writer, void *packet)
+static __always_inline int redis_unix_read(u32 where, void *skb, void *writer, void *packet)
 {
 	u32 len = 0, paged = 0, zero = 0, done = 0;
 	u8 first = 0;
 	void *server, *address;
-	struct redis_stream s = {.from = PTR(skb, sk_buff, data), .packet = packet, .where = packet ? REDIS_PACKET : REDIS_KERNEL};
+	struct redis_stream s = {.from = PTR(skb, sk_buff, data), .packet = packet};
 	address = PTR(writer, unix_sock, addr);
 	s.reply = !!address;
 	server = address ? writer : PTR(writer, unix_sock, peer);
@@ -76,7 +76,7 @@ static __always_inline int redis_unix_read(void *skb, void *writer, void *packet
 	if (!bits)
 		return 0;
 	if (!(*bits & bit)) {
-		if (s.reply || redis_copy(&s, 0, &first, 1) || first != '*')
+		if (s.reply || redis_copy(where, &s, 0, &first, 1) || first != '*')
 			return 0;
 	}
 	if (!address)
@@ -87,14 +87,14 @@ static __always_inline int redis_unix_read(void *skb, void *writer, void *packet
 	READ(len, skb, sk_buff, len);
 	READ(paged, skb, sk_buff, data_len);
 	s.size = len;
-	s.readable = packet ? len : paged < len ? len - paged : 0;
+	s.readable = where == REDIS_PACKET ? len : paged < len ? len - paged : 0;
 	s.now = bpf_ktime_get_boot_ns();
 	s.flow = redis_mix(redis_mix((u64)server, (u64)address), redis_unix_inode(server));
 	s.at_server = !s.reply;
 	if (!s.reply)
 		READ(s.uid, writer, sock, sk_uid);	/* who asks */
 	struct redis_part part;
-	struct redis_flow *f = redis_stream_part(w, &s, &part);
+	struct redis_flow *f = redis_stream_part(where, w, &s, &part);
 	if (!f) {
 		struct redis_flow *known = redis_flows.lookup(&s.flow);
 		if (known && (known->limits || known->state == REDIS_WHOLE))
@@ -110,7 +110,7 @@ static __always_inline int redis_unix_read(void *skb, void *writer, void *packet
 	w->local++;
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < REDIS_PIECES; i++) {
-		struct redis_piece *e = redis_stream_piece(w, &s, &part, f, done);
+		struct redis_piece *e = redis_stream_piece(where, w, &s, &part, f, done);
 		if (!e)
 			break;
 		if (!i) {	/* the others have what the first has */
@@ -130,7 +130,7 @@ static __always_inline void *redis_unix_writer(void *skb)
 	return 0;
 }
 
-static __always_inline int redis_unix_read(void *skb, void *writer, void *packet)
+static __always_inline int redis_unix_read(u32 where, void *skb, void *writer, void *packet)
 {
 	return 0;
 }
@@ -144,7 +144,7 @@ int redis_unix(struct bpf_raw_tracepoint_args *ctx)
 	if (!writer)
 		return 0;
 	redis_dynptr_from_skb(skb, 0, &packet);
-	return redis_unix_read(skb, writer, &packet);
+	return redis_unix_read(REDIS_PACKET, skb, writer, &packet);
 #else
 	return 0;
 #endif
@@ -153,5 +153,5 @@ int redis_unix(struct bpf_raw_tracepoint_args *ctx)
 int redis_unix_short(struct bpf_raw_tracepoint_args *ctx)
 {
 	void *skb = (void *)ctx->args[0], *writer = redis_unix_writer(skb);
-	return writer ? redis_unix_read(skb, writer, 0) : 0;
+	return writer ? redis_unix_read(REDIS_KERNEL, skb, writer, 0) : 0;
 }

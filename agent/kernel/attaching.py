@@ -46,14 +46,14 @@ def attach_uprobe(program: int, file: int, offsets: list[int], ret: bool, pid: i
         raise OSError(errno.EINVAL, "an offset lies outside the executable segments")
     path = ct.create_string_buffer(f"/proc/self/fd/{file}".encode())
     try:
-        return [_multi_link(program, path, offsets, ret, pid if pid and _knows_processes() else 0)]
+        return [_multi_link(program, path, offsets, ret, pid if pid and knows_processes() else 0)]
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
     return _perf_events(program, path, offsets, ret)
 
 
-def _knows_processes() -> bool:
+def knows_processes() -> bool:
     """46ba0e49b642 (kernel 6.10): a link's pid is that of a process."""
     return tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2]) >= (6, 10)
 
