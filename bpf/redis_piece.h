@@ -41,6 +41,8 @@ struct redis_flow {
 	u8 left_out;		/* the last request was */
 	u8 limits;		/* a limiter's request came */
 	u8 pad[5];
+	u32 asked;		/* of a connection without sequence numbers (redis_stream.h): bytes of requests, and of answers */
+	u32 answered;
 };
 
 struct redis_name {
@@ -59,6 +61,7 @@ struct redis_switch {
 	u64 cut;		/* segments that the budget of records left out, or cut short */
 	u64 encrypted;		/* segments of requests in TLS, of which nothing can be read */
 	u64 remote;		/* segments that were wanted and came from elsewhere, or went there */
+	u64 local;		/* parts of Unix sockets' streams that were wanted */
 	u32 lengths[32];	/* of redis_commands, by their first letter: a bit a length, so that most others need no look-up */
 	u64 least;		/* words of a request whose command has three letters (SET), before it is looked up */
 	u64 samples;		/* further requests that are handed over, whatever they begin with: a limiter's command may be behind another */

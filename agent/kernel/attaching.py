@@ -12,7 +12,7 @@ from agent.kernel import syscall
 _RAW_TRACEPOINTS = frozenset(
     b"""sys_enter sys_exit tcp_probe sock_send_length sched_switch sched_stat_runtime block_io_start block_rq_issue block_rq_complete contention_begin contention_end
     mm_vmscan_direct_reclaim_begin mm_vmscan_direct_reclaim_end mm_vmscan_memcg_reclaim_begin mm_vmscan_memcg_reclaim_end mm_compaction_begin
-    mm_compaction_end netif_receive_skb net_dev_queue""".split()
+    mm_compaction_end netif_receive_skb net_dev_queue consume_skb""".split()
 )
 _PERF_EVENT_OPEN = 298 if os.uname().machine == "x86_64" else 241
 _IOC_ENABLE, _IOC_SET_BPF = 0x2400, 0x40042408
@@ -46,14 +46,14 @@ def attach_uprobe(program: int, file: int, offsets: list[int], ret: bool, pid: i
         raise OSError(errno.EINVAL, "an offset lies outside the executable segments")
     path = ct.create_string_buffer(f"/proc/self/fd/{file}".encode())
     try:
-        return [_multi_link(program, path, offsets, ret, pid if pid and _knows_processes() else 0)]
+        return [_multi_link(program, path, offsets, ret, pid if pid and knows_processes() else 0)]
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
     return _perf_events(program, path, offsets, ret)
 
 
-def _knows_processes() -> bool:
+def knows_processes() -> bool:
     """46ba0e49b642 (kernel 6.10): a link's pid is that of a process."""
     return tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2]) >= (6, 10)
 

@@ -38,7 +38,7 @@ def _open_or_attach(request: bytes, fds: list[int]) -> list[int]:
     if operation == OPEN_PROC:
         return [open_proc(pid, os.fsdecode(name))]
     if operation == ATTACH_UPROBE and len(fds) == 2 and count <= MAX_OFFSETS:
-        return attach_uprobe(fds[0], fds[1], offsets[:count], bool(flags & RETURN_PROBE))
+        return attach_uprobe(fds[0], fds[1], offsets[:count], bool(flags & RETURN_PROBE), pid)
     if operation == ATTACH_RAW_TP and len(fds) == 1:
         return [attach_raw_tracepoint(fds[0], name)]
     if operation == OPEN_CGROUP and count == 1:

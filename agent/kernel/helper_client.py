@@ -75,14 +75,16 @@ class Helper:
             return _failing(OSError(errno.ENAMETOOLONG, what))
         return self._asking(_Request(helper.OPEN_PROC, pid, name), lambda fds: fds[0])
 
-    def attaching(self, program_fd: int, file_fd: int, offsets: list[int], ret: bool = False) -> Steps[list[int]]:
-        """A uprobe (or uretprobe) at each file offset, for all processes; closing a returned descriptor detaches it."""
+    def attaching(
+        self, program_fd: int, file_fd: int, offsets: list[int], ret: bool = False, pid: int = 0
+    ) -> Steps[list[int]]:
+        """A uprobe (or uretprobe) at each file offset, for all processes, or for one (``attach_uprobe`` says from which kernel on); closing a returned descriptor detaches it."""
         links: list[int] = []
         try:
             for at in range(0, len(offsets), helper.MAX_OFFSETS):
                 part = offsets[at : at + helper.MAX_OFFSETS]
                 request = _Request(
-                    helper.ATTACH_UPROBE, offsets=part, flags=helper.RETURN_PROBE * ret, fds=[program_fd, file_fd]
+                    helper.ATTACH_UPROBE, pid, offsets=part, flags=helper.RETURN_PROBE * ret, fds=[program_fd, file_fd]
                 )
                 links += yield self._asking(request, lambda fds: fds)
         except OSError:

@@ -18,7 +18,7 @@ from agent.kernel.limits import LOOKS_AT_A_TIME, LOOKS_OF_ROOT, LOOKS_WAITING, R
 from agent.kernel.steps import Done, pump_until, run
 from agent.log import say
 from agent.targets.analyst import Analyst
-from agent.targets.asked import HOST, Ask
+from agent.targets.asked import HOST, Ask, FileId
 from agent.targets.attacher import Attacher
 from agent.targets.files import Files
 from agent.targets.held import Held
@@ -94,6 +94,16 @@ class Targets:
     def exe(self, ask: Ask) -> None:
         """Asks for every executable file that runs."""
         self.files.executables.append(ask)
+
+    def using(self, pid: int) -> set[FileId]:
+        """The files that a process uses, as far as it has been looked at."""
+        return self._processes.of(pid).used
+
+    def again(self, pid: int) -> None:
+        """Looks at a process soon, if it has mapped anything since the last time."""
+        if len(self._due) < LOOKS_WAITING:
+            heapq.heappush(self._due, (time.clock_gettime_ns(time.CLOCK_BOOTTIME), pid))
+            self._arm()
 
     def start(self) -> None:
         """Offers the libraries that the dynamic linker would find, so that new processes are seen at once, then what runs now."""

@@ -32,18 +32,22 @@ class LocalAttacher:
         """As ``digest``."""
         return at_once(lambda: opening.digest(fds))
 
-    def attaching(self, program_fd: int, file_fd: int, offsets: list[int], ret: bool = False) -> Steps[list[int]]:
+    def attaching(
+        self, program_fd: int, file_fd: int, offsets: list[int], ret: bool = False, pid: int = 0
+    ) -> Steps[list[int]]:
         """As ``attach_uprobe``."""
-        links: list[int] = yield at_once(lambda: self.attach_uprobe(program_fd, file_fd, offsets, ret))
+        links: list[int] = yield at_once(lambda: self.attach_uprobe(program_fd, file_fd, offsets, ret, pid))
         return links
 
     def open_proc(self, pid: int, what: str) -> int:
         """A read-only descriptor of ``exe``, ``maps``, ``root:/path`` or ``map:START-END`` of a process. Raises OSError."""
         return opening.open_proc(pid, what)
 
-    def attach_uprobe(self, program_fd: int, file_fd: int, offsets: Iterable[int], ret: bool = False) -> list[int]:
+    def attach_uprobe(
+        self, program_fd: int, file_fd: int, offsets: Iterable[int], ret: bool = False, pid: int = 0
+    ) -> list[int]:
         """Attaches for all processes; closing what is returned detaches. Raises OSError."""
-        links = attaching.attach_uprobe(program_fd, file_fd, list(offsets), ret)
+        links = attaching.attach_uprobe(program_fd, file_fd, list(offsets), ret, pid)
         self._links += links
         return links
 

@@ -16,12 +16,12 @@ import numpy as np
 
 from agent.batch import Batch
 from agent.columns import NULL_I64, fitted
-from agent.common.address import addr_text, with_port
 from agent.limiters.decision import hashed
 from agent.limiters.reading import ALLOWED, DELAYED, ERROR, REFUSED
 from agent.limiters.script import COUNTING, ENDING, SORTED, RedisCall, RedisLimiter
 from agent.limiters.scripted import Limiters
-from agent.probes.beside.redis_flows import Flow, RedisExchange
+from agent.probes.beside.redis_ends import server_text
+from agent.probes.beside.redis_flows import Ends, Flow, RedisExchange
 from agent.probes.beside.redis_guess import FUNCTIONS, counts, guessed, looks_like_a_limiter, plausible, says_how_many
 from agent.probes.beside.redis_windows import Windows
 from agent.probes.beside.resp_stream import Cut, ReplyError
@@ -35,15 +35,16 @@ _PREFIX = re.compile(rb"(?::\d{1,3}:)?[^:/.{|]{1,24}[:/.{|]")
 
 
 class RedisDecisions:
-    """limiters: known ones. want_whole(connection): all of it is to be read, since limiters' requests come behind others. key: how a key is stored (bytes -> bytes). again: exchanges that were seen twice, since both ends are here."""
+    """limiters: known ones. want_whole(connection): all of it is to be read, since limiters' requests come behind others. key: how a key is stored (bytes -> bytes). called: what a connection's server is called. again: exchanges that were seen twice, since both ends are here."""
 
     def __init__(
         self,
         limiters: Limiters,
         want_whole: Callable[[Flow], None] = lambda _: None,
         key: Callable[[bytes], bytes] = hashed,
+        called: Callable[[Ends], str] = server_text,
     ) -> None:
-        self._limiters, self._want_whole, self.key = limiters, want_whole, key
+        self._limiters, self._want_whole, self.key, self._called = limiters, want_whole, key, called
         self._texts: OrderedDict[str, bytes] = OrderedDict()
         self._others: OrderedDict[str, None] = OrderedDict()
         self._counting: OrderedDict[str, None] = OrderedDict()
@@ -184,7 +185,7 @@ class RedisDecisions:
 
     def _named(self, exchange: RedisExchange, name: str, key: bytes, limiter: RedisLimiter | None) -> dict[str, Any]:
         ends = exchange.flow.ends
-        server = with_port(addr_text(ends.server), ends.server_port) if ends else "?"
+        server = self._called(ends) if ends else "?"
         prefix = limiter.prefix if limiter and limiter.prefix else (m[0] if (m := _PREFIX.match(key)) else b"")
         short = name.rpartition("/")[2].removeprefix("redis script ")
         values: dict[str, Any] = {

@@ -16,11 +16,11 @@ NAMES = frozenset(
 )
 DEFAULT, MOST = 6379, 64
 _TITLE = re.compile(rb"[*\d\]:.]:(\d{2,5})(?:\s|\0|$|\[)")
-_GIVEN = re.compile(rb"--port[\0=\s]+(\d{2,5})")
+_GIVEN = re.compile(rb"--(?:tls-)?port[\0=\s]+(\d{2,5})")
 
 
-def listening(proc: Path = Path("/proc"), most: int = 65536) -> Iterator[int]:
-    """Of each process that is called like a Redis server. Reads a file of each of ``most`` processes, two of those."""
+def servers(proc: Path = Path("/proc"), most: int = 65536) -> Iterator[int]:
+    """Each process that is called like a Redis server. Reads a file of each of ``most`` processes."""
     for n, entry in enumerate(os.scandir(proc)):
         if n >= most:
             return
@@ -28,9 +28,17 @@ def listening(proc: Path = Path("/proc"), most: int = 65536) -> Iterator[int]:
             continue
         try:
             with open(f"{entry.path}/comm", "rb") as file:
-                if file.read(16).rstrip(b"\n") not in NAMES:
-                    continue
-            with open(f"{entry.path}/cmdline", "rb") as file:
+                if file.read(16).rstrip(b"\n") in NAMES:
+                    yield int(entry.name)
+        except OSError:
+            continue
+
+
+def listening(proc: Path = Path("/proc"), most: int = 65536) -> Iterator[int]:
+    """Ports of each of them, by its command line."""
+    for pid in servers(proc, most):
+        try:
+            with open(proc / str(pid) / "cmdline", "rb") as file:
                 line = file.read(4096)
         except OSError:
             continue

@@ -9,20 +9,22 @@ import numpy as np
 from agent.batch import Batch
 from agent.limiters.scripted import Limiters
 from agent.probes.beside.redis_decisions import RedisDecisions
-from agent.probes.beside.redis_flows import Flows
+from agent.probes.beside.redis_ends import server_text
+from agent.probes.beside.redis_flows import Ends, Flows
 
 
 class RedisReader:
-    """leave(connection): it is not worth its cost. follow(connection): all of it is to be read."""
+    """leave(connection): it is not worth its cost. follow(connection): all of it is to be read. called: what a connection's server is called."""
 
     def __init__(
         self,
         limiters: Limiters,
         leave: Callable[[int], None] = lambda _: None,
         follow: Callable[[int], None] = lambda _: None,
+        called: Callable[[Ends], str] = server_text,
     ) -> None:
         self._flows = Flows(leave, follow)
-        self._decisions = RedisDecisions(limiters, self._flows.want_whole)
+        self._decisions = RedisDecisions(limiters, self._flows.want_whole, called=called)
 
     def read(self, records: np.ndarray) -> list[Batch]:
         """records: of ``struct redis_piece``, in the order in which the kernel made them."""

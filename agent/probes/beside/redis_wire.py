@@ -7,6 +7,7 @@ is counted there, so that rows say what share of decisions they are (sample_rate
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,9 @@ _SAMPLES, _SAMPLE_NS, _IGNORED_NS = 16, 200_000_000, 30_000_000_000
 _CLIENTS = 4096
 _SCRIPT, _WINDOW = 1, 2
 _WHOLE, _IGNORED = 1, 2
-_IN, _OUT = "redis_in", "redis_out"
+_IN, _OUT, _UNIX, _UNIX_SHORT = "redis_in", "redis_out", "redis_unix", "redis_unix_short"
+#: Attached while what they see is wanted, and at times: the counter that tells.
+_AT_TIMES = {_OUT: "remote", _UNIX: "local", _UNIX_SHORT: "local"}
 _ENCRYPTED = "connections to Redis with TLS were seen, which are not read: let the program tell its decisions itself (docs/adapters.md)"
 
 
@@ -62,7 +65,9 @@ class RedisWire(Stating, Finishing, Due):
         self._state = np.zeros(1, kernel.loaded.wire.dtype("redis_flow"))
         self._records: list[np.ndarray] = []
         self._links: dict[str, int] = {}
-        self._remote = self._far_ns = self._far_next_ns = 0
+        unix = _UNIX if _UNIX in family.programs else _UNIX_SHORT
+        self._times = [function for function in (_OUT, unix) if function in family.programs]
+        self._seen, self._until_ns, self._again_ns = (dict.fromkeys(self._times, 0) for _ in range(3))
         self._looking = False
         self._ends_ns = self._next_ns = self._ports_ns = self._last_ns = self._sampled_ns = 0
         self.told = 0
@@ -109,6 +114,7 @@ class RedisWire(Stating, Finishing, Due):
 
     def _set(self, flow: int, state: int) -> None:
         self._state["state"], self._state["until_ns"], self._state["left_out"] = state, boot_ns() + _IGNORED_NS, 1
+        self._state["asked"], self._state["answered"] = struct.unpack("<II", os.urandom(8))  # as the kernel does
         bpf.update(self._family.maps["redis_flows"], flow.to_bytes(8, "little"), self._state.tobytes())
 
     @property
@@ -141,7 +147,8 @@ class RedisWire(Stating, Finishing, Due):
         elif not self._links and now_ns >= self._next_ns:
             self._attach(now_ns)
         if self._links:
-            self._far(now_ns)
+            for function in self._times:
+                self._at_times(function, now_ns)
 
     def _turn(self, now_ns: int) -> None:
         """Looks, stays, or goes."""
@@ -152,25 +159,29 @@ class RedisWire(Stating, Finishing, Due):
             self._looking = self._attach(now_ns)
             self._ends_ns = boot_ns() + LOOK_NS
 
-    def _far(self, now_ns: int) -> None:
-        """What leaves this host is looked at while some of it is wanted, and at times: the program at each packet costs most."""
-        if (remote := int(self._switch["remote"][0])) != self._remote:
-            self._remote, self._far_ns = remote, now_ns + FAR_NS
-        if _OUT in self._links:
-            if now_ns > self._far_ns:
-                os.close(self._links.pop(_OUT))
-                self._far_next_ns = now_ns + EVERY_NS
-        elif _OUT in self._family.programs and (now_ns < self._far_ns or now_ns >= self._far_next_ns):
-            self._attach_one(_OUT)
-            self._far_ns, self._far_next_ns = max(self._far_ns, now_ns + LOOK_NS), now_ns + EVERY_NS
+    def _at_times(self, function: str, now_ns: int) -> None:
+        """What leaves this host, and Unix sockets, are looked at while some of it is wanted, and at times: the program at each packet costs most."""
+        if (seen := int(self._switch[_AT_TIMES[function]][0])) != self._seen[function]:
+            self._seen[function], self._until_ns[function] = seen, now_ns + FAR_NS
+        if function in self._links:
+            if now_ns > self._until_ns[function]:
+                os.close(self._links.pop(function))
+                self._again_ns[function] = now_ns + EVERY_NS
+        elif now_ns < self._until_ns[function] or now_ns >= self._again_ns[function]:
+            self._attach_one(function)
+            self._until_ns[function] = max(self._until_ns[function], now_ns + LOOK_NS)
+            self._again_ns[function] = now_ns + EVERY_NS
 
     def _read(self) -> Iterable[Batch]:
         records = np.concatenate(self._records)
         self._records.clear()
         if self._reader is None:
+            from agent.probes.beside.redis_ends import Servers
             from agent.probes.beside.redis_reader import RedisReader
 
-            self._reader = RedisReader(self._limiters, self._leave, self._follow)
+            self._reader = RedisReader(
+                self._limiters, self._leave, self._follow, Servers(self._family.maps["redis_paths"])
+            )
         batches = self._reader.read(records)
         if batches:
             self._last_ns, self._looking = boot_ns(), False  # they stay
@@ -203,9 +214,11 @@ class RedisWire(Stating, Finishing, Due):
         return "looking" if self._links else "waiting", f"no limiter in Redis is seen at work: looks for one in {looks}"
 
     def _attach(self, now_ns: int) -> bool:
-        self._next_ns, self._far_ns = now_ns + EVERY_NS, now_ns + FAR_NS
+        self._next_ns = now_ns + EVERY_NS
         self._attach_one(_IN)
-        self._attach_one(_OUT)
+        for function in self._times:
+            self._until_ns[function] = now_ns + FAR_NS
+            self._attach_one(function)
         return bool(self._links)
 
     def _attach_one(self, function: str) -> None:

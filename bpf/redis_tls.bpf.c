@@ -1,0 +1,326 @@
+/* What Redis is asked, and answers, through OpenSSL: probes on SSL_write and SSL_read of the few processes that are known to talk to a Redis, or to be one, and of no
+ * other (a link a process: kernel 6.10). Driven by agent/probes/beside/redis_tls.py. What is handed over, and when, is as of plain connections (bpf/redis_stream.h).
+ *
+ * A client's SSL object is of interest from the first request on that begins with a limiter's command: until then a call costs its trap, and 64 bytes that are
+ * looked at. Which connection it is the descriptor in its BIO tells. Where both ends are on this host and have probes, the client's tell. */
+#ifndef REDIS_STREAM
+#error "redis_tls needs the redis family"
+#endif
+
+#define REDIS_TLS_BIO_METHOD (-40)	/* from a BIO's flags to its method, and to its descriptor (bpf/tls_ssl.h) */
+#define REDIS_TLS_BIO_NUM 8
+#define REDIS_TLS_SOCKET 0x505
+#define REDIS_TLS_CONNECTIONS 1024	/* of one process */
+#define REDIS_SYN_SENT 2
+#define REDIS_AF_INET6 10
+
+enum { REDIS_TLS_WRITE, REDIS_TLS_READ };
+
+struct redis_tls_pid {
+	u32 pid;
+};
+
+struct redis_tls_process {	/* written by the agent, but for the count */
+	s32 rbio;		/* where an SSL has its read BIO, and a BIO its flags; negative for unknown */
+	s32 bio_flags;
+	u32 uid;
+	u32 server;
+	u32 connections;
+};
+
+struct redis_tls_key {
+	u64 ssl;
+	u32 pid;
+	u32 pad;
+};
+
+struct redis_tls_connection {
+	u64 flow;
+	u64 tuple;		/* the same at both ends, 0 where it is not known */
+	u32 netns;
+	u16 server_port;
+	u16 client_port;
+	u8 server[16];
+	u8 client[16];
+};
+
+struct redis_tls_call {		/* of a thread that is inside one */
+	u64 ssl;
+	u64 buffer;
+	u64 count;		/* where SSL_read_ex and SSL_write_ex say how much it was */
+	u64 now;
+	u32 size;
+	u32 kind;
+};
+
+struct redis_tls_user {		/* who connects to a Redis port */
+	u64 t_ns;
+	struct proc proc;
+	u32 uid;
+	u32 pad;
+};
+
+struct redis_tls_counts {
+	u64 servers;		/* processes that are one; written by the agent */
+	u64 refused;		/* connections beyond those of one process */
+	u64 unplaced;		/* requests on connections of which nothing tells which they are, while servers here tell, too */
+};
+
+BPF_TABLE("hash", struct redis_tls_pid, struct redis_tls_process, redis_tls_processes, 256);
+BPF_TABLE("hash", struct redis_tls_key, struct redis_tls_connection, redis_tls_connections, 16384);
+BPF_TABLE("lru_hash", u64, struct redis_tls_call, redis_tls_calls, 16384);
+BPF_TABLE("lru_hash", u64, u32, redis_tls_clients, 16384);	/* who tells of a connection at its client's end */
+BPF_F_TABLE("array", u32, struct redis_tls_counts, redis_tls_counts, 1, BPF_F_MMAPABLE);
+BPF_RINGBUF_OUTPUT(redis_tls_users, 4);
+
+static __always_inline struct redis_tls_process *redis_tls_process_of(u32 pid)
+{
+	struct redis_tls_pid key = {.pid = pid};
+	return redis_tls_processes.lookup(&key);
+}
+
+static __always_inline void redis_tls_address(u8 *to, void *sk, bool v6, bool local)
+{
+	if (v6)
+		bpf_probe_read_kernel(to, 16, local ? ADDR(sk, sock_common, skc_v6_rcv_saddr) : ADDR(sk, sock_common, skc_v6_daddr));
+	else
+		redis_mapped(to, local ? ADDR(sk, sock_common, skc_rcv_saddr) : ADDR(sk, sock_common, skc_daddr));
+}
+
+/* The socket that an SSL reads from, where it has one of OpenSSL's own BIOs for that; else 0. */
+static __always_inline void *redis_tls_socket(struct redis_tls_process *p, u64 ssl)
+{
+	u64 bio = 0, method = 0;
+	u32 type = 0, fd = 0;
+	if (p->rbio < 0 || p->bio_flags < 40)
+		return 0;
+	bpf_probe_read_user(&bio, 8, (void *)(ssl + p->rbio));
+	u64 flags = bio + p->bio_flags;
+	bpf_probe_read_user(&method, 8, (void *)(flags + REDIS_TLS_BIO_METHOD));
+	bpf_probe_read_user(&type, 4, (void *)method);
+	if (type != REDIS_TLS_SOCKET)
+		return 0;
+	bpf_probe_read_user(&fd, 4, (void *)(flags + REDIS_TLS_BIO_NUM));
+	void *file = file_of((void *)bpf_get_current_task(), fd);
+	return file && (mode_of(file) & 0170000) == 0140000 ? sock_of(file) : 0;
+}
+
+/* Both ends; false for a socket that is no client's of a Redis port, or no TCP's. */
+static __always_inline bool redis_tls_ends(struct redis_tls_connection *c, void *sk, bool server)
+{
+	u16 family = 0, local = 0, remote = 0;
+	u64 words[2];
+	READ(family, sk, sock_common, skc_family);
+	READ(local, sk, sock_common, skc_num);
+	READ(remote, sk, sock_common, skc_dport);
+	READ(c->netns, ADDR(PTR(sk, sock_common, skc_net), net, ns), ns_common, inum);
+	remote = __builtin_bswap16(remote);
+	c->server_port = server ? local : remote;
+	c->client_port = server ? remote : local;
+	bool v6 = family == REDIS_AF_INET6;
+	if ((family != 2 && !v6) || (!server && !redis_port(remote)))
+		return false;
+	redis_tls_address(c->server, sk, v6, server);
+	redis_tls_address(c->client, sk, v6, !server);
+	u64 h = redis_mix((u32)c->server_port << 16 | c->client_port, 1);
+	__builtin_memcpy(words, c->server, 16);
+	h = redis_mix(redis_mix(h, words[0]), words[1]);
+	__builtin_memcpy(words, c->client, 16);
+	c->tuple = redis_mix(redis_mix(h, words[0]), words[1]);
+	return true;
+}
+
+/* A connection of interest; 0 where there is no room, or another one tells of it. */
+static __always_inline struct redis_tls_connection *redis_tls_begin(struct redis_tls_process *p, struct redis_tls_key *key)
+{
+	u32 zero = 0;
+	struct redis_tls_connection made = {.flow = (u64)bpf_get_prandom_u32() << 32 | bpf_get_prandom_u32()};
+	struct redis_tls_counts *n = redis_tls_counts.lookup(&zero);
+	void *sk = redis_tls_socket(p, key->ssl);
+	if (!n)
+		return 0;
+	if (sk) {
+		if (!redis_tls_ends(&made, sk, p->server))
+			return 0;
+	} else if (!p->server && n->servers) {
+		__sync_fetch_and_add(&n->unplaced, 1);
+		return 0;
+	}
+	if (p->connections >= REDIS_TLS_CONNECTIONS || redis_tls_connections.update(key, &made)) {
+		__sync_fetch_and_add(&n->refused, 1);
+		return 0;
+	}
+	__sync_fetch_and_add(&p->connections, 1);
+	if (!p->server && made.tuple)
+		redis_tls_clients.update(&made.tuple, &key->pid);
+	return redis_tls_connections.lookup(key);
+}
+
+/* Whether a text may begin a request that is of interest. */
+static __always_inline bool redis_tls_begins(u64 text, u32 size)
+{
+	u8 head[REDIS_HEAD] __attribute__((aligned(8))) = {};
+	u32 zero = 0;
+	struct redis_switch *w = redis_switch.lookup(&zero);
+	u64 n = redis_most(size, REDIS_HEAD);
+	if (!w || bpf_probe_read_user(head, n, (void *)text) || head[0] != '*')
+		return false;
+	return w->samples || redis_what(head, w);
+}
+
+static __always_inline int redis_tls_enter(struct pt_regs *ctx, u32 kind, bool counted, u32 size)
+{
+	u64 id = bpf_get_current_pid_tgid();
+	struct redis_tls_key key = {.ssl = PT_REGS_PARM1(ctx), .pid = id >> 32};
+	struct redis_tls_call call = {.ssl = key.ssl, .buffer = PT_REGS_PARM2(ctx), .size = size, .kind = kind};
+	struct redis_tls_process *p = redis_tls_process_of(key.pid);
+	if (!p || !size)
+		return 0;
+	bool request = (kind == REDIS_TLS_READ) == !!p->server;
+	if (!redis_tls_connections.lookup(&key)) {
+		if (!request)
+			return 0;
+		if (kind == REDIS_TLS_WRITE && (!redis_tls_begins(call.buffer, size) || !redis_tls_begin(p, &key)))
+			return 0;
+	}
+	call.count = counted ? PT_REGS_PARM4(ctx) : 0;
+	call.now = bpf_ktime_get_boot_ns();
+	redis_tls_calls.update(&id, &call);
+	return 0;
+}
+
+int redis_tls_write(struct pt_regs *ctx)
+{
+	on_own_stack(ctx);
+	s32 size = PT_REGS_PARM3(ctx);
+	return redis_tls_enter(ctx, REDIS_TLS_WRITE, false, size > 0 ? size : 0);
+}
+
+int redis_tls_write_ex(struct pt_regs *ctx)
+{
+	on_own_stack(ctx);
+	u64 size = PT_REGS_PARM3(ctx);
+	return redis_tls_enter(ctx, REDIS_TLS_WRITE, true, redis_most(size, 1 << 30));
+}
+
+int redis_tls_read(struct pt_regs *ctx)
+{
+	on_own_stack(ctx);
+	s32 size = PT_REGS_PARM3(ctx);
+	return redis_tls_enter(ctx, REDIS_TLS_READ, false, size > 0 ? size : 0);
+}
+
+int redis_tls_read_ex(struct pt_regs *ctx)
+{
+	on_own_stack(ctx);
+	u64 size = PT_REGS_PARM3(ctx);
+	return redis_tls_enter(ctx, REDIS_TLS_READ, true, redis_most(size, 1 << 30));
+}
+
+/* Whether the client's end of a server's connection tells of it. */
+static __always_inline bool redis_tls_told(struct redis_tls_connection *c)
+{
+	u32 *pid = c->tuple ? redis_tls_clients.lookup(&c->tuple) : 0;
+	return pid && redis_tls_process_of(*pid);
+}
+
+int redis_tls_return(struct pt_regs *ctx)
+{
+	on_own_stack(ctx);
+	u64 id = bpf_get_current_pid_tgid(), count = 0;
+	u32 zero = 0, done = 0;
+	s32 result = PT_REGS_RC(ctx);
+	struct redis_tls_call *in = redis_tls_calls.lookup(&id);
+	if (!in)
+		return 0;
+	struct redis_tls_call call = *in;
+	redis_tls_calls.delete(&id);
+	if (result <= 0)
+		return 0;
+	count = result;
+	if (call.count && bpf_probe_read_user(&count, 8, (void *)call.count))
+		return 0;
+	struct redis_tls_key key = {.ssl = call.ssl, .pid = id >> 32};
+	struct redis_tls_process *p = redis_tls_process_of(key.pid);
+	struct redis_switch *w = redis_switch.lookup(&zero);
+	if (!p || !w)
+		return 0;
+	struct redis_tls_connection *c = redis_tls_connections.lookup(&key);
+	if (!c) {	/* a server's */
+		if (!redis_tls_begins(call.buffer, redis_most(count, call.size)))
+			return 0;
+		c = redis_tls_begin(p, &key);
+		if (!c)
+			return 0;
+	}
+	if (p->server && redis_tls_told(c))
+		return 0;
+	struct redis_stream s = {.from = (const char *)call.buffer, .flow = c->flow, .uid = p->uid, .at_server = p->server};
+	s.size = s.readable = redis_most(count, call.size);
+	s.reply = (call.kind == REDIS_TLS_WRITE) == !!p->server;
+	s.now = call.kind == REDIS_TLS_WRITE ? call.now : bpf_ktime_get_boot_ns();
+	struct redis_part part;
+	struct redis_flow *f = redis_stream_part(REDIS_USER, w, &s, &part);
+	if (!f)
+		return 0;
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < REDIS_PIECES; i++) {
+		struct redis_piece *e = redis_stream_piece(REDIS_USER, w, &s, &part, f, done);
+		if (!e)
+			break;
+		e->netns = c->netns;
+		e->server_port = c->server_port;
+		e->client_port = c->client_port;
+		if (!i) {	/* the others have what the first has */
+			__builtin_memcpy(e->server, c->server, 16);
+			__builtin_memcpy(e->client, c->client, 16);
+			fill_proc(&e->proc, (void *)bpf_get_current_task());
+		}
+		done += *(volatile u16 *)&e->size;
+		redis_pieces.ringbuf_submit(e, QUIET);
+	}
+	return 0;
+}
+
+int redis_tls_free(struct pt_regs *ctx)
+{
+	on_own_stack(ctx);
+	struct redis_tls_key key = {.ssl = PT_REGS_PARM1(ctx), .pid = bpf_get_current_pid_tgid() >> 32};
+	struct redis_tls_connection *c = redis_tls_connections.lookup(&key);
+	struct redis_tls_process *p = redis_tls_process_of(key.pid);
+	if (!c)
+		return 0;
+	u64 tuple = c->tuple;
+	if (p && !p->server && tuple)
+		redis_tls_clients.delete(&tuple);
+	if (!redis_tls_connections.delete(&key) && p)
+		__sync_fetch_and_add(&p->connections, -1);
+	return 0;
+}
+
+/* Who connects to a Redis port: the agent looks whether there is an OpenSSL in it. */
+int redis_tls_connect(struct bpf_raw_tracepoint_args *ctx)
+{
+	void *sk = (void *)ctx->args[0];
+	u16 port = 0;
+	if ((u32)ctx->args[2] != REDIS_SYN_SENT)
+		return 0;
+	READ(port, sk, sock_common, skc_dport);
+	if (!redis_port(__builtin_bswap16(port)))
+		return 0;
+	u32 pid = bpf_get_current_pid_tgid() >> 32, uid = uid_of((void *)bpf_get_current_task());
+	struct control *control = get_control();
+	if (!control || pid == control->agent_pid || redis_tls_process_of(pid) || over_share(uid, SHARE_REDIS_TLS, REDIS_TLS_EACH_NS, REDIS_TLS_MOST))
+		return 0;
+	struct redis_tls_user *e = redis_tls_users.ringbuf_reserve(sizeof(*e));
+	if (!e) {
+		lose(LOST_redis_tls_users);
+		return 0;
+	}
+	e->t_ns = bpf_ktime_get_boot_ns();
+	e->uid = uid;
+	e->pad = 0;
+	fill_proc(&e->proc, (void *)bpf_get_current_task());
+	redis_tls_users.ringbuf_submit(e, WAKE);
+	return 0;
+}

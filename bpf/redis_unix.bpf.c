@@ -1,0 +1,157 @@
+/* What Redis is asked, and answers, by Unix sockets: the kernel hands a buffer back (consume_skb) where a process, then current, has read it to its end, and the
+ * bytes are still in it. Who reads a request is the server, who reads an answer its client; an answer's buffer was written by the end that has a name.
+ * What is longer than 3.7 KB lies in pages, which can be read since 6.12 (redis_segment.h); on kernels from 5.8 on redis_unix_short sees the others. */
+#define REDIS_AF_UNIX 1
+#define REDIS_SOCK_STREAM 1
+#define REDIS_PATH 108
+
+struct redis_path {
+	u32 length;
+	char text[108];
+};
+
+BPF_TABLE("lru_hash", u64, struct redis_path, redis_paths, 64);	/* of servers' sockets, by what stands for the address in a piece */
+BPF_TABLE("array", u32, u64, redis_unix_known, 1024);	/* a bit a connection of which something was wanted */
+
+#if HAS_unix_sock__addr && HAS_unix_sock__peer && HAS_socket_alloc__vfs_inode
+static __always_inline u64 *redis_unix_bits(u32 place)
+{
+	u32 word = place >> 6;
+	return redis_unix_known.lookup(&word);
+}
+
+/* A number for the address that the listener and all whom it accepted have; its name is kept. */
+static __always_inline u64 redis_unix_server(void *address)
+{
+	struct redis_path path = {};
+	u64 id = redis_mix((u64)address, UNKNOWN64);
+	if (redis_paths.lookup(&id))
+		return id;
+	READ(path.length, address, unix_address, len);
+	path.length = redis_most(path.length < 2 ? 0 : path.length - 2, REDIS_PATH);
+	u64 n = redis_most(path.length, REDIS_PATH);
+	bpf_probe_read_kernel(path.text, n, ADDR(address, unix_address, name) + 2);
+	redis_paths.update(&id, &path);
+	return id;
+}
+
+static __always_inline u64 redis_unix_inode(void *sk)
+{
+	u64 inode = 0;
+	void *socket = PTR(sk, sock, sk_socket);
+	if (socket)
+		READ(inode, ADDR(socket, socket_alloc, vfs_inode), inode, i_ino);
+	return inode;
+}
+
+/* Who wrote a buffer of a Unix stream socket; 0 for any other buffer. */
+static __always_inline void *redis_unix_writer(void *skb)
+{
+	u16 family = 0, type = 0;
+	if (PTR(skb, sk_buff, dev))
+		return 0;
+	void *writer = PTR(skb, sk_buff, sk);
+	if (!writer)
+		return 0;
+	READ(family, writer, sock_common, skc_family);
+	if (family != REDIS_AF_UNIX)
+		return 0;
+	READ(type, writer, sock, sk_type);
+	return type == REDIS_SOCK_STREAM ? writer : 0;
+}
+
+static __always_inline int redis_unix_read(u32 where, void *skb, void *writer, void *packet)
+{
+	u32 len = 0, paged = 0, zero = 0, done = 0;
+	u8 first = 0;
+	void *server, *address;
+	struct redis_stream s = {.from = PTR(skb, sk_buff, data), .packet = packet};
+	address = PTR(writer, unix_sock, addr);
+	s.reply = !!address;
+	server = address ? writer : PTR(writer, unix_sock, peer);
+	if (!server)
+		return 0;
+	u32 place = (u16)redis_mix((u64)server, 0);
+	u64 *bits = redis_unix_bits(place), bit = 1ull << (place & 63);
+	if (!bits)
+		return 0;
+	if (!(*bits & bit)) {
+		if (s.reply || redis_copy(where, &s, 0, &first, 1) || first != '*')
+			return 0;
+	}
+	if (!address)
+		address = PTR(server, unix_sock, addr);
+	struct redis_switch *w = redis_switch.lookup(&zero);
+	if (!w || !address)
+		return 0;
+	READ(len, skb, sk_buff, len);
+	READ(paged, skb, sk_buff, data_len);
+	s.size = len;
+	s.readable = where == REDIS_PACKET ? len : paged < len ? len - paged : 0;
+	s.now = bpf_ktime_get_boot_ns();
+	s.flow = redis_mix(redis_mix((u64)server, (u64)address), redis_unix_inode(server));
+	s.at_server = !s.reply;
+	if (!s.reply)
+		READ(s.uid, writer, sock, sk_uid);	/* who asks */
+	struct redis_part part;
+	struct redis_flow *f = redis_stream_part(where, w, &s, &part);
+	if (!f) {
+		struct redis_flow *known = redis_flows.lookup(&s.flow);
+		if (known && (known->limits || known->state == REDIS_WHOLE))
+			return 0;
+		if (*bits & bit)
+			__sync_fetch_and_and(bits, ~bit);
+		if (known)
+			known->pending = 0;	/* its answer is not looked at */
+		return 0;
+	}
+	if (!(*bits & bit))
+		__sync_fetch_and_or(bits, bit);
+	w->local++;
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < REDIS_PIECES; i++) {
+		struct redis_piece *e = redis_stream_piece(where, w, &s, &part, f, done);
+		if (!e)
+			break;
+		if (!i) {	/* the others have what the first has */
+			__builtin_memset(e->client, 0, 16);
+			*(u64 *)e->server = 0x58494e5501ull;	/* \1 U N I X: an address of no network (bpf/unix_name.h) */
+			*(u64 *)(e->server + 8) = redis_unix_server(address);
+			fill_proc(&e->proc, (void *)bpf_get_current_task());
+		}
+		done += *(volatile u16 *)&e->size;
+		redis_pieces.ringbuf_submit(e, QUIET);
+	}
+	return 0;
+}
+#else
+static __always_inline void *redis_unix_writer(void *skb)
+{
+	return 0;
+}
+
+static __always_inline int redis_unix_read(u32 where, void *skb, void *writer, void *packet)
+{
+	return 0;
+}
+#endif
+
+int redis_unix(struct bpf_raw_tracepoint_args *ctx)
+{
+#if KFUNC_bpf_dynptr_from_skb && KFUNC_bpf_path_d_path && FUNC_dynptr_read
+	void *skb = (void *)ctx->args[0], *writer = redis_unix_writer(skb);
+	struct redis_dynptr packet;
+	if (!writer)
+		return 0;
+	redis_dynptr_from_skb(skb, 0, &packet);
+	return redis_unix_read(REDIS_PACKET, skb, writer, &packet);
+#else
+	return 0;
+#endif
+}
+
+int redis_unix_short(struct bpf_raw_tracepoint_args *ctx)
+{
+	void *skb = (void *)ctx->args[0], *writer = redis_unix_writer(skb);
+	return writer ? redis_unix_read(REDIS_KERNEL, skb, writer, 0) : 0;
+}
