@@ -406,10 +406,10 @@ def test_who_sends_is_refused_once_it_is_given_up(tmp_path: Path) -> None:
     one = Kept(tmp_path)
     try:
         for _ in range(IN_A_ROW):
-            one.source.restarts.ended(time.monotonic(), "test")
+            one.source.process.restarts.ended(time.monotonic(), "test")
         (child,) = one.source.processes()
         os.kill(child["pid"], signal.SIGKILL)
-        one.until(lambda: one.source.restarts.given_up and not one.listens())
+        one.until(lambda: one.source.process.restarts.given_up and not one.listens())
         assert "is gone" in one.source.failures()[one.source.name]
     finally:
         one.close()
