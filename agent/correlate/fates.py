@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from agent.common.copies import only
 from agent.correlate.episode import Culprit, item
 from agent.correlate.rows import known
 from agent.correlate.thresholds import SECOND
@@ -29,6 +30,7 @@ READS = {
 }
 _KIND = TABLES["process_event"].by_name["kind"]
 STOPS, GOES_ON, ENDS = ("stopped", "frozen"), ("continued", "thawed"), ("killed", "exited", "oom_killed")
+_WHOLE = [_KIND.names.index(kind) for kind in ("frozen", "thawed")]
 LASTS = 1 << 62  # until when, of a stop that lasts
 _CHAIN_NS = 30 * SECOND
 _MOST = 256  # events that are looked at for one process
@@ -197,8 +199,14 @@ def of_row(row: np.void, pid: int, tick: int, comm: str, cgroup: int) -> Fate:
                 text(row["sender_comm"]), _int(row["uid"]))  # fmt: skip
 
 
+def of_ours(events: np.ndarray) -> np.ndarray:
+    """Without those of processes outside of the agent's PID namespace, which have no number here. What is told of a cgroup as a whole has none either."""
+    return only(events, known(events["pid"]) | np.isin(events["kind"], _WHOLE))
+
+
 def fates(events: np.ndarray, pids: Collection[int], cgroups: Collection[int] = ()) -> list[Fate]:
     """Of processes, by events in order. cgroups: those that they are in, for what is told of a cgroup as a whole."""
+    events = of_ours(events)
     whole = ~known(events["pid"])
     mine = np.isin(events["pid"], list(pids)) | (whole & np.isin(events["cgroup_id"], list(cgroups)))
     found: list[Fate] = []

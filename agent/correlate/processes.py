@@ -85,7 +85,7 @@ class ProcessWatch(Watch):
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         self._until_ns = (second + 1) * SECOND
         self._learn(second, rows)
-        events = rows.get("process_event")
+        events = fates.of_ours(rows["process_event"]) if "process_event" in rows else None
         happened = [] if events is None else self._happen(second, self._chosen(events))
         gone = np.empty((0, 2), np.int64) if events is None else _gone(events)
         self._gone = [*self._gone, gone[-_MOST_EVENTS:]][-_GONE_S:]

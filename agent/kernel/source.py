@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 
 from agent.batch import Batch, Loss, losses
+from agent.common.clocks import boot_ns
 from agent.common.faults import Faults
 from agent.contracts import Finishing, Parted, Source
 from agent.kernel.bpf import HashMap
@@ -51,7 +52,8 @@ class KernelSource(Finishing, Parted):
         self._listeners: dict[str, list[Callable[[np.ndarray], None]]] = {}
         self.adjust: dict[str, Callable[[np.ndarray], None]] = {}
         self.hold: Callable[[], bool] = lambda: False
-        self._flipped_ns = self._started_ns = self._checked_ns = 0
+        self._flipped_ns = self._started_ns = 0
+        self._checked_ns = boot_ns()
         self._read_due = False
         if not loaded.shared:
             return

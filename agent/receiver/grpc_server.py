@@ -9,6 +9,8 @@ import os
 import secrets
 import socket
 import sys
+import time
+from collections.abc import Coroutine
 from typing import Any
 
 import grpc
@@ -18,6 +20,7 @@ from agent.receiver.header_blocks import HeaderBlocks
 from agent.receiver.http import partial_success
 from agent.receiver.senders import OtlpSender
 from agent.receiver.taking import MOST_BYTES, PATIENCE_S, Desk, RequestRefused
+from agent.receiver.turns import FramePace
 
 _SOCKET = "grpc.sock"
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -37,7 +40,8 @@ _OPTIONS = [
     ("grpc.so_reuseport", 0),
     ("grpc.server_max_unrequested_time_in_server", 10),
 ]
-_PIECE_BYTES = 64 << 10
+#: Read at once, which is what others wait for: some 1,800 frames at most.
+_PIECE_BYTES = 16 << 10
 _NAME = "tickscope-otlp-"
 
 
@@ -47,6 +51,7 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._named: dict[str, OtlpSender] = {}
+        self._pace = FramePace()
         self._server = grpc.aio.server(options=_OPTIONS)
         self._server.add_generic_rpc_handlers((self,))
 
@@ -95,23 +100,26 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]
                 os._exit(1)
             inside, inner = await asyncio.open_connection(sock=end, limit=_PIECE_BYTES)
             inner.write(begun)
-            await self._both((reader, inner), (inside, writer))
+            await _until_one_ends(self._pass_on(sender, reader, inner), _answer(inside, writer))
         finally:
             self._named.pop(name, None)
             writer.transport.abort()
             if inner is not None:
                 inner.transport.abort()
 
-    @staticmethod
-    async def _both(*ways: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
-        """Until one of the ends closes."""
-        tasks = [asyncio.ensure_future(_pass_on(*ways[0], HeaderBlocks())), asyncio.ensure_future(_pass_on(*ways[1]))]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    async def _pass_on(self, sender: OtlpSender, reader: asyncio.StreamReader, inner: asyncio.StreamWriter) -> None:
+        """Until the client ends, or sends what is too long for headers. Who sends more frames than a user may has to wait."""
+        blocks = HeaderBlocks()
+        with contextlib.suppress(OSError):
+            while data := await reader.read(_PIECE_BYTES):
+                before = blocks.frames
+                if not blocks.fit(data):
+                    return
+                inner.write(data)
+                await inner.drain()
+                if wait_s := self._pace.wait_s(sender.uid, blocks.frames - before, time.monotonic()):
+                    self._desk.counts["held_up"] += 1
+                    await asyncio.sleep(wait_s)
 
     async def _export(self, signal: str, context: Any) -> bytes:
         try:
@@ -148,9 +156,19 @@ def _packed(data: bytes) -> bool:
     return data[:2] == b"\x1f\x8b" or (data[:1] == b"\x78" and len(data) > 1 and int.from_bytes(data[:2], "big") % 31 == 0)  # fmt: skip
 
 
-async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, blocks: HeaderBlocks | None = None) -> None:  # fmt: skip
-    """Until the one ends, or what it sends is too long for headers."""
+async def _answer(inside: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Until gRPC ends the connection."""
     with contextlib.suppress(OSError):
-        while (data := await reader.read(_PIECE_BYTES)) and (blocks is None or blocks.fit(data)):
+        while data := await inside.read(_PIECE_BYTES):
             writer.write(data)
             await writer.drain()
+
+
+async def _until_one_ends(*ways: Coroutine[Any, Any, None]) -> None:
+    tasks = [asyncio.ensure_future(way) for way in ways]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

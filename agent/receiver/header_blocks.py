@@ -1,4 +1,4 @@
-"""How much a client of HTTP/2 sends as one block of headers: gRPC keeps what comes until its end, whatever that is. Pure."""
+"""What a client of HTTP/2 sends: how many frames, and how much as one block of headers, since gRPC keeps what comes until its end, whatever that is. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ MOST_BLOCK_BYTES = 64 << 10
 
 
 class HeaderBlocks:
-    """Of one connection, behind the preface."""
+    """Of one connection, behind the preface. frames: those that have begun."""
 
     def __init__(self) -> None:
         self._head = b""
-        self._left = self._block = 0
+        self._left = self._block = self.frames = 0
 
     def fit(self, data: bytes) -> bool:
         """Takes what has come next; whether all blocks so far are as long as they may be."""
@@ -30,6 +30,7 @@ class HeaderBlocks:
                 break
             self._left, kind, flags = int.from_bytes(self._head[:3], "big"), self._head[3], self._head[4]
             self._head = b""
+            self.frames += 1
             if kind in (_HEADERS, _CONTINUATION):
                 self._block = _HEAD + self._left + (self._block if kind == _CONTINUATION else 0)
                 if self._block > MOST_BLOCK_BYTES:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 #: Of a head; what a line of a chunked body may have.
 MOST_HEAD_BYTES = 16 << 10
 _MOST_LINE_BYTES = 256
-#: Of a body; what is read of them before others' turn.
-_MOST_CHUNKS, _AT_ONCE = 4096, 64
+#: Of a body: its most bytes, 64 in each; what is read of them before others' turn.
+_MOST_CHUNKS, _AT_ONCE = 32_768, 64
 
 
 class BadRequest(Exception):

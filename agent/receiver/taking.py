@@ -20,6 +20,8 @@ from agent.receiver.wire import NUMBER, PACKER, PIECE_ROWS, ROWS
 
 #: Of a request, as it comes and unpacked; what it may hold.
 MOST_BYTES, MOST_RECORDS = 2 << 20, 50_000
+#: A request of so many bytes, unpacked, does not wait for one with more of them to be read, be that its own user's.
+SMALL_BYTES = 256 << 10
 #: For a whole request to come.
 PATIENCE_S = 10.0
 #: Requests of all users that are under way; one user but root has at most a quarter of them.
@@ -54,7 +56,7 @@ class Desk:
     def __init__(self, mapper: Mapper, agent: AgentLink, counts: Counter[str]) -> None:
         self.counts = counts
         self._mapper, self._agent = mapper, agent
-        self._turns, self._rates = Turns(), DecisionRates()
+        self._turns, self._rates = (Turns(), Turns()), DecisionRates()
         self._under_way: Places[Callable[[], None]] = Places(UNDER_WAY)
 
     @contextmanager
@@ -91,8 +93,9 @@ class Desk:
         if signal == "metrics":
             self.counts["metrics"] += 1
             return Taken()
-        async with self._turns.of(sender.uid):
-            rows, rejected, why = await self._mapped(signal, unpacked(data) if packed else data, as_json)
+        data = unpacked(data) if packed else data
+        async with self._turns[len(data) > SMALL_BYTES].of(sender.uid):
+            rows, rejected, why = await self._mapped(signal, data, as_json)
             data = b""
             given = self._rates.take(sender.uid, len(rows))
             if given < len(rows):

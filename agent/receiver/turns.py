@@ -1,4 +1,4 @@
-"""Whose turn it is to have a request read, and how many decisions a user may send: so that nobody's flood keeps another's decisions out. Pure but for asyncio."""
+"""Whose turn it is to have a request read, and how many decisions and frames a user may send: so that nobody's flood keeps another's decisions out. Pure but for asyncio."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 
 #: Decisions of one user: a second, and at once, as after a pause.
 PER_S, BURST = 5_000, 10_000
+#: Frames of HTTP/2 of one user, likewise: a call with one decision takes four or five, and reading them is dearer than sending.
+FRAMES_PER_S, FRAMES_BURST = 4_000, 8_000
 _MOST_USERS = 4096
 
 
@@ -68,3 +70,19 @@ class DecisionRates:
         given = min(wanted, int(left))
         self._left[uid] = left - given, now_s
         return given
+
+
+class FramePace:
+    """How far each user's frames are ahead of what they may be."""
+
+    def __init__(self) -> None:
+        self._left: dict[int, tuple[float, float]] = {}
+
+    def wait_s(self, uid: int, frames: int, now_s: float) -> float:
+        """How long to wait before more is read of a user who has sent so many more. now_s: time.monotonic."""
+        if len(self._left) > _MOST_USERS:
+            self._left.clear()
+        left, since_s = self._left.get(uid, (FRAMES_BURST, now_s))
+        left = min(FRAMES_BURST, left + (now_s - since_s) * FRAMES_PER_S) - frames
+        self._left[uid] = left, now_s
+        return max(0.0, -left / FRAMES_PER_S)

@@ -37,6 +37,7 @@ COUNTS = {
     "too_large": "requests that were too large",
     "slow": "requests that came too slowly",
     "busy": "requests put off, since their user had enough under way",
+    "held_up": "times nothing was read of a user for a while, since he had sent more frames of HTTP/2 than one may a second",
     "refused": "connections refused, since their user had its share of the places",
     "displaced": "connections closed to make room for other users'",
     "no_descriptor": "times no connection could be taken for want of descriptors",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.common.clocks import boot_ns
 from agent.kernel import compiler
 from agent.kernel.load import BPF_DIR, Loaded, load
 from agent.kernel.probe import Probe, Program
@@ -52,6 +53,15 @@ def seen(loaded: Loaded) -> int:
     list(source.drain(1))
     source.close()
     return sum(counts)
+
+
+def test_what_is_lost_before_the_first_look_was_not_lost_before_the_start(tmp_path: Path) -> None:
+    loaded, begun_ns = run(tmp_path), boot_ns()
+    source = KernelSource(loaded)
+    source._lost[loaded.counted.index("exec_events")] += 5
+    (rows,) = (batch.rows for batch in source.drain(boot_ns()) if batch.table == "loss")
+    source.close()
+    assert begun_ns <= rows["from_ns"][0] <= rows["to_ns"][0]
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ import pytest
 from agent.batch import Batch, make
 from agent.correlate.brokers import BrokerWatch
 from agent.correlate.thresholds import CorrelatorConfig
+from agent.posix import kept as keeping
 from agent.posix import restarts
-from agent.queues import process
 from agent.queues.poller import QueuePoller
 from agent.queues.process import Brokers
 from agent.queues.worker import BUDGET_BYTES
@@ -116,7 +116,7 @@ def test_one_that_is_killed_is_told_and_started_again(kept: Kept, capfd: pytest.
     assert kept.pid != pid
     assert kept.reasons() == [(0, b"")]  # attached
     assert kept.brokers.failures() == {}
-    assert kept.brokers.restarts.count == 1
+    assert kept.brokers.process.restarts.count == 1
     assert "SIGKILL" in capfd.readouterr().err
 
 
@@ -127,7 +127,7 @@ def test_one_that_ends_again_and_again_is_given_up(kept: Kept, monkeypatch: pyte
         kept.until(kept.brokers.processes)
         os.kill(kept.pid, signal.SIGKILL)
         kept.until(lambda: not kept.brokers.processes())
-    assert kept.brokers.restarts.given_up
+    assert kept.brokers.process.restarts.given_up
     kept.until(lambda: any(b"the last of several in a row" in reason for _, reason in kept.reasons()))
     assert kept.rows["probe_status"][-1]["remedy"]
     kept.brokers.use({"redis": (kept.url, kept.url)}, 0.1)  # other settings: it is tried anew
@@ -136,7 +136,7 @@ def test_one_that_ends_again_and_again_is_given_up(kept: Kept, monkeypatch: pyte
 
 
 def test_one_that_stands_still_is_told_and_its_pause_is_no_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "SILENT_S", 1.0)
+    monkeypatch.setattr(keeping, "SILENT_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         kept = Kept()
         kept.brokers.use({"redis": (f"redis://127.0.0.1:{silent.getsockname()[1]}",)}, 0.1)
@@ -152,18 +152,18 @@ def test_one_that_stands_still_is_told_and_its_pause_is_no_servers(monkeypatch: 
             assert max(row["poll_ns"] for row in kept.told("no_answer")) < 1.5e9 * PATIENCE
             assert kept.rows["loss"][0]["count"] == 1
             kept.until(lambda: not kept.brokers.failures())
-            assert kept.brokers.restarts.count == 0
+            assert kept.brokers.process.restarts.count == 0
         finally:
             kept.brokers.close()
 
 
 def test_one_that_stands_still_for_long_is_replaced(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "MOST_SILENT_S", 1.0)
+    monkeypatch.setattr(keeping, "MOST_SILENT_S", 1.0)
     kept.until(lambda: kept.told("refused"))
     pid = kept.pid
     os.kill(pid, signal.SIGSTOP)
-    kept.until(lambda: kept.brokers.restarts.count == 1)
-    assert kept.brokers.restarts.why == "it gave no sign of life"
+    kept.until(lambda: kept.brokers.process.restarts.count == 1)
+    assert kept.brokers.process.restarts.why == "it gave no sign of life"
     kept.again()
     assert kept.pid != pid
 

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from agent.common.clocks import boot_ns
+from agent.posix import kept as keeping
 from agent.posix import restarts
 from agent.posix.spawned import how
-from agent.queues import process
 from agent.queues.packing import TABLE, pack
 from agent.queues.process import Brokers
 from agent.queues.received import NoMessage, checked
@@ -88,7 +88,7 @@ def liar(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
         body = f"import socket, sys, time; s = socket.socket(fileno=int(sys.argv[1]))\n{code}\ntime.sleep(60)"
         return real([sys.executable, "-c", body, *command[4:]], **more)  # type: ignore[call-overload, no-any-return]
 
-    monkeypatch.setattr("agent.queues.process.subprocess.Popen", popen)
+    monkeypatch.setattr("agent.posix.spawned.subprocess.Popen", popen)
 
 
 def test_one_that_sends_what_is_no_message_is_ended_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_one_that_cannot_be_started_is_told_and_then_given_up(
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr(restarts, "IN_A_ROW", 1)
-    monkeypatch.setattr("agent.queues.process.subprocess.Popen", refused)
+    monkeypatch.setattr("agent.posix.spawned.subprocess.Popen", refused)
     before = sorted(os.listdir("/proc/self/fd"))
     kept = Kept()
     try:
@@ -139,7 +139,7 @@ def test_where_descriptors_run_out_it_is_tried_later(monkeypatch: pytest.MonkeyP
         for fd in more:
             os.close(fd)
     try:
-        assert brokers.restarts.why == "cannot be started: Too many open files"
+        assert brokers.process.restarts.why == "cannot be started: Too many open files"
         assert sorted(map(int, os.listdir("/proc/self/fd")))[:-1] == held
     finally:
         brokers.close()
@@ -153,8 +153,8 @@ class Undying(subprocess.Popen[bytes]):
 
 
 def test_who_does_not_die_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.queues.process.subprocess.Popen", Undying)
-    monkeypatch.setattr(process, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr("agent.posix.spawned.subprocess.Popen", Undying)
+    monkeypatch.setattr(keeping, "_PATIENCE_S", 0.2)
     kept = Kept()
     pids = [kept.pid]
     try:
@@ -170,7 +170,7 @@ def test_who_does_not_die_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> No
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        for child in kept.brokers._ending:
+        for child in kept.brokers.process._ending:
             child.wait()
 
 
@@ -178,15 +178,15 @@ def test_a_pause_of_the_agent_itself_is_no_silence(kept: Kept, monkeypatch: pyte
     kept.again()
     pid = kept.pid
     os.kill(pid, signal.SIGSTOP)
-    while kept.brokers._socket is not None and _readable(kept.brokers._socket):
+    while kept.brokers.process.socket is not None and _readable(kept.brokers.process.socket):
         kept.turn()
-    monkeypatch.setattr(process, "SILENT_S", 1.5)
-    monkeypatch.setattr(process, "MOST_SILENT_S", 1.5)
-    kept.brokers._looked_s = time.monotonic()
+    monkeypatch.setattr(keeping, "SILENT_S", 1.5)
+    monkeypatch.setattr(keeping, "MOST_SILENT_S", 1.5)
+    kept.brokers.process._looked_s = time.monotonic()
     time.sleep(2)
     kept.turn()
     assert kept.brokers.failures() == {}
-    assert kept.brokers.restarts.why == ""
+    assert kept.brokers.process.restarts.why == ""
     os.kill(pid, signal.SIGCONT)
 
 
@@ -202,7 +202,7 @@ def test_they_are_asked_again_once_the_new_process_says_so(kept: Kept, monkeypat
     os.kill(kept.pid, signal.SIGKILL)
     kept.until(kept.brokers.failures)
     liar(monkeypatch, "time.sleep(1)")
-    kept.until(lambda: kept.brokers.restarts.count)
+    kept.until(lambda: kept.brokers.process.restarts.count)
     kept.turn()
     for _ in range(50):
         kept.turn()

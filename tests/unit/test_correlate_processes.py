@@ -139,6 +139,16 @@ def test_a_frozen_container_stands_still() -> None:
     assert "its cgroup was frozen by dockerd pid 80" in str(found["sentence"])
 
 
+@pytest.mark.parametrize("kind", ["exited", "killed", "stopped"])
+def test_what_happens_outside_of_our_pid_namespace_is_no_event_of_who_is_in_that_cgroup(kind: str) -> None:
+    host = Host(1).healthy(0, 60)
+    host.decisions(0, 60, pid=555, limiter=b"boxed", cgroup_id=CGROUP, comm=b"python")
+    outside = {"pid": NULL_I64, "sender_pid": NULL_I64, "comm": b"python", "exit_code": 2}
+    for n in range(3):
+        event(host, kind, 30 + n, **outside, signal=9)
+    assert latest(run(host, 60)) == []
+
+
 def test_who_talks_all_the_time_may_not_stand_still_but_end() -> None:
     host = Host(1).healthy(0, 60)
     elsewhere = PEER.tobytes()[:16] + b"\x01\x02"

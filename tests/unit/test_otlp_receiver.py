@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -335,10 +336,34 @@ def test_attacks_of_another_user_keep_nobody_out(kept: Kept, signal_: Any) -> No
 
 def test_a_body_in_very_many_pieces_is_refused(kept: Kept) -> None:
     with socket.create_connection(("127.0.0.1", kept.http)) as client:
-        client.sendall(b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 5000)  # fmt: skip
+        client.sendall(b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 33_000)  # fmt: skip
         client.setblocking(False)
         kept.until(lambda: readable(client))
         assert b"413" in client.recv(65536)
+
+
+def test_the_most_bytes_may_come_in_small_chunks(kept: Kept) -> None:
+    body = spans({**REFUSED, "http.route": "x" * (MOST_BYTES - 1000)})
+    head = b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-protobuf\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert len(body) > MOST_BYTES - 1000
+    chunks = [body[at : at + 128] for at in range(0, len(body), 128)]
+    data = head + b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", kept.http)) as client:
+        sending = threading.Thread(target=client.sendall, args=(data,))
+        sending.start()
+        kept.until(lambda: not sending.is_alive())
+        client.setblocking(False)
+        kept.until(lambda: readable(client))
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+    kept.until(lambda: len(kept.rows) == 1)
+
+
+def test_a_flood_of_frames_is_held_up_and_told(kept: Kept) -> None:
+    ping = b"\0\0\x08\6\0\0\0\0\0" + bytes(8)
+    with socket.create_connection(("127.0.0.1", kept.grpc)) as client:
+        client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+        client.sendall(ping * 9_000)
+        kept.counted("held_up", 1)
 
 
 def test_a_process_that_ended_is_started_again_and_its_counts_stay(kept: Kept) -> None:
@@ -413,10 +438,10 @@ def test_who_sends_is_refused_once_it_is_given_up(tmp_path: Path) -> None:
     one = Kept(tmp_path)
     try:
         for _ in range(IN_A_ROW):
-            one.source.restarts.ended(time.monotonic(), "test")
+            one.source.process.restarts.ended(time.monotonic(), "test")
         (child,) = one.source.processes()
         os.kill(child["pid"], signal.SIGKILL)
-        one.until(lambda: one.source.restarts.given_up and not one.listens())
+        one.until(lambda: one.source.process.restarts.given_up and not one.listens())
         assert "is gone" in one.source.failures()[one.source.name]
     finally:
         one.close()
