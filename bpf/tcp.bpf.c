@@ -68,10 +68,11 @@ static __always_inline void tcp_moves(u64 sk, bool receives)
 	if (!h || !c)
 		return;
 	bool known = h->user == tag && (!receives || h->received == now);
-	if (known && !c->tcp_threads)
+	bool spare = receives && known && h->client && tcp_spare();
+	if (known && !spare && !c->tcp_threads)
 		return;
 	struct tcp_thread *t = c->tcp_threads ? tcp_threads.lookup(&tid) : 0;
-	if (known && !t)
+	if (known && !spare && !t)
 		return;
 	struct tcp_socket *s = tcp_sockets.lookup(&sk);
 	if (!s || s->user != user)
@@ -81,10 +82,14 @@ static __always_inline void tcp_moves(u64 sk, bool receives)
 	if (receives && h->received != now && tcp_sample((void *)sk, s)) {
 		h->received = now;
 		tcp_serve((void *)sk, s, true, false);
+		spare = true;
 	}
+	if (spare)
+		tcp_answer((void *)sk, s);
 	if (s->user != user)
 		return;
 	h->user = tag;
+	h->client = s->sock.role == TCP_ROLE_CLIENT;
 	if (t)
 		tcp_note(t, (void *)sk, s, receives);
 }

@@ -123,28 +123,37 @@ static __always_inline void tcp_served(struct tcp_socket *s, u32 requests, u32 t
 	tcp_slowest(v, s, ns, now);
 }
 
-/* Whether the current process has just read a beginning of HTTP/2 from a socket: a client's first words, or, where the connection is older than we, a
- * frame with a request's head. By where the call in which it is had the bytes put; looked at once a connection. */
-static __always_inline bool tcp_frames(void)
+/* The beginning of what the current process has just read, by where the call in which it is had the bytes put, or asks to; 0 where that is not known. A shorter
+ * room than `size` is filled up with what was there. */
+static __always_inline u64 tcp_read_head(u8 *head, u32 size)
 {
-	u8 head[9] = {};
-	u64 at = 0, nr = 0;
+	u64 at = 0, nr = 0, room = 0;
 #if FUNC_task_pt_regs
 	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(current_task());
 	nr = *(const u64 *)((const char *)regs + __builtin_offsetof(struct pt_regs, orig_ax));
 	at = *(const u64 *)((const char *)regs + __builtin_offsetof(struct pt_regs, si));
+	room = *(const u64 *)((const char *)regs + __builtin_offsetof(struct pt_regs, dx));
 #else
 	struct pt_regs *regs = (struct pt_regs *)((char *)PTR(current_task(), task_struct, stack) + 16384) - 1;
 	bpf_probe_read_kernel(&nr, sizeof(nr), (const char *)regs + __builtin_offsetof(struct pt_regs, orig_ax));
 	bpf_probe_read_kernel(&at, sizeof(at), (const char *)regs + __builtin_offsetof(struct pt_regs, si));
+	bpf_probe_read_kernel(&room, sizeof(room), (const char *)regs + __builtin_offsetof(struct pt_regs, dx));
 #endif
+	u64 vector[2] = {at, room};
 	if (nr == TCP_NR_RECVMSG && bpf_probe_read_user(&at, sizeof(at), (const void *)(at + TCP_MSG_IOV)))
-		return false;
-	if ((nr == TCP_NR_RECVMSG || nr == TCP_NR_READV) && bpf_probe_read_user(&at, sizeof(at), (const void *)at))
-		return false;
+		return 0;
+	if ((nr == TCP_NR_RECVMSG || nr == TCP_NR_READV) && bpf_probe_read_user(vector, sizeof(vector), (const void *)at))
+		return 0;
 	if (nr != TCP_NR_READ && nr != TCP_NR_RECVFROM && nr != TCP_NR_RECVMSG && nr != TCP_NR_READV)
-		return false;
-	if (bpf_probe_read_user(head, sizeof(head), (const void *)at))
+		return 0;
+	return bpf_probe_read_user(head, size, (const void *)vector[0]) ? 0 : vector[1];
+}
+
+/* Whether that is a beginning of HTTP/2: a client's first words, or, where the connection is older than we, a frame with a request's head. Looked at once a connection. */
+static __always_inline bool tcp_frames(void)
+{
+	u8 head[9] = {};
+	if (!tcp_read_head(head, sizeof(head)))
 		return false;
 	if (head[0] == 'P' && head[1] == 'R' && head[2] == 'I' && head[3] == ' ' && head[4] == '*')
 		return true;

@@ -65,7 +65,7 @@ struct tcp_hot {
 	u32 user;		/* the socket, mixed with the thread that last used it */
 	u32 received;		/* the socket, mixed with the time of its last RTT sample at a receive */
 	u32 seen;		/* ... at a segment that came in */
-	u32 pad;
+	u32 client;		/* the socket that `user` is of had connected */
 };
 #define TCP_PLACES_LOG2 12
 BPF_ARRAY(tcp_hot, struct tcp_hot, 1 << TCP_PLACES_LOG2);

@@ -9,6 +9,8 @@ import numpy as np
 
 from agent.correlate import fates
 from agent.correlate.acts import together
+from agent.correlate.answered import READS as ANSWERS
+from agent.correlate.answered import chain as answers
 from agent.correlate.chain import hops
 from agent.correlate.episode import Episode, Verdict
 from agent.correlate.fates import Fate
@@ -20,7 +22,7 @@ from agent.correlate.view import View
 from agent.correlate.waits import NETWORK, PEERS, SHARE, on_peers
 from agent.tables import TABLES
 
-READS = {**PEERS, **fates.READS, "tcp_rtt": (*NETWORK["tcp_rtt"], "cgroup_id")}
+READS = {**ANSWERS, **PEERS, **fates.READS, "tcp_rtt": (*NETWORK["tcp_rtt"], "cgroup_id")}
 _KINDS = TABLES["process_event"].by_name["kind"].names
 _WHOLE = [_KINDS.index("frozen"), _KINDS.index("thawed")]
 _SERVER = TABLES["tcp_rtt"].code("role", "server")
@@ -105,6 +107,16 @@ def chained(episode: Episode, view: View) -> list[Blow]:
         served = [pid for _, pid in _servers(hop.raw, episode, view)]
         found += [
             replace(blow, score=blow.score * 0.9**n) for blow in _during(episode, view, served, episode.value, _SURE)
+        ]
+    return found
+
+
+def answered(episode: Episode, view: View) -> list[Blow]:
+    """Of those who answered with errors, or are not there any more for who did: the last of them first."""
+    found: list[Blow] = []
+    for n, one in enumerate(reversed(answers(episode, view))):
+        found += [
+            replace(blow, score=blow.score * 0.9**n) for blow in _during(episode, view, [*one.pids], SECOND, _SURE)
         ]
     return found
 
@@ -196,6 +208,7 @@ Rule = Callable[[Episode, View], list[Blow]]
 FELT: dict[str, Rule] = {
     "decision_latency": either,
     "refusals": peers,
+    "service_errors": answered,
     "queue_lag": consumers,
     "accept_overflow": own,
     "service_latency": answering,

@@ -35,7 +35,7 @@ class Symptom:
     """Something that is wrong with a subject for a while.
 
     order: the first of several names a finding, and is judged first. meaning: one line. unit: of an episode's value (empty: a share or a count).
-    table: where it is seen, and what its own evidence is a row of; measured: its column, by the metric that rose. reads: columns by table. watch: who keeps its subjects' series; None where
+    table: where it is seen, and what its own evidence is a row of; measured: its column, by the metric that rose; tables: where it is seen, by metric, if elsewhere. reads: columns by table. watch: who keeps its subjects' series; None where
     it is not judged by seconds. judge: (watch, second) -> the episodes that it opens; it also extends those that go on.
     clause: what was wrong with what, how much, and when. todo: what to look at first.
     asked_by_agent: who suffered is tickscope's own poller. inside: what explains it lies inside the decisions that were slow.
@@ -62,6 +62,7 @@ class Symptom:
     alone: tuple[str, ...] = ()
     shared: bool = False
     measured: Mapping[str, str] = field(default_factory=dict)
+    tables: Mapping[str, str] = field(default_factory=dict)
     explained_by: Mapping[str, Rule | str] = field(default_factory=dict)
 
 

@@ -215,7 +215,7 @@ class Finding:
 
     @staticmethod
     def of_symptom(e: Episode) -> dict[str, object]:
-        return item(e.declared.table, e.symptom, e.value, e.unit, column=e.declared.measured.get(e.metric), baseline=e.base, t_ns=e.start_ns, end_ns=e.end_ns,
+        return item(e.declared.tables.get(e.metric, e.declared.table), e.symptom, e.value, e.unit, column=e.declared.measured.get(e.metric), baseline=e.base, t_ns=e.start_ns, end_ns=e.end_ns,
                     subject=e.subject, pid=e.pid)  # fmt: skip
 
     def _plainly(self) -> Words:

@@ -1,4 +1,4 @@
-"""Who fails at what it is asked for: limiters by their decisions, brokers by the error replies that they say they gave."""
+"""Who fails at what it is asked for: limiters by their decisions, brokers by the error replies that they say they gave, any server by how its answers begin."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from agent.correlate.answered import errors, said
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
 from agent.correlate.rows import groups, known, start_ticks
 from agent.correlate.series import Series
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
+from agent.correlate.view import place
 from agent.correlate.watch import Watch
 from agent.correlate.words import peer, process, text
 from agent.tables import TABLES
@@ -20,28 +22,32 @@ from agent.tables import TABLES
 READS = {
     "limiter_decision": ("limiter_id", "result"),
     "queue_lag": ("system", "status", "peer", "errors", "clients_refused"),
+    "service_answer": ("netns", "peer", "protocol", "code", "count"),
 }
+_MOST = 1 << 32  # answers of an interval that are believed
 _ERROR = TABLES["limiter_decision"].code("result", "error")
 #: Of a broker that refuses service: its own doing, not that of a client which has no password.
 _STATES = frozenset(("OOM", "READONLY", "MISCONF", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS", "BUSY"))
 
 
 class ServiceWatch(Watch):
-    """One subject is a limiter of a process, or a broker. first_ns: of the second's failures, by slot."""
+    """One subject is a limiter of a process, a broker, or an ip:port whose answers were looked at. first_ns: of the second's failures, by slot."""
 
     metrics = ("n", "errors", "replies")
 
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
-        self.series = Series(self.metrics, 2 * config.subjects)  # limiters, and brokers
+        self.series = Series(self.metrics, 3 * config.subjects)  # limiters, brokers, and who answers
         self.first_ns: dict[int, int] = {}
         self._names: dict[int, tuple[tuple[object, ...], str]] = {}
         self._refused: dict[tuple[str, bytes], int] = {}
+        self._codes: dict[int, str] = {}
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         self.first_ns = {}
         decisions, polls = rows.get("limiter_decision"), rows.get("queue_lag")
-        slots = np.union1d(self._decisions(second, decisions), self._brokers(second, polls)).astype(np.int64)
+        slots = np.union1d(self._decisions(second, decisions), self._brokers(second, polls))
+        slots = np.union1d(slots, self._answers(second, rows.get("service_answer"))).astype(np.int64)
         self.series.dropped = 0  # those who watch the same for other symptoms count them
         return slots
 
@@ -88,6 +94,29 @@ class ServiceWatch(Watch):
         self.series.put(second, slots, replies=np.array([told[slot] for slot in slots]))
         return slots
 
+    def _answers(self, second: int, a: np.ndarray | None) -> np.ndarray:
+        if a is None:
+            return np.empty(0, np.int64)
+        a = a[(a["count"] > 0) & (a["count"] < _MOST)]
+        if not len(a):
+            return np.empty(0, np.int64)
+        first, group = groups([a["netns"], a["peer"]])
+        failed = errors(a)
+        n, bad = np.bincount(group, a["count"]), np.bincount(group, a["count"] * failed)
+        slots = np.array([self.series.slot((int(a["netns"][i]), a["peer"][i].tobytes()), second) for i in first])
+        for g, slot in enumerate(slots.tolist()):
+            if slot < 0:
+                continue
+            self._names[slot] = (int(a["netns"][first[g]]), a["peer"][first[g]].tobytes()), ""
+            if bad[g]:
+                its = a[failed & (group == g)]
+                top = its[int(np.argmax(its["count"]))]
+                self.first_ns[slot] = int(its["t_ns"].min()) - SECOND  # it is told at the end of an interval
+                self._codes[slot] = said(text(top["protocol"]), text(top["code"]))
+        there = slots >= 0
+        self.series.put(second, slots[there], n=n[there], errors=bad[there])
+        return np.asarray(slots[there])
+
     def _turned_away(self, key: tuple[str, bytes], total: np.int64) -> int:
         if not known(np.array([total]))[0]:
             return 0
@@ -111,6 +140,10 @@ class ServiceWatch(Watch):
             system, raw = key
             assert isinstance(raw, bytes)
             where = peer(raw)
+            if isinstance(system, int):
+                scope = place(where, raw, system)
+                return Episode(symptom, key, slot, f"the server at {where}", scope, 0, 0, "", "", 0.0, 0.0, 0.0, 0,
+                               words=self._codes.get(slot, ""))  # fmt: skip
             name = f"the {system} server{f' at {where}' if where else ''}"
             return Episode(symptom, key, slot, name, where, 0, 0, "", "", 0.0, 0.0, 0.0, 0)
         limiter, pid, tick = key

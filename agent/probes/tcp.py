@@ -94,6 +94,17 @@ def decode_served(_: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int
     yield batch
 
 
+PROTOCOLS = np.array(["", "http", "redis", "postgresql", "mysql", "memcached", "amqp"], "S12")
+
+
+def decode_answers(keys: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> Iterator[Batch]:
+    """Aggregated elements -> service_answer rows."""
+    batch = decode(values, "service_answer")
+    batch.rows["protocol"] = PROTOCOLS[np.minimum(keys["protocol"], len(PROTOCOLS) - 1)]
+    batch.rows["code"], batch.rows["interval_ns"], batch.rows["t_ns"] = keys["code"], interval_ns, t_ns
+    yield batch
+
+
 def setup(family: Family, kernel: Any, helper: Any, targets: Any, config: dict[str, Any]) -> Iterable[Source]:
     """config: ``window``. Sockets that receive are seen whenever they do; what only sends, and each answer to it, in the window."""
     config["window"].add(family, ("on_tcp_probe", "on_tcp_send"))
@@ -102,7 +113,7 @@ def setup(family: Family, kernel: Any, helper: Any, targets: Any, config: dict[s
 
 PROBE = Probe(
     name="tcp",
-    parts=("tcp_tuple.h", "tcp_socket.h", "tcp_thread.h", "tcp_rtt.h", "tcp_service.h", "tcp_state.bpf.c"),
+    parts=("tcp_tuple.h", "tcp_socket.h", "tcp_thread.h", "tcp_rtt.h", "tcp_service.h", "tcp_answer.h", "tcp_state.bpf.c"),
     programs=(
         Program("on_tcp_state", target="inet_sock_set_state", loses="connects, connection ends, owners"),
         Program(
@@ -144,6 +155,7 @@ PROBE = Probe(
     aggregates=(
         Aggregate(("tcp_rtt_a", "tcp_rtt_b"), "tcp_rtt_key", "tcp_rtt_value", _rtt),
         Aggregate(("tcp_served_a", "tcp_served_b"), "tcp_served_key", "tcp_served_value", decode_served),
+        Aggregate(("tcp_answers_a", "tcp_answers_b"), "tcp_answer_key", "tcp_answer_value", decode_answers),
     ),
     setup=setup,
     options={

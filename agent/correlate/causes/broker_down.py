@@ -8,6 +8,8 @@ from typing import cast
 
 import numpy as np
 
+from agent.correlate.answered import READS as ANSWERS
+from agent.correlate.answered import FailedHop, chain
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Culprit, Episode, Verdict, item
 from agent.correlate.local import in_netns
@@ -20,6 +22,8 @@ from agent.correlate.waits import PEERS, on_peers
 from agent.correlate.words import peer, span, tell, value
 from agent.tables import TABLES
 
+#: What servers say while they start, or end: Redis, PostgreSQL, MySQL.
+_UNREADY = ("LOADING", "CLUSTERDOWN", "MASTERDOWN", "57P01", "57P02", "57P03", "1053")
 _CLIENT = TABLES["tcp_close"].code("role", "client")
 _WORDS_BYTES, _AT_ONCE_NS = 1024, 200_000_000
 _FAILED = TABLES["tcp_connect"].code("result", "failed")
@@ -121,8 +125,27 @@ def behind(episode: Episode, view: View) -> Iterator[Verdict]:
         yield Verdict(CAUSE.name, 0.93, a.scope, words, (a.seen,), culprit=a.culprit)
 
 
+def _not_there(episode: Episode, view: View) -> Iterator[Verdict]:
+    """A server answers with errors since another one that it asks refuses connects, or says that it is not ready."""
+    for end in chain(episode, view)[-1:]:
+        if end.how == "refused":
+            why = refused_by(end)
+            words = tell("{who} {refused} {n} of {by}{why}", who=end.who, refused="did not let through" if why else "refused",
+                         n=value(end.n, "connection"), by=end.by, why=f" ({why})" if why else "")  # fmt: skip
+            yield Verdict(CAUSE.name, 0.92, end.where, words, end.evidence(), "", Culprit(object=end.name))
+        elif end.code in _UNREADY:
+            words = tell("{who} is not ready: it said {said} to {n}{asked}", who=end.who, said=end.says, n=value(end.n, "request"), asked=end.asked)  # fmt: skip
+            yield Verdict(CAUSE.name, 0.9, end.where, words, end.evidence(), "", end.culprit)
+
+
+def refused_by(end: FailedHop) -> str:
+    """Where it was not the server's own kernel that refused: how the connects failed."""
+    return "" if end.errno in (0, errno.ECONNREFUSED) else errno.errorcode.get(end.errno, "")
+
+
 def failing(episode: Episode, view: View) -> Iterator[Verdict]:
     """Connections that failed; polls that did; a server that says itself that it is not ready."""
+    yield from _not_there(episode, view)
     if episode.pid is not None:
         yield from refused(episode, view)
     for b in refusing(episode, view):
@@ -138,6 +161,6 @@ def failing(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 CAUSE = Cause(
-    "broker_down", 20, "a broker, or another server, refused connections or was not there", {**POLLS, **READS, **PEERS, "tcp_close": ("netns", "peer", "role", "duration_ns", "bytes_in")},
+    "broker_down", 20, "a broker, or another server, refused connections or was not there", {**POLLS, **READS, **PEERS, **ANSWERS, "tcp_close": (*ANSWERS["tcp_close"], "duration_ns", "bytes_in")},
     "see whether it runs, and why it ended: its log, and its unit's state", {"broker_down": unreachable, "decision_latency": refused, "refusals": refused, "service_errors": failing, "connect_failures": reached, "retry_storm": turned_away, "queue_lag": behind},
     kin="broker")  # fmt: skip

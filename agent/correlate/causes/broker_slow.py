@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from agent.correlate.answered import chain
 from agent.correlate.catalogue import Cause
 from agent.correlate.chain import READS as CHAIN
 from agent.correlate.chain import hops, starves
@@ -80,6 +81,15 @@ def kept_waiting(episode: Episode, view: View) -> Iterator[Verdict]:
     yield Verdict(CAUSE.name, sure, end.where, words, (entry,), "", end.culprit)
 
 
+def in_vain(episode: Episode, view: View) -> Iterator[Verdict]:
+    """A server answers with errors since it gives up waiting for another one."""
+    yield from silent(episode, view)
+    for end in chain(episode, view)[-1:]:
+        if end.how == "given_up":
+            words = tell("{who} did not answer {n} of {by}, which gave up", who=end.who, n=value(end.n, "request"), by=end.by)  # fmt: skip
+            yield Verdict(CAUSE.name, 0.85, end.where, words, end.evidence(), "", end.culprit)
+
+
 def behind(episode: Episode, view: View) -> Iterator[Verdict]:
     """A queue whose server stood still just before, or meanwhile."""
     a = away(episode, view)
@@ -112,7 +122,7 @@ CAUSE = Cause(
     {
         "decision_latency": in_decisions,
         "refusals": silent,
-        "service_errors": silent,
+        "service_errors": in_vain,
         "service_latency": in_decisions,
         "broker_stall": holding_back,
         "queue_lag": behind,

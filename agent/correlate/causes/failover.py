@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from agent.correlate.answered import READS as ANSWERS
+from agent.correlate.answered import chain
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Episode, Verdict
 from agent.correlate.refusing import READS, refusing
 from agent.correlate.view import View
 from agent.correlate.words import tell, value
 
+#: Of a server that only reads: Redis, PostgreSQL, MySQL.
+_SAID = ("READONLY", "NOREPLICAS", "25006", "1290", "1836")
 _KINDS = ("READONLY", "MASTERDOWN", "NOREPLICAS")
 
 
 def refused(episode: Episode, view: View) -> Iterator[Verdict]:
+    for end in chain(episode, view)[-1:]:
+        if end.how == "answered" and end.code in _SAID:
+            words = tell("{who} takes no writes: it said {said} to {n}{asked}", who=end.who, said=end.says, n=value(end.n, "request"), asked=end.asked)  # fmt: skip
+            yield Verdict(CAUSE.name, 0.9, end.where, words, end.evidence(), "read_only", end.culprit)
     for b in refusing(episode, view):
         n = sum(b.errors[kind] for kind in _KINDS)
         was, now = b.roles
@@ -33,7 +41,7 @@ CAUSE = Cause(
     "failover",
     16,
     "a server changed its role, and refuses what it did before",
-    READS,
+    {**READS, **ANSWERS},
     "see which server is the primary now, and why: INFO replication in Redis; point the clients at it",
     {"service_errors": refused},
     kin="broker",

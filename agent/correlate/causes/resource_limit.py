@@ -8,6 +8,8 @@ from typing import cast
 
 import numpy as np
 
+from agent.correlate.answered import READS as ANSWERS
+from agent.correlate.answered import chain, seats
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Culprit, Episode, Verdict, item
 from agent.correlate.full_brokers import NAME, of_brokers
@@ -20,6 +22,14 @@ from agent.correlate.words import peer, process, tell, text, value
 from agent.tables import TABLES
 
 _SURE = 0.97
+_CLIENTS, _ROOM, _MEMORY = (
+    ("clients", "takes no more clients"),
+    ("disk_full", "cannot write: no room is left on its disk"),
+    ("memory", "has no memory left"),
+)
+#: What servers say when a limit of theirs is reached: PostgreSQL and pools before it, MySQL, Redis.
+SAID = {"53300": _CLIENTS, "1040": _CLIENTS, "1203": _CLIENTS, "1226": _CLIENTS, "53100": _ROOM, "1021": _ROOM, "1114": _ROOM, "MISCONF": _ROOM, "53200": _MEMORY,
+        "1037": _MEMORY, "1038": _MEMORY, "OOM": _MEMORY, "53400": ("config", "has reached a limit that is set for it"), "54000": ("config", "has reached a limit that is set for it")}  # fmt: skip
 _FAILED = TABLES["tcp_connect"].code("result", "failed")
 
 
@@ -57,7 +67,14 @@ def behind(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def failing(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Of decisions that fail, or a broker that refuses."""
+    """Of decisions that fail, or a broker that refuses, or answers that are errors."""
+    for end in chain(episode, view)[-1:]:
+        if end.how == "answered" and end.code in SAID:
+            detail, what = SAID[end.code]
+            words = tell("{who} {what}: it said {said} to {n}{asked}", who=end.who, what=what, said=end.says, n=value(end.n, "request"), asked=end.asked)  # fmt: skip
+            yield Verdict(NAME, _SURE, end.where, words, end.evidence(), detail, end.culprit)
+    for seat in seats(episode, view):
+        yield from behind(seat, view)
     yield from of_brokers(episode, view)
     if episode.pid is not None:
         yield from behind(episode, view)
@@ -87,7 +104,7 @@ CAUSE = Cause(
     NAME,
     15,
     "a limit is reached: descriptors, local ports, room on a disk, memory or clients of a broker",
-    {**BROKERS, **READS, "tcp_connect": ("netns", "peer", "result", "errno")},
+    {**BROKERS, **READS, **ANSWERS},
     "raise the limit, or find what uses it up: tickscope query resource; ls /proc/PID/fd; df; ss -tan dst PEER and sysctl net.ipv4.ip_local_port_range; of Redis: CONFIG GET maxmemory, CONFIG GET maxclients",
     {
         "resource_low": seen,

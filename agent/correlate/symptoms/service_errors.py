@@ -1,6 +1,6 @@
-"""Decisions that fail, and brokers that refuse service.
+"""Decisions that fail, brokers that refuse service, and servers that answer with errors.
 
-One second, or five, are bad where so many decisions failed as would by chance once in 10^8 such times, by the share that failed before (Chernoff's bound
+One second, or five, are bad where so many decisions, or answers, failed as would by chance once in 10^8 such times, by the share that failed before (Chernoff's bound
 of the binomial, with one failure more than was seen): at least three, and a fifth of them. One broker's poll is, where it told of more refusals than
 any before. Errors in bursts are no chance: what comes again and again is a habit.
 """
@@ -11,6 +11,7 @@ import math
 
 import numpy as np
 
+from agent.correlate.answered import is_about_answers
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.series import quantile
@@ -81,6 +82,8 @@ def _open(watch: ServiceWatch, slot: int, metric: str, second: int, worst: float
         watch.extend(episode, second, worst)
         return []
     episode = watch.describe(SYMPTOM.name, slot)
+    if is_about_answers(episode):
+        metric = "answers"
     episode.metric, episode.base, episode.habit = metric, usual, metric
     at = watch.first_ns[slot]
     episode.start_ns = at - SECOND if metric == "replies" else at  # a poll tells of the time since the one before
@@ -91,6 +94,15 @@ def _open(watch: ServiceWatch, slot: int, metric: str, second: int, worst: float
 def clause(e: Episode) -> Words:
     if e.metric == "replies":
         return tell("{broker} refused {n} within a second {when}", broker=capital(e.subject), n=value(e.value, "command"), when=when(e))  # fmt: skip
+    if e.metric == "answers":
+        return tell(
+            "Up to {share} of the answers of {server} were errors ({code}) instead of {base} {when}",
+            share=value(e.value, "ratio"),
+            server=e.subject,
+            code=e.words,
+            base=value(e.base, "ratio") if e.base else "none",
+            when=when(e),
+        )
     return tell(
         "{limiter} failed in up to {share} of decisions instead of {base} {when}",
         limiter=capital(e.subject),
@@ -103,14 +115,15 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "service_errors",
     25,
-    "decisions of a limiter fail, or a broker refuses service, more often than usually",
-    "a limiter of a process, or a broker",
+    "decisions of a limiter fail, a broker refuses service, or a server answers with errors, more often than usually",
+    "a limiter of a process, a broker, or a server's ip:port",
     "",
     "limiter_decision",
     READS,
     clause,
-    "see what the errors say: the program's log; tickscope queues",
+    "see what the errors say: the program's log; tickscope queues; tickscope query service_answer --group-by code",
     ServiceWatch,
     judge,
-    measured={"share": "result"},
+    measured={"share": "result", "answers": "count"},
+    tables={"answers": "service_answer"},
 )

@@ -1,0 +1,41 @@
+"""A server fails at what it is asked, and says so itself: nothing else was seen that keeps it from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agent.correlate.answered import READS, chain
+from agent.correlate.catalogue import Cause
+from agent.correlate.episode import Episode, Verdict
+from agent.correlate.view import View
+from agent.correlate.words import tell, value
+
+_PASSED_ON, _SPOKEN, _ALONE = (
+    0.85,
+    0.75,
+    0.5,
+)  # how much it explains: another server's errors; a code that says why; a bare status
+
+
+def itself(episode: Episode, view: View) -> Iterator[Verdict]:
+    answers = [one for one in chain(episode, view) if one.how == "answered" and one.n]
+    if not answers:
+        return
+    *way, end = answers
+    score = _PASSED_ON if way else _ALONE if end.protocol == "http" or end.code == "ERR" else _SPOKEN
+    words = (
+        tell("{who} answered with {said} to {n}{asked}", who=end.who, said=end.says, n=value(end.n, "request"), asked=end.asked)
+        if way
+        else tell("{who} says so itself ({said}), and nothing that it asks of others was seen to fail", who=end.who, said=end.says)
+    )  # fmt: skip
+    yield Verdict(CAUSE.name, score, end.where, words, end.evidence(), end.code, end.culprit, end.pids)
+
+
+CAUSE = Cause(
+    "server_error",
+    95,
+    "a server fails at what it is asked, and says so itself",
+    READS,
+    "see what it says: its log; tickscope query service_answer --where \"code <> ''\"",
+    {"service_errors": itself},
+)

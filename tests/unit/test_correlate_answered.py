@@ -1,0 +1,119 @@
+"""Servers that answer with errors: told with what they say, and with the server at which the errors begin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit.correlate_scenarios import START, T0, UNTIL, Host, S, code, latest, peer, run
+
+CLIENT, PROXY, APP, DATABASE = 700, 710, 720, 730
+NETNS = 4026531840
+PROXY_AT, APP_AT, DATABASE_AT = (peer("127.0.0.1", port) for port in (8080, 8000, 5432))
+
+
+def times(a: float, b: float) -> np.ndarray:
+    return T0 + (np.arange(a, b) * S).astype(np.int64)
+
+
+def talks(
+    host: Host, pid: int, comm: bytes, to: bytes, server: int, its: bytes, port: int, until: float = UNTIL
+) -> None:
+    """One asks the other all the time."""
+    t = times(0, until)
+    shared: dict[str, Any] = {"t_ns": t, "proc_start_ns": START, "netns": NETNS, "samples": 10, "rtt_sum_us": 400, "rtt_min_us": 30, "rtt_max_us": 50, "srtt_us": 40}  # fmt: skip
+    host.add("tcp_rtt", len(t), pid=pid, comm=comm, role=code("tcp_rtt", "role", "client"), peer=np.frombuffer(to, "V18"), saddr=np.frombuffer(to[:16], "V16"), **shared)  # fmt: skip
+    host.add("tcp_rtt", len(t), pid=server, comm=its, role=code("tcp_rtt", "role", "server"), sport=port, saddr=np.frombuffer(to[:16], "V16"), peer=np.frombuffer(peer("127.0.0.1", 40000), "V18"), **shared)  # fmt: skip
+
+
+def answers(
+    host: Host, a: float, b: float, pid: int, to: bytes, protocol: bytes, said: bytes = b"", n: int = 20
+) -> None:
+    t = times(a, b)
+    host.add("service_answer", len(t), t_ns=t, pid=pid, proc_start_ns=START, netns=NETNS, peer=np.frombuffer(to, "V18"), protocol=protocol, code=said, count=n, interval_ns=S)  # fmt: skip
+
+
+def chain(client: bytes, proxy: bytes = b"", app: bytes = b"", protocol: bytes = b"postgresql") -> Host:
+    """A client asks a proxy, which asks an application, which asks a database. For five seconds each answers with the error that is given, if any."""
+    host = Host()
+    talks(host, CLIENT, b"wrk", PROXY_AT, PROXY, b"nginx", 8080)
+    talks(host, PROXY, b"nginx", APP_AT, APP, b"gunicorn", 8000)
+    talks(host, APP, b"gunicorn", DATABASE_AT, DATABASE, b"postgres", 5432)
+    for pid, to, speaks, said in ((CLIENT, PROXY_AT, b"http", client), (PROXY, APP_AT, b"http", proxy), (APP, DATABASE_AT, protocol, app)):  # fmt: skip
+        answers(host, 0, 30, pid, to, speaks)
+        answers(host, 30, 35, pid, to, speaks, said)
+        answers(host, 35, UNTIL, pid, to, speaks)
+    return host
+
+
+@pytest.mark.parametrize(
+    ("protocol", "said", "cause", "detail"),
+    [
+        (b"postgresql", b"53300", "resource_limit", "clients"),
+        (b"postgresql", b"53100", "resource_limit", "disk_full"),
+        (b"mysql", b"1040", "resource_limit", "clients"),
+        (b"redis", b"OOM", "resource_limit", "memory"),
+        (b"redis", b"READONLY", "failover", "read_only"),
+        (b"redis", b"LOADING", "broker_down", ""),
+        (b"postgresql", b"42P01", "server_error", "42P01"),
+    ],
+)
+def test_errors_that_pass_through_others_are_those_of_the_last_one(
+    protocol: bytes, said: bytes, cause: str, detail: str
+) -> None:
+    (finding,) = latest(run(chain(b"500", b"500", said, protocol), UNTIL))
+    assert (finding["symptom"], finding["cause"], finding["cause_detail"]) == ("service_errors", cause, detail)
+    assert (finding["culprit_pid"], finding["culprit_object"]) == (DATABASE, "127.0.0.1:5432")
+    assert said.decode() in str(finding["sentence"])
+    assert finding["state"] == "closed"
+
+
+def test_what_was_answered_with_errors_all_the_time_is_no_news() -> None:
+    host = chain(b"")
+    answers(host, 0, UNTIL, CLIENT, PROXY_AT, b"http", b"500", n=20)
+    assert latest(run(host, UNTIL)) == []
+
+
+def test_redirections_of_a_cluster_are_no_errors() -> None:
+    assert latest(run(chain(b"", b"", b"MOVED", b"redis"), UNTIL)) == []
+
+
+def test_an_error_of_its_own_is_told_as_such() -> None:
+    (finding,) = latest(run(chain(b"503"), UNTIL))
+    assert (finding["symptom"], finding["cause"], finding["culprit_pid"]) == ("service_errors", "server_error", PROXY)
+    assert "HTTP 503" in str(finding["sentence"])
+    assert "probably" in str(finding["sentence"])
+
+
+def refused(errno: int = 111) -> Host:
+    host = chain(b"502")
+    t = times(30, 35)
+    host.add("tcp_connect", len(t), t_ns=t, pid=PROXY, proc_start_ns=START, comm=b"nginx", netns=NETNS, peer=np.frombuffer(APP_AT, "V18"),
+             result=code("tcp_connect", "result", "failed"), errno=errno, duration_ns=90_000)  # fmt: skip
+    return host
+
+
+def test_a_proxy_whose_server_refuses_is_not_to_blame() -> None:
+    (finding,) = [f for f in latest(run(refused(), UNTIL)) if f["symptom"] == "service_errors"]
+    assert (finding["cause"], finding["culprit_object"]) == ("broker_down", "127.0.0.1:8000")
+    assert "refused" in str(finding["sentence"])
+
+
+def test_a_killed_server_behind_a_proxy_is_the_cause() -> None:
+    host = refused()
+    host.add("process_event", 1, t_ns=T0 + 30 * S - S // 100, pid=APP, proc_start_ns=START, comm=b"gunicorn", kind=code("process_event", "kind", "killed"),
+             signal=9, sender_pid=31, sender_comm=b"bash")  # fmt: skip
+    found = latest(run(host, UNTIL))
+    assert {f["cause"] for f in found} == {"process_killed"}
+    assert {f["culprit_pid"] for f in found} == {APP}
+
+
+def test_requests_that_a_proxy_gives_up_are_those_of_who_does_not_answer() -> None:
+    host = chain(b"504")
+    t = times(30, 35)
+    host.add("tcp_close", len(t), t_ns=t, pid=PROXY, proc_start_ns=START, comm=b"nginx", netns=NETNS, peer=np.frombuffer(APP_AT, "V18"),
+             role=code("tcp_close", "role", "client"), waited_ns=700_000_000 + 100_000_000 * np.arange(len(t)), bytes_in=0)  # fmt: skip
+    (finding,) = [f for f in latest(run(host, UNTIL)) if f["symptom"] == "service_errors"]
+    assert (finding["cause"], finding["culprit_pid"]) == ("broker_slow", APP)
