@@ -33,10 +33,12 @@ from agent.common.clocks import boot_ns
 from agent.lab import effect, oplog
 from tests.system.agent import Agent
 
-FIRST_PORT, PORTS = 21100, 400
+FIRST_PORT, PORTS = 18100, 400
 WARM_S = 30
 NODE = "require('http').createServer((q, r) => setTimeout(() => r.end('ok\\n'), Math.random() * 4)).listen(+process.argv[1], '127.0.0.1')"
 SLACK_NS = 2_000_000_000
+#: A process is looked for far more often than that; its number is not used again so soon.
+LOOKS_NS = 5_000_000_000
 
 
 class Mix:
@@ -46,7 +48,7 @@ class Mix:
         self.root, self.chance, self.services = root, random.Random(seed), 0
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.started: dict[str, list[str]] = {}
-        self.pids: set[int] = set()
+        self.pids: dict[int, tuple[int, int]] = {}  # from when to when each was seen: numbers are used again
         self.happened: Counter[str] = Counter()
         self.old: list[tuple[float, subprocess.Popen[bytes]]] = []
         self._port = FIRST_PORT
@@ -260,13 +262,13 @@ class Mix:
                 self.old.remove((until, process))
             elif time.monotonic() > until:
                 process.kill()
-        sessions = {p.pid for p in [*self.running.values(), *(p for _, p in self.old)]} | self.pids
+        now, sessions = boot_ns(), {p.pid for p in [*self.running.values(), *(p for _, p in self.old)]}
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
-                session = int(stat.read_text().rpartition(")")[2].split()[3])
+                session, pid = int(stat.read_text().rpartition(")")[2].split()[3]), int(stat.parent.name)
                 if session in sessions:
-                    self.pids.add(int(stat.parent.name))
-        self.pids |= sessions
+                    first, last = self.pids.get(pid, (now, now))
+                    self.pids[pid] = (first if now - last < LOOKS_NS else now, now)
 
     def gone(self) -> list[str]:
         return [name for name, process in self.running.items() if process.poll() is not None]
@@ -287,7 +289,9 @@ def about(finding: Mapping[str, Any], mix: Mix) -> bool:
     text = " ".join(str(finding.get(key) or "") for key in ("subject", "sentence", "culprit_object"))
     pids = {int(pid) for pid in re.findall(r"pid (\d+)", text)} | {finding.get("culprit_pid")}
     ports = {int(port) for port in re.findall(r":(\d+)\b", text)}
-    return bool(pids & mix.pids) or str(mix.root) in text or any(FIRST_PORT <= p < FIRST_PORT + PORTS for p in ports)
+    from_ns, to_ns = finding["start_ns"] - LOOKS_NS, finding["end_ns"] + LOOKS_NS
+    its = any(pid in mix.pids and mix.pids[pid][0] <= to_ns and mix.pids[pid][1] >= from_ns for pid in pids)
+    return its or str(mix.root) in text or any(FIRST_PORT <= p < FIRST_PORT + PORTS for p in ports)
 
 
 def bound(count: int) -> float:
