@@ -13,6 +13,7 @@ from agent.columns import NULL_I64
 from agent.common.sentence import Piece, plain
 from agent.correlate.catalogue import causes, symptoms
 from agent.correlate.episode import NOBODY, Episode, Verdict, item
+from agent.correlate.named import others
 from agent.correlate.steps import JumpSeries
 from agent.correlate.thresholds import SECOND
 from agent.correlate.words import Words, capital, fit, fit_json, fit_pieces, listing, pieces, tell, value, when
@@ -243,17 +244,17 @@ class Finding:
             )
         else:
             why = tell(" because {cause}" if cause.score >= 0.7 else ", probably because {cause}", cause=cause.words)
-        others = self._others()
-        also = tell(" Also affected: {others}.", others=listing(others, _LISTED)) if others else ""
+        beside = self._others()
+        also = tell(" Also affected: {others}.", others=listing(beside, _LISTED)) if beside else ""
         return tell("{clause}{why}.{also}", clause=_clause(self.main), why=why, also=also)
 
     def _others(self) -> list[Words]:
         """Whom it hit beside the one that names it; processes of one program that stopped or ended together are told as such."""
-        named = self.main.subject
-        fates = {e.subject: e.comm for e in self.episodes if e.declared.table == "process_event" and e.subject != named}
+        rest = others(self.main, self.episodes)
+        fates = {e.subject: e.comm for e in rest if e.declared.table == "process_event"}
         alike = Counter(fates.values())
         several = {comm for comm, n in alike.items() if n > _ALIKE}
-        single = sorted({e.subject for e in self.episodes if fates.get(e.subject) not in several} - {named})
+        single = [e.subject for e in rest if fates.get(e.subject) not in several]
         more = {comm: " more" if comm == self.main.comm else "" for comm in several}
         return [*single, *(tell("{n}{more} processes of {comm}", n=value(alike[comm]), more=more[comm], comm=comm) for comm in sorted(several))]  # fmt: skip
 

@@ -14,6 +14,7 @@ import signal
 import numpy as np
 
 from agent.correlate.rows import known
+from agent.correlate.thresholds import SECOND
 from agent.correlate.words import text
 from agent.tables import TABLES
 
@@ -24,6 +25,7 @@ _CRASH_BY = {_BY["kernel"], _BY["itself"]}
 _CRASHES = {
     int(s) for s in (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV, signal.SIGSYS)
 }
+_BRIEF_NS = 20 * SECOND
 _SHELLS = frozenset(["sh", "bash", "dash", "zsh", "ksh", "fish", "busybox", "tmux", "screen"])
 
 
@@ -50,6 +52,13 @@ def ends(row: np.void) -> bool:
 def abrupt(row: np.void) -> bool:
     """Whether that is told though another took its place at once: not where its parent did it, which may have wanted that."""
     return ends(row) and row["sender_is"] != _BY["parent"]
+
+
+def brief(row: np.void) -> bool:
+    """Whether its own parent, or who started that, killed it soon after its start: a test that ends what it had started. Nobody has come to depend on it, and who
+    did talk with it says so."""
+    mine = row["sender_is"] in (_BY["parent"], _BY["ancestor"])
+    return bool(row["kind"] == _KILLED and mine and 0 <= row["t_ns"] - row["proc_start_ns"] < _BRIEF_NS)
 
 
 def _others(row: np.void) -> bool:

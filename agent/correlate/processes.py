@@ -151,7 +151,9 @@ class ProcessWatch(Watch):
                     self._stops[pid] = replace(stop, needed=member.matters)
                 elif kind in (*GOES_ON, *ENDS) and pid in self._stops:
                     found.append(replace(self._stops.pop(pid), to_ns=t_ns))
-                if kind in ENDS and (member is None or member.needed):
+                if kind in ENDS and outside.brief(row):
+                    pass
+                elif kind in ENDS and (member is None or member.needed):
                     before = np.array([*self._ends.values()], events.dtype)
                     tick = int(row["proc_start_ns"]) // 10_000_000
                     end = fates.of_row(row, pid, tick, text(row["comm"]), int(row["cgroup_id"]))

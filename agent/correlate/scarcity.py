@@ -12,7 +12,7 @@ from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
 from agent.correlate.limiters import took
 from agent.correlate.rows import among, groups, start_ticks
-from agent.correlate.shortage import CPU, DISK, FD, OOM, full
+from agent.correlate.shortage import CPU, DISK, FD, OOM, PIDS, full
 from agent.correlate.starved import STEAL
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
@@ -25,7 +25,7 @@ READS = {
     "cpu_wait": ("interval_ns", "wait_ns", "max_ns"),
     "limiter_decision": ("result", "wait_ns", "duration_ns"),
 }
-_NAMES = {FD: "fd", DISK: "disk", OOM: "oom"}
+_NAMES = {FD: "fd", DISK: "disk", OOM: "oom", PIDS: "pids"}
 #: What is not told was not.
 _NONE_IS_ZERO = ("throttled_ns", "periods", "delay_ns", "longest_ns", "sum_ns")
 #: Decisions of a second that tell what one in ten of them exceeds.
@@ -85,7 +85,7 @@ class ScarcityWatch(Watch):
         np.maximum.at(none, group, gone)
         slots = np.array([self._slot(r[i], _NAMES[int(r["kind"][i])], r["object"][i], second) for i in first], np.int64)
         fits = slots >= 0
-        self.series.put(second, slots[fits], none=none[fits], used=r["used"][first][fits].astype(float), limit=r["limit"][first][fits].astype(float))  # fmt: skip
+        self.series.put(second, slots[fits], none=none[fits], used=np.where(r["kind"] == PIDS, r["events"], r["used"])[first][fits].astype(float), limit=r["limit"][first][fits].astype(float))  # fmt: skip
         return slots[fits]
 
     def _processors(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -10,7 +10,9 @@ from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View
 from agent.tables import TABLES
 
-CPU, MEMORY, FD, DISK, OOM = (TABLES["resource"].code("kind", name) for name in ("cpu", "memory", "fd", "disk", "oom"))
+CPU, MEMORY, FD, DISK, OOM, IO, IOPS, PIDS = (
+    TABLES["resource"].code("kind", name) for name in ("cpu", "memory", "fd", "disk", "oom", "io", "iops", "pids")
+)
 READS = {"resource": ("kind", "object", "interval_ns", "used", "limit", "events", "faults", "waited_ns")}
 #: Less of a file system's room, or of its files, is none; and never more than so many bytes.
 _DISK_SHARE, _DISK_BYTES = 0.005, 64 << 20
@@ -22,7 +24,8 @@ def full(rows: np.ndarray) -> np.ndarray:
     """Which of them say that there is none left."""
     left = rows["limit"] - rows["used"]
     none = np.where(rows["kind"] == DISK, left <= np.minimum(_DISK_SHARE * rows["limit"], _DISK_BYTES), left <= 0)
-    return np.asarray(none & (rows["limit"] >= 0) & (rows["used"] >= 0) & np.isin(rows["kind"], (FD, DISK)))
+    failed = (rows["kind"] == PIDS) & (rows["events"] > 0)
+    return np.asarray(failed | (none & (rows["limit"] >= 0) & (rows["used"] >= 0) & np.isin(rows["kind"], (FD, DISK))))
 
 
 def of_process(episode: Episode, view: View, kind: int) -> np.ndarray:
@@ -36,6 +39,8 @@ def of_process(episode: Episode, view: View, kind: int) -> np.ndarray:
 
 def was_free(row: np.void, episode: Episode, view: View) -> bool:
     """Whether there was some left of it in the two minutes before: what has always been used up has not done anything now."""
+    if row["kind"] == PIDS:
+        return True  # that one could not be started is told just then
     rows = view.rings["resource"].between(episode.start_ns - 120 * SECOND, int(row["t_ns"]))
     same = (rows["kind"] == row["kind"]) & (rows["object"] == row["object"])
     mine = (rows["pid"] == row["pid"]) | (row["kind"] == DISK)

@@ -17,6 +17,8 @@ class Mounts:
     cpu: str = ""
     memory: str = ""
     two: str = ""
+    blkio: str = ""
+    pids: str = ""
 
     @classmethod
     def parse(cls, mounts: str) -> Mounts:
@@ -24,13 +26,13 @@ class Mounts:
         found: dict[str, str] = {}
         for line in mounts.split("\n"):  # any other character may be part of a name
             _, where, kind, options, *_ = [*line.split(" "), *[""] * 4]
-            names = ("two",) if kind == "cgroup2" else set(options.split(",")) & {"cpu", "memory"}
+            names = ("two",) if kind == "cgroup2" else set(options.split(",")) & {"cpu", "memory", "blkio", "pids"}
             for name in names if kind.startswith("cgroup") else ():
                 found.setdefault(name, where)
         return cls(**found)
 
-    def groups(self, text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """(cpu's, memory's) directories of a process, the innermost first; of the text of its /proc/PID/cgroup. Without the root, which has no limit."""
+    def groups(self, text: str) -> tuple[tuple[str, ...], ...]:
+        """(cpu's, memory's, blkio's, pids') directories of a process, the innermost first; of the text of its /proc/PID/cgroup. Without the root, which has no limit."""
         paths: dict[str, str] = {}
         for line in text.split("\n"):
             _, controllers, path = [*line.split(":", 2), *[""] * 3][:3]
@@ -38,10 +40,10 @@ class Mounts:
                 continue  # cut off
             paths.update(dict.fromkeys(controllers.split(","), path) if controllers else {"": path})
         out = []
-        for name, tree in (("cpu", self.cpu), ("memory", self.memory)):
+        for name, tree in (("cpu", self.cpu), ("memory", self.memory), ("blkio", self.blkio), ("pids", self.pids)):
             tree, path = (tree, paths[name]) if tree and name in paths else (self.two, paths.get("", "/"))
             out.append(tuple(_levels(tree, path)) if tree else ())
-        return out[0], out[1]
+        return tuple(out)
 
 
 def _levels(tree: str, path: str) -> list[str]:
@@ -49,7 +51,8 @@ def _levels(tree: str, path: str) -> list[str]:
     return [] if ".." in parts else ["/".join([tree, *parts[:n]]) for n in range(len(parts), 0, -1)][:LEVELS]
 
 
-def _numbers(text: str) -> dict[str, int]:
+def numbers(text: str) -> dict[str, int]:
+    """Of lines of a name and a number."""
     pairs = (line.split() for line in text.splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
@@ -70,7 +73,7 @@ def read(path: str) -> str:
 
 @dataclass
 class Group:
-    """One directory, and by how much its counters grew between the last two readings. periods: of its quota; throttled: of them; met: charges beyond the limit (v1: failed ones)."""
+    """One directory, and by how much its counters grew between the last two readings. periods: of its quota; throttled: of them; met: charges beyond the limit, or beyond memory.high (v1: failed ones)."""
 
     place: str
     modern: bool = False
@@ -87,28 +90,29 @@ class Group:
         return max(0, now - before)
 
     def read_cpu(self) -> None:
-        now = _numbers(read(f"{self.place}/cpu.stat"))
+        now = numbers(read(f"{self.place}/cpu.stat"))
         self.periods = self._grown("all", now.get("nr_periods", 0))
         self.throttled = self._grown("periods", now.get("nr_throttled", 0))
         ns = now.get("throttled_usec", 0) * 1000 if "throttled_usec" in now else now.get("throttled_time", 0)
         self.throttled_ns = self._grown("ns", ns)
 
     def read_memory(self) -> None:
-        now = _numbers(read(f"{self.place}/memory.events"))
+        now = numbers(read(f"{self.place}/memory.events"))
         self.modern = bool(now)
         if not now:
-            now = {**_numbers(read(f"{self.place}/memory.oom_control")), "max": _one(f"{self.place}/memory.failcnt")}
-        self.met = self._grown("met", max(0, now.get("max", 0)))
+            now = {**numbers(read(f"{self.place}/memory.oom_control")), "max": one(f"{self.place}/memory.failcnt")}
+        self.met = self._grown("met", max(0, now.get("max", 0) + now.get("high", 0)))
         before, self._killed = self._killed, self._grown("killed", now.get("oom_kill", 0))
         self.killed = self._killed + before
 
     def memory(self) -> tuple[int, int]:
         """(bytes used, limit), -1 where there is none."""
         used, limit = ("memory.current", "memory.max") if self.modern else ("memory.usage_in_bytes", "memory.limit_in_bytes")  # fmt: skip
-        return _one(f"{self.place}/{used}"), _one(f"{self.place}/{limit}")
+        return one(f"{self.place}/{used}"), one(f"{self.place}/{limit}")
 
 
-def _one(path: str) -> int:
+def one(path: str) -> int:
+    """The number that a file holds, -1 where there is none."""
     text = read(path).strip()
     return int(text) if text.isdigit() else -1
 

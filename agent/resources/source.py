@@ -16,6 +16,7 @@ import numpy as np
 from agent.batch import Batch, make
 from agent.common.table import Table
 from agent.resources import cgroups, process
+from agent.resources.limits import CgroupLimits, Used
 from agent.tables import TABLES
 
 TABLE, USE = TABLES["resource"], TABLES["cpu_use"]
@@ -43,6 +44,8 @@ class Watched:
     uid: int = -1
     cpu: tuple[str, ...] = ()
     memory: tuple[str, ...] = ()
+    io: tuple[str, ...] = ()
+    pids: tuple[str, ...] = ()
     faults: int = -1
     ran: tuple[int, int] | None = None
     told: dict[str, tuple[int, tuple[int, int]]] = field(default_factory=dict)
@@ -58,6 +61,8 @@ class Resources:
         self._users: dict[tuple[int, int], int] = {}
         self._mounts = cgroups.mounts()
         self._groups: dict[str, cgroups.Group] = {}
+        self._limits: dict[tuple[str, str], CgroupLimits] = {}
+        self._met: dict[str, list[Used]] = {}  # by directory, in this poll
         self._next_ns = 0
         self._whole = False  #: every other poll; between them only descriptors, which run out at once
         self._polled_ns = 0
@@ -128,6 +133,7 @@ class Resources:
         since_ns, self._polled_ns = self._polled_ns or now_ns, now_ns
         rows, used = self._stolen(), list[dict[str, Any]]()
         self._read_groups()
+        self._read_limits(now_ns)
         for key, one in list(self.watched.items()):
             now = process.stat(one.pid)
             gone = not process.is_it(now, one.start_ns)
@@ -147,7 +153,7 @@ class Resources:
         wanted: dict[str, str] = {}
         for one in self.watched.values():
             if one.faults < 0:
-                one.cpu, one.memory = self._mounts.groups(cgroups.read(f"/proc/{one.pid}/cgroup"))
+                one.cpu, one.memory, one.io, one.pids = self._mounts.groups(cgroups.read(f"/proc/{one.pid}/cgroup"))
             wanted.update(dict.fromkeys(one.cpu, "cpu"))
             for place in one.memory:
                 wanted[place] = "both" if place in wanted and wanted[place] != "memory" else "memory"
@@ -157,6 +163,21 @@ class Resources:
                 self._groups[place].read_cpu()
             if what != "cpu":
                 self._groups[place].read_memory()
+
+    def _read_limits(self, now_ns: int) -> None:
+        wanted = {
+            (what, place)
+            for one in self.watched.values()
+            for what, places in (("io", one.io), ("pids", one.pids))
+            for place in places
+        }
+        self._limits = {
+            key: self._limits.get(key) or CgroupLimits(key[1], turn=n) for n, key in enumerate(sorted(wanted))
+        }
+        self._met = {}
+        for (what, place), limits in self._limits.items():
+            if met := list(limits.io(now_ns) if what == "io" else limits.pids()):
+                self._met.setdefault(place, []).extend(met)
 
     def _withheld(self, one: Watched, now: process.Stat | None, gone: bool) -> Iterable[dict[str, Any]]:
         """Processor and memory, by its cgroups; and its end, if that was the kernel's for want of memory."""
@@ -178,6 +199,9 @@ class Resources:
         if met is not None or faults >= FAULTS:
             used, limit = met.memory() if met is not None else (-1, -1)
             yield {**mine, "kind": "memory", "object": met.place if met else "", "events": met.met if met else 0, "faults": faults, "used": used, "limit": limit}  # fmt: skip
+        for place in dict.fromkeys((*one.io, *one.pids)):
+            for met in self._met.get(place, ()):
+                yield {**mine, "object": place, **met._asdict()}
         killed = next((place for place in one.memory if self._groups[place].killed), None)
         if gone and killed is not None:
             yield {**mine, "kind": "oom", "object": killed, "events": self._groups[killed].killed}

@@ -94,12 +94,14 @@ class Loop:
             self.selector.register(fd, selectors.EVENT_READ, source)
 
     def _remove(self, source: Source) -> None:
+        """Leaves it out, and has it give back what it holds: programs that nobody drains would go on filling their rings."""
         self.sources.remove(source)
         for callback in self.removed:
             self.faults.attempt(_name(callback), callback, source, otherwise=None)
         self._due = [left for left in self.sources if isinstance(left, Due)]
         for key in [k for k in self.selector.get_map().values() if k.data is source]:
             self.selector.unregister(key.fileobj)
+        self.faults.attempt(f"end of {source.name}", source.close, otherwise=None)
 
     @property
     def failures(self) -> dict[str, str]:

@@ -68,7 +68,8 @@ class Status:
             hits, run_ns, missed = self._stats(family.programs)
             out.append({"probe": name, "state": family.state, "reason": family.reason or None, "remedy": family.remedy or None,
                         "hits": hits, "run_ns": run_ns, "missed": missed, "programs": len(family.plan)})  # fmt: skip
-        for name, mode, remedy in (("syscalls", self._config.syscalls, "--syscalls sampled"), ("redis", self._config.redis_limiters, "redis_limiters: auto")):  # fmt: skip
+        for name, mode, remedy in (("syscalls", self._config.syscalls, "--syscalls sampled"), ("redis", self._config.redis_limiters, "redis_limiters: auto"),
+                                   ("unix", "on" if self._config.unix_sockets else "off", "unix_sockets: true")):  # fmt: skip
             if mode == "off":
                 out.append({"probe": name, "state": "off", "reason": "turned off", "remedy": remedy, "hits": None,
                             "run_ns": None, "missed": None, "programs": 0})  # fmt: skip

@@ -246,3 +246,20 @@ def test_what_has_no_length_is_not_told_to_last(ns: int, none: bool) -> None:
     lines = " ".join(told(row, NULL_I64))
     assert ("over at once" in lines) == none
     assert ("lasted 1ms" in lines) != none
+
+
+@pytest.mark.parametrize(
+    ("age_s", "by", "found"),
+    [(6, "parent", 0), (6, "ancestor", 0), (12, "parent", 0), (6, "other", 1), (25, "parent", 1)],
+)
+def test_what_its_own_parent_kills_soon_after_its_start_is_nobodys_loss(age_s: int, by: str, found: int) -> None:
+    """As test suites do it with the servers that they start, one after the other."""
+    host = Host(1).healthy(0, 60)
+    for n in range(3):
+        pid, ended = 7100 + n, T0 + (54 - (2 - n) * age_s) * S
+        started = ended - age_s * S + S // 10
+        host.add("socket_queue", age_s - 1, t_ns=started + np.arange(age_s - 1) * S, pid=pid, tid=pid, proc_start_ns=started, comm=b"fake-server",
+                 kind=code("socket_queue", "kind", "accept"), sport=8999, cgroup_id=CGROUP)  # fmt: skip
+        event(host, "killed", (ended - T0) / S, pid, b"fake-server", signal=9, proc_start_ns=started, parent_pid=31,
+              sender_is=code("process_event", "sender_is", by))  # fmt: skip
+    assert min(1, len(latest(run(host, 60)))) == found

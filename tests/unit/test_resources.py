@@ -35,11 +35,17 @@ def test_where_the_trees_are_and_which_levels_may_withhold() -> None:
     both = Mounts.parse(HYBRID)
     assert both == Mounts("/sys/fs/cgroup/cpu", "/sys/fs/cgroup/memory", "/sys/fs/cgroup/unified")
     text = "4:memory:/a/b\n2:cpuacct:/\n1:cpu:/a\n0::/c d/e\n"
-    assert both.groups(text) == (("/sys/fs/cgroup/cpu/a",), ("/sys/fs/cgroup/memory/a/b", "/sys/fs/cgroup/memory/a"))
+    assert both.groups(text)[:2] == (
+        ("/sys/fs/cgroup/cpu/a",),
+        ("/sys/fs/cgroup/memory/a/b", "/sys/fs/cgroup/memory/a"),
+    )
+    assert both.groups(text)[2:] == 2 * (("/sys/fs/cgroup/unified/c d/e", "/sys/fs/cgroup/unified/c d"),)
+    apart = Mounts.parse(HYBRID + "cgroup /b cgroup rw,blkio 0 0\ncgroup /p cgroup rw,pids 0 0\n")
+    assert apart.groups(text + "7:blkio:/x\n8:pids:/y\n")[2:] == (("/b/x",), ("/p/y",))
     two = Mounts.parse("cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n")
     assert two.groups("0::/x.slice/y\n")[0] == ("/sys/fs/cgroup/x.slice/y", "/sys/fs/cgroup/x.slice")
-    assert two.groups("0::/\n") == ((), ())
-    assert two.groups("0::/../other\n") == ((), ())  # of another cgroup namespace
+    assert two.groups("0::/\n") == ((), (), (), ())
+    assert two.groups("0::/../other\n") == ((), (), (), ())  # of another cgroup namespace
     assert Mounts.parse("cgroup /c cgroup rw,cpu,cpuacct 0 0\n") == Mounts("/c")
 
 

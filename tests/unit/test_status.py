@@ -76,6 +76,7 @@ def test_runs_that_the_kernel_left_out_are_losses(monkeypatch: pytest.MonkeyPatc
         take=told.append,
         syscalls="sampled",
         redis_limiters="auto",
+        unix_sockets=False,
         families={"tcp": family},
         trouble=str,
     )
@@ -85,6 +86,9 @@ def test_runs_that_the_kernel_left_out_are_losses(monkeypatch: pytest.MonkeyPatc
         missed.update({3: a, 4: b})
         status.tell(second * 10**9)
     rows = np.concatenate([b.rows for b in told if b.table == "loss"])
+    assert [(p["probe"], p["state"], p["remedy"]) for p in status.probes()[1:]] == [
+        ("unix", "off", "unix_sockets: true")
+    ]
     stages = TABLES["loss"].by_name["stage"].names
     assert [(stages[r["stage"]], r["source"], r["count"], r["from_ns"], r["to_ns"]) for r in rows] == [
         ("kernel", b"tcp runs", 2, 0, 10**9), ("kernel", b"tcp runs", 5, 2 * 10**9, 3 * 10**9)]  # fmt: skip

@@ -1,4 +1,5 @@
-"""A disk kept calls on files waiting: its file system was frozen, another process wrote much to it meanwhile, or it took long itself."""
+"""A disk kept calls on files waiting: its file system was frozen, another process wrote much to it meanwhile, a cgroup's limit held its requests back, or it took
+long itself."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ from agent.correlate import closer
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Culprit, Episode, Verdict, item
 from agent.correlate.rows import groups, start_ticks
+from agent.correlate.shortage import IO, IOPS, of_process
+from agent.correlate.shortage import READS as RESOURCES
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View
 from agent.correlate.waits import SHARE, SYSCALLS, WAITING, spent
@@ -59,6 +62,10 @@ def busy(episode: Episode, view: View) -> Iterator[Verdict]:
         )
         yield Verdict(CAUSE.name, score, episode.scope, words, (entry,), detail="frozen", culprit=where)
         return
+    limited = _limited(episode, view)
+    if limited is not None:
+        yield _by_limit(episode, limited, facts, 0.97 * share if score else 0.0)
+        return
     writer = _writer(episode, view, mine) if disk else None
     if writer is None:
         yield _by_itself(episode, closer.disk(episode, view, disk), facts, score, float(longest["duration_ns"]), where)
@@ -82,6 +89,29 @@ def busy(episode: Episode, view: View) -> Iterator[Verdict]:
         detail="contended",
         culprit=Culprit(who.pid, who.comm, where.object),
     )
+
+
+def _limited(episode: Episode, view: View) -> np.void | None:
+    """What its cgroup did as much of as it may, of what it may do on a disk; the nearest to its limit."""
+    rows = np.concatenate([of_process(episode, view, kind) for kind in (IO, IOPS)])
+    return rows[int(np.argmax(rows["used"] / np.maximum(rows["limit"], 1)))] if len(rows) else None
+
+
+def _by_limit(episode: Episode, row: np.void, facts: dict[str, Fact], score: float) -> Verdict:
+    group, used, limit = text(row["object"]), float(row["used"]), float(row["limit"])
+    what = "bytes" if row["kind"] == IO else "requests"
+    words = tell(
+        "its cgroup {group} may do {limit} {what} a second on a disk, and did {used}, while {call} of {who} waited for {longest}",
+        group=group,
+        limit=value(limit),
+        what=what,
+        used=value(used),
+        **facts,
+    )
+    entry = item(
+        "resource", f"{what} a second", used, "", column="used", baseline=limit, pid=episode.pid, subject=group
+    )
+    return Verdict(CAUSE.name, score, episode.scope, words, (entry,), "throttled", Culprit(object=group))
 
 
 def _by_itself(episode: Episode, seen: closer.Disk | None, facts: dict[str, Fact], score: float, longest_ns: float, where: Culprit) -> Verdict:  # fmt: skip
@@ -138,8 +168,8 @@ def _beside(mine: np.ndarray, others: np.ndarray) -> float:
 CAUSE = Cause(
     "disk",
     68,
-    "a disk kept calls on files waiting: it was frozen, another process kept it busy, or it was slow itself",
-    {**SYSCALLS, "block_io": closer.READS["block_io"]},
-    "see who writes: tickscope query slow_syscall --columns comm,pid,syscall,device,written_bytes,frozen,duration_ns; give the writer less of the disk (io.max), or a disk of its own",
+    "a disk kept calls on files waiting: it was frozen, another process kept it busy, a cgroup limits what may be done on it, or it was slow itself",
+    {**SYSCALLS, **RESOURCES, "block_io": closer.READS["block_io"]},
+    "see who writes: tickscope query slow_syscall --columns comm,pid,syscall,device,written_bytes,frozen,duration_ns; give the writer less of the disk (io.max), or a disk of its own; limits: io.max, blkio.throttle.*_device of its cgroup",
     {"decision_latency": busy, "accept_overflow": busy, "service_latency": busy, "blocked_time": busy},
 )

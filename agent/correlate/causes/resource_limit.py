@@ -16,7 +16,7 @@ from agent.correlate.full_brokers import NAME, of_brokers
 from agent.correlate.local import in_netns
 from agent.correlate.refusing import READS as BROKERS
 from agent.correlate.rows import groups
-from agent.correlate.shortage import DISK, FD, READS, full, of_process, was_free
+from agent.correlate.shortage import DISK, FD, PIDS, READS, full, of_process, was_free
 from agent.correlate.view import View, to_peer
 from agent.correlate.words import peer, process, tell, text, value
 from agent.tables import TABLES
@@ -41,6 +41,11 @@ def _verdict(episode: Episode, row: object, kind: int) -> Verdict:
         words = tell("{who} may have {limit} files open, and has {used}", who=who, limit=value(limit), used=value(used))
         entry = item("resource", "open files", used, "", column="used", baseline=limit, pid=episode.pid)
         return Verdict(NAME, _SURE, episode.scope, words, (entry,), "fd", Culprit(episode.pid, episode.comm))
+    if kind == PIDS:
+        failed = float(row["events"])  # type: ignore[index]
+        words = tell("its cgroup {where} may have {limit} processes and threads, and has them", where=where, limit=value(limit))  # fmt: skip
+        entry = item("resource", "processes that could not be started", failed, "", column="events", baseline=limit, pid=episode.pid, subject=where)  # fmt: skip
+        return Verdict(NAME, _SURE, f"pids {where}", words, (entry,), "pids", Culprit(episode.pid, episode.comm, where))
     words = tell("the file system {where}, which {who} writes to, has no room left", where=where, who=who)
     entry = item("resource", "bytes in use", used, "bytes", column="used", baseline=limit, pid=episode.pid, subject=where)  # fmt: skip
     return Verdict(NAME, _SURE, f"disk {where}", words, (entry,), "disk_full", Culprit(object=where))
@@ -48,7 +53,7 @@ def _verdict(episode: Episode, row: object, kind: int) -> Verdict:
 
 def seen(episode: Episode, view: View) -> Iterator[Verdict]:
     """Of ``resource_low``: it is what was seen."""
-    for metric, kind in (("fd", FD), ("disk", DISK)):
+    for metric, kind in (("fd", FD), ("disk", DISK), ("pids", PIDS)):
         rows = of_process(episode, view, kind)
         rows = rows[full(rows) & (rows["object"] == episode.key[3])]
         if episode.metric == metric and len(rows):
@@ -57,7 +62,7 @@ def seen(episode: Episode, view: View) -> Iterator[Verdict]:
 
 def behind(episode: Episode, view: View) -> Iterator[Verdict]:
     """Of another symptom of that process: what was reached then, and not long before. A disk that is full makes calls fail, not slow."""
-    for kind in (FD, *((DISK,) if episode.symptom in ("refusals", "service_errors") else ())):
+    for kind in (FD, PIDS, *((DISK,) if episode.symptom in ("refusals", "service_errors") else ())):
         rows = of_process(episode, view, kind)
         rows = rows[full(rows)]
         if len(rows) and was_free(rows[-1], episode, view):
@@ -103,9 +108,9 @@ def no_port(episode: Episode, view: View) -> Iterator[Verdict]:
 CAUSE = Cause(
     NAME,
     15,
-    "a limit is reached: descriptors, local ports, room on a disk, memory or clients of a broker",
+    "a limit is reached: descriptors, processes, local ports, room on a disk, memory or clients of a broker",
     {**BROKERS, **READS, **ANSWERS},
-    "raise the limit, or find what uses it up: tickscope query resource; ls /proc/PID/fd; df; ss -tan dst PEER and sysctl net.ipv4.ip_local_port_range; of Redis: CONFIG GET maxmemory, CONFIG GET maxclients",
+    "raise the limit, or find what uses it up: tickscope query resource; ls /proc/PID/fd; pids.max, pids.events of its cgroup; df; ss -tan dst PEER and sysctl net.ipv4.ip_local_port_range; of Redis: CONFIG GET maxmemory, CONFIG GET maxclients",
     {
         "resource_low": seen,
         "decision_latency": behind,

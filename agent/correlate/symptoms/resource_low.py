@@ -39,7 +39,7 @@ def _used_up(watch: ScarcityWatch, second: Second) -> list[Episode]:
     none = watch.series.recent("none", limited, second.at, 1)[:, 0] if len(limited) else np.empty(0)
     for slot, gone in zip(limited.tolist(), none == 1, strict=True):
         what = watch.names[slot][0][2]
-        if gone and (slot in watch.roomy or what == "oom"):
+        if gone and (slot in watch.roomy or what in ("oom", "pids")):
             used, limit = (
                 float(watch.series.recent(m, np.array([slot]), second.at, 1)[0, 0]) for m in ("used", "limit")
             )
@@ -107,6 +107,13 @@ def clause(e: Episode) -> Words:
         return tell("The {who} was kept from the processor for up to {waited} in a second, its threads together, {when}", who=e.subject, waited=span(e.value), when=when(e))  # fmt: skip
     if e.metric == "oom":
         return tell("The {who} was killed {when}", who=e.subject, when=when(e))
+    if e.metric == "pids":
+        return tell(
+            "The {who} could not start {n} processes or threads in a second {when}",
+            who=e.subject,
+            n=value(e.value),
+            when=when(e),
+        )
     what = {"fd": "open files", "disk": "bytes"}[e.metric]
     return tell("The {who} had {used} of {limit} {what} in use {when}", who=e.subject, used=value(e.value), limit=value(e.facts.get("limit")), what=what, when=when(e))  # fmt: skip
 
@@ -114,7 +121,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "resource_low",
     45,
-    "something that a process needs is used up, or is withheld from it: descriptors, room on a disk, memory, the processor",
+    "something that a process needs is used up, or is withheld from it: descriptors, processes, room on a disk, memory, the processor",
     "a process, or a file system",
     "",
     "resource",
@@ -123,5 +130,12 @@ SYMPTOM = Symptom(
     "see what uses it up: tickscope query resource; of the processor: tickscope query cpu_wait",
     ScarcityWatch,
     judge,
-    measured={"fd": "used", "disk": "used", "oom": "events", "throttled_ns": "waited_ns", "delay_ns": "waited_ns"},
+    measured={
+        "fd": "used",
+        "disk": "used",
+        "oom": "events",
+        "pids": "events",
+        "throttled_ns": "waited_ns",
+        "delay_ns": "waited_ns",
+    },
 )

@@ -1,0 +1,125 @@
+"""Limits of cgroups on block I/O and on processes: the kernel's files of both versions, a real cgroup, and what is made of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agent.resources import cgroups
+from agent.resources.limits import CgroupLimits, Used
+from tests.unit.correlate_scenarios import APP_PID, START, T0, UNTIL, Host, S, around_stall, call, code, latest, run
+
+MB = 1_000_000
+#: Starts a program as often as it is told to, and says whether it could.
+FORKS = """import os, sys
+for line in sys.stdin:
+    try:
+        pid = os.fork()
+        if not pid:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        print("yes", flush=True)
+    except OSError:
+        print("no", flush=True)
+"""
+
+
+def one(place: Path, modern: bool, written: int, requests: int) -> None:
+    if modern:
+        (place / "io.max").write_text(
+            "254:0 rbps=max wbps=1000000 riops=max wiops=50\n8:0 rbps=max wbps=max riops=max wiops=max\n"
+        )
+        (place / "io.stat").write_text(
+            f"254:0 rbytes=77 wbytes={written} rios=1 wios={requests} dbytes=0 dios=0\n8:0 rbytes=999 wbytes=999\n"
+        )
+    else:
+        (place / "blkio.throttle.write_bps_device").write_text("254:0 1000000\n")
+        (place / "blkio.throttle.write_iops_device").write_text("254:0 50\n")
+        (place / "blkio.throttle.io_service_bytes").write_text(
+            f"254:0 Read 77\n254:0 Write {written}\n254:0 Total {written + 77}\nTotal {written}\n"
+        )
+        (place / "blkio.throttle.io_serviced").write_text(f"254:0 Read 1\n254:0 Write {requests}\nTotal {requests}\n")
+
+
+@pytest.mark.parametrize("modern", [True, False])
+def test_who_does_as_much_on_a_disk_as_he_may_is_told(tmp_path: Path, modern: bool) -> None:
+    limits = CgroupLimits(str(tmp_path))
+    one(tmp_path, modern, 5 * MB, 10)
+    assert list(limits.io(10 * S)) == []
+    one(tmp_path, modern, 7 * MB, 20)  # in two seconds
+    assert list(limits.io(12 * S)) == [Used("io", MB, MB)]
+    one(tmp_path, modern, 7 * MB + 600_000, 68)
+    assert list(limits.io(13 * S)) == [Used("iops", 48, 50)]
+    one(tmp_path, modern, 8 * MB, 70)
+    assert list(limits.io(14 * S)) == []
+
+
+def test_without_limits_there_is_nothing_to_tell(tmp_path: Path) -> None:
+    limits = CgroupLimits(str(tmp_path / "gone"))
+    assert [list(limits.io(n * S)) + list(limits.pids()) for n in range(5)] == [[]] * 5
+
+
+def test_processes_that_a_real_cgroup_does_not_let_start() -> None:
+    tree = cgroups.mounts().pids
+    if not tree:
+        pytest.skip("this host has no cgroup of pids of version 1")
+    place = Path(tree) / f"tickscope-test-{os.getpid()}"
+    place.mkdir()
+    process = subprocess.Popen([sys.executable, "-c", FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin and process.stdout
+    try:
+        (place / "cgroup.procs").write_text(str(process.pid))
+        limits, said = CgroupLimits(str(place)), []
+        for most in ("max", "1", "1"):
+            (place / "pids.max").write_text(most)
+            print("now", file=process.stdin, flush=True)
+            said.append((process.stdout.readline(), list(limits.pids())))
+        assert said == [("yes\n", []), ("no\n", [Used("pids", 1, 1, 1)]), ("no\n", [Used("pids", 1, 1, 1)])]
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+        for _ in range(50):
+            with contextlib.suppress(OSError):
+                place.rmdir()
+                break
+            time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("limited", "cause"), [(True, ("disk", "throttled", "/c/api")), (False, ("syscall", "fsync", "/dev/sda"))]
+)
+def test_a_call_that_its_own_cgroup_holds_back(limited: bool, cause: tuple[str, str, str]) -> None:
+    def stall(host: Host) -> None:
+        host.stalled_decision(31.4, 1.4, children=False)
+        call(host, syscall=b"fsync", fd_type=b"file", device=b"sda", written_bytes=1024, frozen=0)
+        if limited:
+            host.add("resource", 1, t_ns=T0 + 31 * S, pid=APP_PID, proc_start_ns=START, comm=b"python3", kind=code("resource", "kind", "io"),
+                     object=b"/c/api", interval_ns=S, used=990_000, limit=MB)  # fmt: skip
+
+    (found,) = latest(run(around_stall(stall), UNTIL))
+    assert (found["cause"], found["cause_detail"], found["culprit_object"]) == cause
+    assert (
+        not limited
+        or "/c/api may do 1000000 bytes a second on a disk, and did 990000, while fsync of python3"
+        in str(found["sentence"])
+    )
+
+
+def test_who_may_start_no_more_processes_is_told_once_a_time() -> None:
+    host = Host(1).healthy(0, 60)
+    for at in range(30, 36):
+        host.add("resource", 1, t_ns=T0 + at * S, pid=APP_PID, proc_start_ns=START, comm=b"python3", kind=code("resource", "kind", "pids"),
+                 object=b"/c/api", interval_ns=S, used=40, limit=40, events=7)  # fmt: skip
+    (found,) = latest(run(host, 60))
+    assert (found["symptom"], found["cause"], found["cause_detail"]) == ("resource_low", "resource_limit", "pids")
+    assert (found["culprit_pid"], found["culprit_object"]) == (APP_PID, "/c/api")
+    assert "could not start 7 processes or threads" in str(found["sentence"])
+    assert "its cgroup /c/api may have 40 processes and threads, and has them" in str(found["sentence"])
