@@ -113,7 +113,15 @@ def setup(family: Family, kernel: Any, helper: Any, targets: Any, config: dict[s
 
 PROBE = Probe(
     name="tcp",
-    parts=("tcp_tuple.h", "tcp_socket.h", "tcp_thread.h", "tcp_rtt.h", "tcp_service.h", "tcp_answer.h", "tcp_state.bpf.c"),
+    parts=(
+        "tcp_tuple.h",
+        "tcp_socket.h",
+        "tcp_thread.h",
+        "tcp_rtt.h",
+        "tcp_service.h",
+        "tcp_answer.h",
+        "tcp_state.bpf.c",
+    ),
     programs=(
         Program("on_tcp_state", target="inet_sock_set_state", loses="connects, connection ends, owners"),
         Program(
