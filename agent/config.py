@@ -48,7 +48,7 @@ class Config:
     of the file (agent/queues/catalogue.py). poll_s: between two looks at queues. intake_keys: ``hashed`` or ``clear``.
     otlp: see exporters/otlp_settings.py. otlp_receiver: see agent/receiver/settings.py. metrics: see exporters/page_settings.py. ntp: see agent/clock/daemons/ntp_settings.py.
     redis_limiters: whether limiters in Redis are read from the wire, see agent/limiters/script_settings.py; redis_ports: beside those that are found;
-    redis_decisions_per_s: of them, how many are told one by one.
+    redis_decisions_per_s: of them, how many are told one by one. redis_tls: whether what OpenSSL carries is read, too.
     limiter_models: how limiters decide of which no library says it, see agent/limiters/model_settings.py; limiter_names, key_salt: agent/limiters/settings.py. limiter_functions: functions of the user's own, as agent/limiters/functions/settings.py keeps them. prometheus: listen address of the metrics page, empty for none. max_bytes, max_age_days:
     of the store. without: probe families to leave out. unix_sockets: whether requests on Unix stream sockets are timed. log_format: of the lines on stderr. duration_s: stop by itself (``run --duration``).
     live: show the summary. source: the file and the flags that all this comes from, by which SIGHUP reads it again.
@@ -74,6 +74,7 @@ class Config:
     redis_limiters: str = "auto"
     redis_ports: tuple[str, ...] = ()
     redis_decisions_per_s: float = 1000.0
+    redis_tls: bool = False
     redis_limiter_scripts: Mapping[str, object] = field(default_factory=dict)
     limiter_names: Mapping[str, object] = field(default_factory=dict)
     key_salt: str = ""

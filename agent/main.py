@@ -49,6 +49,8 @@ def _families(config: Config) -> list[Any]:
     from agent.tables import TABLES
 
     off = {*config.without, *{"off": ("syscalls",), "full": ("calls",)}.get(config.syscalls, ()), *(("redis",) if config.redis_limiters == "off" else ()), *(() if config.unix_sockets else ("unix",))}  # fmt: skip
+    if "redis" in off or not config.redis_tls:
+        off.add("redis_tls")
     found = discover(config.limiter_functions)
     TABLES.freeze()
     return [p for name, p in found.items() if name not in off and not (p.closer and config.investigate == "off")]

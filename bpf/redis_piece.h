@@ -58,6 +58,7 @@ struct redis_switch {
 	u64 piece_ns;		/* of records, of all together: so many at once as fit in ... */
 	u64 piece_room_ns;
 	u64 piece_until_ns;
+	u64 most_pieces;	/* of connections whose user is known (redis_stream.h), which have budgets of their own: so many at once */
 	u64 cut;		/* segments that the budget of records left out, or cut short */
 	u64 encrypted;		/* segments of requests in TLS, of which nothing can be read */
 	u64 remote;		/* segments that were wanted and came from elsewhere, or went there */

@@ -123,7 +123,7 @@ static __always_inline struct redis_piece *redis_stream_piece(u32 where, struct 
 {
 	if (done >= s->size)
 		return 0;
-	if (done >= s->readable || !share_taken(&w->piece_until_ns, s->now, w->piece_ns, w->piece_room_ns)) {
+	if (done >= s->readable || over_share(s->uid, SHARE_REDIS_PIECES, 4 * w->piece_ns, w->most_pieces)) {
 		f->left_out = done < s->readable;
 		__sync_fetch_and_add(&w->cut, 1);
 		return 0;

@@ -10,7 +10,6 @@
 #define REDIS_TLS_BIO_METHOD (-40)	/* from a BIO's flags to its method, and to its descriptor (bpf/tls_ssl.h) */
 #define REDIS_TLS_BIO_NUM 8
 #define REDIS_TLS_SOCKET 0x505
-#define REDIS_TLS_CONNECTIONS 1024	/* of one process */
 #define REDIS_SYN_SENT 2
 #define REDIS_AF_INET6 10
 
@@ -25,6 +24,7 @@ struct redis_tls_process {	/* written by the agent, but for the count */
 	s32 bio_flags;
 	u32 uid;
 	u32 server;
+	u32 most;		/* connections of interest */
 	u32 connections;
 };
 
@@ -67,7 +67,7 @@ struct redis_tls_counts {
 };
 
 BPF_TABLE("hash", struct redis_tls_pid, struct redis_tls_process, redis_tls_processes, 256);
-BPF_TABLE("hash", struct redis_tls_key, struct redis_tls_connection, redis_tls_connections, 16384);
+BPF_TABLE("hash", struct redis_tls_key, struct redis_tls_connection, redis_tls_connections, 32768);
 BPF_TABLE("lru_hash", u64, struct redis_tls_call, redis_tls_calls, 16384);
 BPF_TABLE("lru_hash", u64, u32, redis_tls_clients, 16384);	/* who tells of a connection at its client's end */
 BPF_F_TABLE("array", u32, struct redis_tls_counts, redis_tls_counts, 1, BPF_F_MMAPABLE);
@@ -146,7 +146,7 @@ static __always_inline struct redis_tls_connection *redis_tls_begin(struct redis
 		__sync_fetch_and_add(&n->unplaced, 1);
 		return 0;
 	}
-	if (p->connections >= REDIS_TLS_CONNECTIONS || redis_tls_connections.update(key, &made)) {
+	if (p->connections >= p->most || redis_tls_connections.update(key, &made)) {
 		__sync_fetch_and_add(&n->refused, 1);
 		return 0;
 	}

@@ -91,8 +91,10 @@ static __always_inline int redis_unix_read(u32 where, void *skb, void *writer, v
 	s.now = bpf_ktime_get_boot_ns();
 	s.flow = redis_mix(redis_mix((u64)server, (u64)address), redis_unix_inode(server));
 	s.at_server = !s.reply;
-	if (!s.reply)
-		READ(s.uid, writer, sock, sk_uid);	/* who asks */
+	if (s.reply)
+		s.uid = uid_of((void *)bpf_get_current_task());	/* who asks, either way */
+	else
+		READ(s.uid, writer, sock, sk_uid);
 	struct redis_part part;
 	struct redis_flow *f = redis_stream_part(where, w, &s, &part);
 	if (!f) {

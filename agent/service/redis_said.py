@@ -12,14 +12,22 @@ if TYPE_CHECKING:
     from agent.contracts import Source
     from agent.kernel.load import Loaded
 
-_NAME = "redis_limiters"
+_NAME, _TLS = "redis_limiters", "redis_tls"
 
 
 def state(sources: Iterable[Source], loaded: Loaded, config: Config) -> dict[str, Any]:
-    """For ``status``. config: as it was at the start."""
-    for source in sources:
-        if isinstance(source, Stating) and getattr(source, "name", "") == _NAME:
-            return dict(source.state())
+    """For ``status``. config: as it was at the start. ``tls``: who is read that may ask by TLS, and who not; null without ``redis_tls``."""
+    return {**_plain(sources, loaded, config), "tls": _of(sources, _TLS)}
+
+
+def _of(sources: Iterable[Source], name: str) -> dict[str, Any] | None:
+    found = (s for s in sources if isinstance(s, Stating) and getattr(s, "name", "") == name)
+    return next((dict(source.state()) for source in found), None)
+
+
+def _plain(sources: Iterable[Source], loaded: Loaded, config: Config) -> dict[str, Any]:
+    if (found := _of(sources, _NAME)) is not None:
+        return found
     family = loaded.families.get("redis")
     if config.redis_limiters == "off":
         why = "redis_limiters was off when tickscope started: on or auto needs a restart"

@@ -8,6 +8,7 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from agent.probes.beside.redis_wire import RedisWire
 from agent.tables import TABLES
 from agent.targets.targets import Targets
 from tests.kernel.local_attach import LocalAttacher
-from tests.kernel.test_redis_wire import GCRA_LIKE, told
+from tests.kernel.test_redis_wire import BUCKET, GCRA_LIKE, told
 from tests.patience import PATIENCE
 from tests.servers.test_redis_streams import Redis
 
@@ -70,7 +71,7 @@ class TlsRedis(Redis):
 class TlsRig:
     """What the agent has, with these ports."""
 
-    def __init__(self, *ports: int, servers: tuple[int, ...] = ()) -> None:
+    def __init__(self, *ports: int, servers: tuple[int, ...] = (), per_s: int = 20_000) -> None:
         known = discover()
         self.loaded = load([known[name] for name in ("exec", "tcp", "redis", "tls", "redis_tls")])
         for family in self.loaded.families.values():
@@ -84,7 +85,7 @@ class TlsRig:
             self.kernel,
             self.attacher,
             mode="on",
-            per_s=20_000,
+            per_s=per_s,
             find_ports=lambda _: frozenset(ports),
         )  # type: ignore[arg-type]
         self.tls = RedisTls(
@@ -162,8 +163,8 @@ def running(text: str, server: TlsRedis, certs: Path) -> Iterator[Program]:
 
 
 @contextlib.contextmanager
-def rigged(*ports: int, servers: tuple[int, ...] = ()) -> Iterator[TlsRig]:
-    one = TlsRig(*ports, servers=servers)
+def rigged(*ports: int, servers: tuple[int, ...] = (), per_s: int = 20_000) -> Iterator[TlsRig]:
+    one = TlsRig(*ports, servers=servers, per_s=per_s)
     yield one
     one.close()
 
@@ -246,3 +247,97 @@ def test_others_pay_nothing_and_nothing_comes_when_it_is_detached(tmp_path: Path
         client.decide("rate:a", 5)
         redis.Redis(port=server.tls_port, ssl=True, ssl_ca_certs=str(certs / "cert"), ssl_check_hostname=False).ping()
         assert len(rig.take(0)) == 0 and not rig.tls._connections.read()[0].size
+
+
+#: Talks TLS with itself, in its own memory: pipelines of a limiter's command, garbage, long texts, and SSL objects without end. argv: a Redis port.
+HOSTILE = r"""
+import os, socket, ssl, sys, time
+certs = sys.argv[2]
+near, far = ssl.MemoryBIO(), ssl.MemoryBIO()
+cc = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT); cc.check_hostname = False; cc.verify_mode = ssl.CERT_NONE
+sc = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER); sc.load_cert_chain(certs + "/cert", certs + "/key")
+os.setuid(65534)
+plain = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+client, server = cc.wrap_bio(near, far), sc.wrap_bio(far, near, server_side=True)
+for end in (client, server) * 4:
+    try: end.do_handshake()
+    except ssl.SSLWantReadError: pass
+print("ready", flush=True)
+eval_ = b"*3\r\n$4\r\nEVAL\r\n$5\r\nrate:\r\n$1\r\n0\r\n"
+texts = (eval_, eval_ * 400, b"*9\r\n$4\r\nEVAL\r\n$999999999\r\n" + b"y" * 16000, os.urandom(9000), b"*1\r\n$4\r\nEVAL" * 99)
+kept, end = [], time.monotonic() + float(sys.argv[3])
+while time.monotonic() < end:
+    for text in texts:
+        client.write(text)
+        far.read()
+    time.sleep(0.005)  # a hundred times its share all the same
+    if len(kept) < 4096:
+        kept.append(cc.wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO()))
+        try: kept[-1].write(eval_)
+        except ssl.SSLError: pass
+"""
+
+
+def test_what_a_user_makes_up_hides_nobodys(tmp_path: Path, certs: Path) -> None:
+    (certs / "key").chmod(0o644)
+    with (
+        serving(tmp_path, certs) as server,
+        rigged(server.tls_port, per_s=300) as rig,
+        running(CLIENT, server, certs) as client,
+    ):
+        rig.reads(client.child.pid)
+        argv = [sys.executable, "-c", HOSTILE, str(server.tls_port), str(certs), "4"]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as hostile:
+            assert hostile.stdout and hostile.stdout.readline() == "ready\n"
+            rig.reads(hostile.pid)
+            log: list[int] = []
+            end = time.monotonic() + 2
+
+            def decide() -> None:
+                while time.monotonic() < end:
+                    log.extend(client.decide(f"rate:{len(log)}", 11))
+                    time.sleep(0.05)  # within its own user's share
+
+            thread = threading.Thread(target=decide)
+            thread.start()
+            rig.until(lambda: not thread.is_alive())
+        rows = rig.take(len(log))
+        mine = rows[rows["pid"] == client.child.pid]
+        assert told(mine) == counted(log) and len(log) >= 11
+        assert rig.wire.state()["garbage"] > 0  # it was read
+
+
+#: Go's own TLS: no OpenSSL in it.
+GO = """package main
+import ("bufio"; "crypto/tls"; "fmt"; "os")
+func main() {
+	c, err := tls.Dial("tcp", "127.0.0.1:"+os.Args[1], &tls.Config{InsecureSkipVerify: true})
+	if err != nil { panic(err) }
+	answers, in := bufio.NewReader(c), bufio.NewScanner(os.Stdin)
+	fmt.Println("ready")
+	for in.Scan() {
+		fmt.Fprintf(c, "*5\\r\\n$4\\r\\nEVAL\\r\\n$%d\\r\\n%s\\r\\n$1\\r\\n1\\r\\n$6\\r\\nrate:g\\r\\n$1\\r\\n5\\r\\n", len(os.Args[2]), os.Args[2])
+		for i := 0; i < 3; i++ { line, _ := answers.ReadString('\\n'); fmt.Print(line) }
+	}
+}
+"""
+
+
+def test_gos_own_tls_is_told_and_seen_at_the_servers_end(tmp_path: Path, certs: Path) -> None:
+    (tmp_path / "main.go").write_text(GO)
+    subprocess.run(["go", "build", "-o", "goclient", "main.go"], cwd=tmp_path, check=True)
+    with serving(tmp_path, certs) as server, rigged(server.tls_port, servers=(server.process.pid,)) as rig:
+        rig.reads(server.process.pid)
+        argv = [str(tmp_path / "goclient"), str(server.tls_port), BUCKET]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdin and child.stdout and child.stdout.readline() == "ready\n"
+            log = []
+            for _ in range(7):
+                child.stdin.write("\n")
+                child.stdin.flush()
+                log.append([child.stdout.readline() for _ in range(3)][1].strip())
+            rig.until(lambda: any(one.pid == child.pid and one.why for one in rig.tls._users.values()))
+            assert f"goclient (pid {child.pid})" in rig.loaded.families["redis_tls"].reason
+            rows = rig.take(7)
+            assert sorted(told(rows).values()) == sorted(collections.Counter(log).values()) == [2, 5]
+            child.stdin.close()

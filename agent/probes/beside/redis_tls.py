@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from agent.targets.attacher import Attacher
     from agent.targets.targets import Targets
 
-#: Processes with probes at a time: in all, and of each user but root.
-MOST, A_USER = 64, 16
+#: Processes with probes at a time: in all, of each user but root, and of these such as are called like a server.
+MOST, A_USER, SERVERS_A_USER = 64, 16, 4
+#: Of one process, of which the kernel's side has room for 32,768 in all.
+SERVERS_CONNECTIONS, CLIENTS_CONNECTIONS = 4096, 512
 #: Between two searches for servers, for clients whose connections are older than the agent, and two looks at whether they still run.
 SEARCH_NS, SOCKETS_NS, ALIVE_NS = 10_000_000_000, 2_000_000_000, 1_000_000_000
 #: So many times as long as it took to look through all sockets, they are not looked at again.
@@ -39,6 +41,7 @@ _REST = 500
 _RETRIES_NS = (20_000_000, 100_000_000, 300_000_000, 1_000_000_000, 3_000_000_000)
 _RBIO, _BIO_FLAGS = 3, 5  # of a layout's list
 _UNKNOWN = -1
+_TOLD = 3
 _NONE = "no OpenSSL was found in it: if it talks by TLS, its decisions are not read"
 
 
@@ -115,7 +118,16 @@ class RedisTls(Stating):
             self._sockets_ns = now_ns + max(SOCKETS_NS, _REST * (boot_ns() - now_ns))
         for one in [one for one in self._users.values() if one.next_ns <= now_ns]:
             self._try(one, now_ns)
+            self._say()
         return ()
+
+    def _say(self) -> None:
+        """In the family's state, where nothing is wrong with it: whom it reads, and who may be missing."""
+        if self._family.state == "attached":
+            read = sum(bool(one.links) for one in self._users.values())
+            others = [f"{one.comm} (pid {one.pid})" for one in self._users.values() if one.why == _NONE]
+            missing = f"; no OpenSSL was found in {', '.join(others[:_TOLD])}{' and more' * (len(others) > _TOLD)}: what they ask by TLS is not read"
+            self._family.reason = f"{read} processes that talk to a Redis are read{missing if others else ''}"
 
     def state(self) -> dict[str, object]:
         """For ``status``."""
@@ -157,8 +169,9 @@ class RedisTls(Stating):
                 comm = file.read(16).decode(errors="replace").rstrip("\n")
         except OSError:
             return
-        of_user = sum(one.uid == uid for one in self._users.values())
-        if len(self._users) >= MOST or (uid and of_user >= A_USER):
+        mine = [one for one in self._users.values() if one.uid == uid]
+        servers_too = server and sum(one.server for one in mine) >= SERVERS_A_USER
+        if len(self._users) >= MOST or (uid and (len(mine) >= A_USER or servers_too)):
             self._over += 1
             return
         self._users[pid] = _User(pid, uid, comm, server, birth)
@@ -176,7 +189,8 @@ class RedisTls(Stating):
         layouts = {self._libraries[file].layout for file in one.probed | more}
         one.probed |= more
         rbio, flags = layouts.pop() if len(layouts) == 1 else (_UNKNOWN, _UNKNOWN)
-        value = struct.pack("<iiIII", rbio, flags, one.uid, one.server, 0)
+        most = SERVERS_CONNECTIONS if one.server else CLIENTS_CONNECTIONS
+        value = struct.pack("<iiIIII", rbio, flags, one.uid, one.server, most, 0)
         try:
             bpf.update(self._processes, _key(one.pid), value)
         except OSError as error:

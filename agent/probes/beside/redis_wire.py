@@ -46,7 +46,7 @@ _WHOLE, _IGNORED = 1, 2
 _IN, _OUT, _UNIX, _UNIX_SHORT = "redis_in", "redis_out", "redis_unix", "redis_unix_short"
 #: Attached while what they see is wanted, and at times: the counter that tells.
 _AT_TIMES = {_OUT: "remote", _UNIX: "local", _UNIX_SHORT: "local"}
-_ENCRYPTED = "connections to Redis with TLS were seen, which are not read: let the program tell its decisions itself (docs/adapters.md)"
+_ENCRYPTED = "connections to Redis with TLS were seen, which are not read here: redis_tls: true reads OpenSSL's, and other programs may tell their decisions themselves (docs/adapters.md)"
 
 
 class RedisWire(Stating, Finishing, Due):
@@ -93,6 +93,7 @@ class RedisWire(Stating, Finishing, Due):
     def _budget(self, per_s: int) -> None:
         each_ns = 1e9 / per_s
         self._switch["each_ns"], self._switch["most"] = int(each_ns), max(int(per_s * _AT_ONCE_S), 1)
+        self._switch["most_pieces"] = max(int(per_s * _PIECES_EACH * _AT_ONCE_S / 4), 1)
         self._switch["piece_ns"], self._switch["piece_room_ns"] = int(each_ns / _PIECES_EACH), int(1e9 * _AT_ONCE_S)
 
     def _name_commands(self) -> None:
@@ -137,10 +138,11 @@ class RedisWire(Stating, Finishing, Due):
         if now_ns - self._sampled_ns >= _SAMPLE_NS:
             self._sampled_ns = now_ns
             self._switch["samples"] = _SAMPLES
+        if self._mode == "off":
+            self._records.clear()
+            return
         if self._records:
             yield from self._read()
-        if self._mode == "off":
-            return
         self._say()
         if self._mode == "auto":
             self._turn(now_ns)
