@@ -1,4 +1,4 @@
-"""In the VM: limiters that go by the wall clock, an agent that watches them, and steps of -500 ms, 2 s and an hour. tests/vm/steps.py starts it.
+"""In the VM: limiters that go by the wall clock, an agent that watches them, and steps of -500 ms, 2 s and an hour, each taken back. tests/vm/steps.py starts it.
 
 Leaves a JSON document in the file it is given: the steps, each decision by the programs' own logs, and what ``tickscope limiters replay`` says.
 """
@@ -15,6 +15,7 @@ import threading
 import time
 from pathlib import Path
 
+from agent import probes
 from agent.common.clocks import boot_ns
 from agent.common.resp import RedisUrl, RespClient
 from agent.demo.limiter_part import SCRIPT
@@ -23,13 +24,22 @@ from tests.servers.test_redis_streams import Redis
 from tests.system.agent import Agent
 
 MS, S = 10**6, 10**9
-STEPS_NS = (-500 * MS, 2 * S, 3600 * S)
-#: Until the first step an emulated machine has looked at the program and put its probes there.
-FIRST_S, EACH_S, PER_S = 75.0, 12.0, 25.0
+#: The last one stays: nobody is let go for an hour.
+STEPS_NS = (-500 * MS, 500 * MS, 2 * S, -2 * S, 3600 * S, -3600 * S)
+LIMITERS = ("bucket", "ring", "lua", "uber")
+PER_S, EACH_S = 25.0, 16.0
+#: Until all probes are in an emulated machine's programs; what replay goes back by, and a little.
+SEEN_S, SETTLED_S = 240.0, 15.0
 LIMIT, WINDOW_MS = 10, 1000
+#: Its client asks as fast as an emulated machine lets it, 7 to 20 times a second.
+LUA_LIMIT = 4
 #: Without the key's expiry, which is Redis's own clock.
 LUA = re.sub(r"redis\.call\('PEXPIRE'.*\n", "", SCRIPT)
+#: Families that the limiters do not need are left out: compiling them takes an emulated machine a minute.
+NEEDED = ("clock", "exec", "limiter")
 CONFIG = """prometheus: ''
+without: [{without}]
+redis_limiters: off
 limiter_functions:
   - name: ring
     program: {program}
@@ -43,25 +53,65 @@ limiter_functions:
 limiter_models:
   lua: {{model: sliding log, clock: wall}}
 """
+#: Which of LIMITERS a row of limiter_decision, or of the replay, is about.
+WHICH = {"golang.org/x/time/rate": "bucket", "go.uber.org/ratelimit": "uber"}
 
 
-def redis_client(server: Redis, intake: Path, seconds: float) -> list[tuple[int, int, int]]:
-    """A sliding log that a real Redis keeps, by this host's clock: CLOCK_BOOTTIME, the wall clock's reading, 0 or 1 of each decision."""
-    client, log = RespClient(RedisUrl.parse(f"redis://127.0.0.1:{server.port}/0"), timeout_s=60), []
-    reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    end, number = time.monotonic() + seconds, 0
-    while time.monotonic() < end:
-        number += 1
-        boot, wall = boot_ns(), time.time_ns()
-        (left,) = client.pipeline([("EVAL", LUA, 1, "window", wall // MS, WINDOW_MS, LIMIT, number)])
-        said = {
-            "limiter": "lua", "result": "allowed" if left >= 0 else "refused", "cost": 1, "limit_per_s": LIMIT, "window_ns": WINDOW_MS * MS,
-            "program_wall_ns": wall, "t_ns": boot_ns(), "remaining": max(0, left),
-        }  # fmt: skip
-        reports.sendto(json.dumps(said).encode(), str(intake))
-        log.append((boot, wall, int(left >= 0)))
-        time.sleep(1 / PER_S)
-    return log
+def which(row: dict[str, object]) -> str:
+    name = str(row["limiter_id"])
+    return WHICH.get(str(row["library"]), next((one for one in ("lua", "ring") if name.startswith(one)), name))
+
+
+class RedisClient(threading.Thread):
+    """A sliding log that a real Redis keeps, by this host's clock. log: CLOCK_BOOTTIME, the wall clock's reading, 0 or 1, and CLOCK_BOOTTIME at its end, of each decision."""
+
+    def __init__(self, server: Redis, intake: Path) -> None:
+        super().__init__(daemon=True)
+        self._client = RespClient(RedisUrl.parse(f"redis://127.0.0.1:{server.port}/0"), timeout_s=60)
+        self._intake, self._end = intake, threading.Event()
+        self.log: list[tuple[int, ...]] = []
+
+    def run(self) -> None:
+        reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        while not self._end.wait(1 / PER_S):
+            boot, wall = boot_ns(), time.time_ns()
+            (left,) = self._client.pipeline(
+                [("EVAL", LUA, 1, "window", wall // MS, WINDOW_MS, LUA_LIMIT, len(self.log))]
+            )
+            ended = boot_ns()
+            said = {
+                "limiter": "lua", "result": "allowed" if left >= 0 else "refused", "cost": 1, "limit_per_s": LUA_LIMIT, "window_ns": WINDOW_MS * MS,
+                "program_wall_ns": wall, "t_ns": ended, "duration_ns": ended - boot, "remaining": max(0, left),
+            }  # fmt: skip
+            reports.sendto(json.dumps(said).encode(), str(self._intake))
+            self.log.append((boot, wall, int(left >= 0), ended))
+
+    def finish(self) -> None:
+        self._end.set()
+        self.join()
+
+
+def until_seen(agent: Agent) -> None:
+    """Returns when there are rows of each limiter. Raises AssertionError, with what there is, after SEEN_S."""
+    end = time.monotonic() + SEEN_S
+    while True:
+        rows = agent.json("sql", "select distinct limiter_id, library from limiter_decision")["rows"]
+        missing = set(LIMITERS) - {which(row) for row in rows}
+        if not missing:
+            return
+        assert time.monotonic() < end, f"not seen: {missing}; {rows}; {agent.status()['probes']}; {agent.log()}"
+        time.sleep(3)
+
+
+def stepped() -> list[tuple[int, int]]:
+    """Makes the steps; CLOCK_BOOTTIME before and after each."""
+    made = []
+    for size in STEPS_NS:
+        before = boot_ns()
+        step(size / S)
+        made.append((before, boot_ns()))
+        time.sleep(EACH_S)
+    return made
 
 
 def main() -> None:
@@ -71,48 +121,51 @@ def main() -> None:
     root.chmod(0o755)
     (root / "home").mkdir()
     server = Redis(root)
-    seconds = FIRST_S + EACH_S * len(STEPS_NS)
-    agent = Agent(root / "home", config=CONFIG.format(program=program)).ready(limit_s=90)
-    live = subprocess.Popen([program, str(seconds), str(PER_S)], stdout=subprocess.PIPE, text=True)
-    stepped: list[tuple[int, int]] = []
-    stepper = threading.Thread(target=steps, args=(stepped,))
-    stepper.start()
-    decisions = {"lua": redis_client(server, agent.run_dir / "intake.sock", seconds)}
-    for line in live.communicate()[0].splitlines():
+    families = {file.stem for file in Path(probes.__file__).parent.glob("[a-z]*.py")}
+    without = ", ".join(sorted(families - set(NEEDED)))
+    # Without --syscalls, whose windows switch tracepoints, at which emulated kernels die (README.md).
+    agent = Agent(
+        root / "home",
+        "--syscalls",
+        "off",
+        "--investigate",
+        "off",
+        config=CONFIG.format(program=program, without=without),
+    )
+    with (root / "log").open("wb") as log:
+        live = subprocess.Popen([program, str(PER_S)], stdin=subprocess.PIPE, stdout=log)
+    agent.ready(limit_s=90)
+    client = RedisClient(server, agent.run_dir / "intake.sock")
+    client.start()
+    print("attached", flush=True)
+    until_seen(agent)
+    print("all four are seen", flush=True)
+    time.sleep(SETTLED_S)
+    made = stepped()
+    client.finish()
+    live.communicate()
+    decisions: dict[str, list[tuple[int, ...]]] = {"lua": client.log}
+    for line in (root / "log").read_text().splitlines():
         name, *numbers = line.split()
-        boot, wall, yes = map(int, numbers)
-        decisions.setdefault(name, []).append((boot, wall, yes))
-    stepper.join()
+        boot, wall, word = map(int, numbers)
+        decisions.setdefault(name, []).append((boot, wall, word))
     time.sleep(3)
-    seen = agent.json("limiters", "replay", "--jump", "all")["rows"]
-    rows = agent.json("sql", "select limiter_id, library, result, count(*) as n from limiter_decision group by all")[
-        "rows"
-    ]
-    lost, status = agent.json("query", "loss")["rows"], agent.status()
+    seen = {
+        "steps": made,
+        "decisions": decisions,
+        "replay": agent.json("limiters", "replay", "--jump", "all")["rows"],
+        "lost": agent.json("query", "loss")["rows"],
+        "probes": agent.status()["probes"],
+        "seconds": agent.json(
+            "sql",
+            "select limiter_id, library, t_ns // 1000000000 as s, count(*) as n, min(sample_rate) as rate from limiter_decision group by all order by all",
+        )["rows"],
+        "status": agent.json("sql", "select * from probe_status order by t_ns")["rows"],
+        "log": agent.log(),
+    }
     agent.stop()
     server.process.terminate()
-    Path(out).write_text(
-        json.dumps(
-            {
-                "steps": stepped,
-                "decisions": decisions,
-                "replay": seen,
-                "rows": rows,
-                "lost": lost,
-                "probes": status["probes"],
-            }
-        )
-    )
-
-
-def steps(made: list[tuple[int, int]]) -> None:
-    """Makes them; adds CLOCK_BOOTTIME before and after each."""
-    time.sleep(FIRST_S)
-    for size in STEPS_NS:
-        before = boot_ns()
-        step(size / S)
-        made.append((before, boot_ns()))
-        time.sleep(EACH_S)
+    Path(out).write_text(json.dumps(seen))
 
 
 if __name__ == "__main__":

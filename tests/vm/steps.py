@@ -1,7 +1,7 @@
 """python -m tests.vm.steps [KERNEL]: what real steps of the clock did to real limiters, counted by ``tickscope limiters replay`` and by their own logs.
 
-In the VM (guest_steps.py) the clock is stepped by -500 ms, 2 s and an hour under x/time/rate on ``.UTC()``, a hand-written ring of slots, a Lua window in a
-Redis and uber's ratelimit. Here the same arrivals are decided once more by the same code on a clock without that step. See tests/vm/README.md.
+In the VM (guest_steps.py) the clock is stepped by -500 ms, 2 s and an hour, and each time back, under x/time/rate on ``.UTC()``, a hand-written ring of slots, a
+Lua window in a Redis and uber's ratelimit. Here the same arrivals are decided once more by the same code on a clock without that step. See tests/vm/README.md.
 """
 
 from __future__ import annotations
@@ -22,22 +22,19 @@ from agent.common.resp import RedisUrl, RespClient
 from tests.servers.test_limiter_models import asked, go_program
 from tests.servers.test_redis_streams import Redis
 from tests.vm import kernels, machine
-from tests.vm.guest_steps import LIMIT, LUA, MS, STEPS_NS, WINDOW_MS
+from tests.vm.guest_steps import LIMIT, LIMITERS, LUA, LUA_LIMIT, MS, STEPS_NS, WINDOW_MS, S, which
 from tests.vm.suite import CHECKOUT
 
-COLUMNS = ("limiter", "jump_ns", "decisions", "over", "over_true", "wrong", "wrong_true", "quality", "verdict")
+COLUMNS = ("limiter", "jump", "decisions", "over", "over_true", "wrong", "wrong_true", "verdict", "quality")
+#: Of tests/servers/models/live.go.
+UBER_PER_S = 40
+
+Decide = Callable[[np.ndarray], np.ndarray]
 
 
-def by_go(model: str) -> Callable[[np.ndarray], np.ndarray]:
+def by_go(model: str, per_s: int, burst: int) -> Decide:
     def decide(times: np.ndarray) -> np.ndarray:
-        case = {
-            "model": model,
-            "per_s": LIMIT,
-            "burst": LIMIT,
-            "count": LIMIT,
-            "window_ns": 10**9,
-            "times": times.tolist(),
-        }
+        case = {"model": model, "per_s": per_s, "burst": burst, "count": LIMIT, "window_ns": S, "times": times.tolist()}
         done = subprocess.run(
             [go_program("go.mod")], input=json.dumps([case]), capture_output=True, text=True, check=True, cwd="/"
         )
@@ -46,75 +43,101 @@ def by_go(model: str) -> Callable[[np.ndarray], np.ndarray]:
     return decide
 
 
-def by_redis(folder: Path) -> Callable[[np.ndarray], np.ndarray]:
-    def decide(times: np.ndarray) -> np.ndarray:
-        with tempfile.TemporaryDirectory(dir=folder) as here:
-            server = Redis(Path(here))
-            client = RespClient(RedisUrl.parse(f"redis://127.0.0.1:{server.port}/0"), timeout_s=30)
-            replies = asked(
-                client, [("EVAL", LUA, 1, "k", t // MS, WINDOW_MS, LIMIT, i) for i, t in enumerate(times.tolist())]
-            )
-            server.process.terminate()
-            server.process.wait()
-        return np.array(replies) >= 0
-
-    return decide
-
-
-def compared(seen: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
-    """A row a limiter and step: over-admitted and wrongly refused as tickscope counts them, and as its own code does."""
-    deciders = {"bucket": by_go("token bucket"), "ring": by_go("sliding window of slots"), "lua": by_redis(folder)}
-    logs = {"ring" if name == "window" else name: np.array(log) for name, log in seen["decisions"].items()}
-    found = []
-    for row in seen["replay"]:
-        at = int(np.argmin([abs(row["jump_t_ns"] - before) for before, _ in seen["steps"]]))
-        name = next(
-            (n for n in ("lua", "ring") if row["limiter_id"].endswith(n)),
-            "uber" if "uber" in (row["library"] or "") else "bucket",
+def by_redis(times: np.ndarray) -> np.ndarray:
+    with tempfile.TemporaryDirectory() as here:
+        server = Redis(Path(here))
+        client = RespClient(RedisUrl.parse(f"redis://127.0.0.1:{server.port}/0"), timeout_s=30)
+        replies = asked(
+            client, [("EVAL", LUA, 1, "k", t // MS, WINDOW_MS, LUA_LIMIT, i) for i, t in enumerate(times.tolist())]
         )
-        boot, wall, said = logs[name].T
-        size, after = STEPS_NS[at], boot >= seen["steps"][at][1]
-        meant = after & (boot <= row["until_ns"])
-        one = {"limiter": name, "jump_ns": size, "decisions": row["decisions"], "over": row["over_admitted"], "wrong": row["wrongly_refused"],
-               "quality": row["quality"] + (f": {row['reason']}" if row["reason"] else "")}  # fmt: skip
-        if name in deciders:
-            quiet = deciders[name](wall - size * after)
+        server.process.terminate()
+        server.process.wait()
+    return np.array(replies) >= 0
+
+
+DECIDE: dict[str, Decide] = {
+    "bucket": by_go("token bucket", LIMIT, LIMIT),
+    "ring": by_go("sliding window of slots", LIMIT, LIMIT),
+    "lua": by_redis,
+    "uber": by_go("leaky bucket, waits", UBER_PER_S, 1),
+}
+
+
+def logged(name: str, log: list[list[int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(CLOCK_BOOTTIME at the call, when let go, what the limiter read of the wall clock, who was let go at once), in the order in which it decided.
+
+    uber's log has when each was let go. Without slack who waits is let go one interval after the one before, to the nanosecond, and who does not when it came."""
+    asked_at, wall, said, *ended = np.array(log).T
+    if name != "uber":
+        return asked_at, ended[0] if ended else asked_at, wall, said.astype(bool)
+    order = np.argsort(said, kind="stable")
+    asked_at, wall, said = asked_at[order], wall[order], said[order]
+    at_once = np.append(True, np.diff(said) != S // UBER_PER_S)
+    return asked_at, asked_at + np.where(at_once, 0, said - wall), np.where(at_once, said, wall), at_once
+
+
+def stepped(boot: np.ndarray, wall: np.ndarray, step: tuple[int, int], size: int) -> np.ndarray:
+    """Which decisions read the clock after the step that was made between ``step``: of those that began within it by what they read."""
+    before, after = step
+    offset = wall - boot
+    usual = np.median(offset[(boot < before) & (boot > before - 5 * S)])
+    near = (boot > before - S) & (boot <= after)
+    return (boot > after) | (near & (np.abs(offset - usual - size) < abs(size) / 2))
+
+
+def compared(seen: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row a limiter and step: over-admitted and wrongly refused as tickscope counts them, and as its own code does."""
+    found = []
+    for name in LIMITERS:
+        boot, ended, wall, admitted = logged(name, seen["decisions"][name])
+        for step, size in zip(seen["steps"], STEPS_NS, strict=True):
+            after = stepped(boot, wall, step, size)
+            told = [row for row in seen["replay"] if which(row) == name and step[0] <= row["jump_t_ns"] <= step[1] + S]
+            one: dict[str, Any] = {"limiter": name, "jump": f"{size / S:+g} s"}
+            if len(told) != 1:
+                none = not told and not after.any()
+                found.append(one | {"verdict": "nobody was let go" if none else f"DIFFERS: {len(told)} rows"})
+                continue
+            row = told[0]
+            quiet = DECIDE[name](wall - size * after)
+            meant = after & (ended <= row["until_ns"])
             one |= {
-                "over_true": int((said.astype(bool) & ~quiet)[meant].sum()),
-                "wrong_true": int((~said.astype(bool) & quiet)[meant].sum()),
-            }
-            same = (one["over"], one["wrong"], one["decisions"]) == (
-                one["over_true"],
-                one["wrong_true"],
-                int(meant.sum()),
-            )
-            one["verdict"] = "same" if same else "DIFFERS"
-        else:
-            one |= {
-                "over_true": None,
-                "wrong_true": None,
-                "verdict": "not counted: who waits would have come at other times",
-            }
-        found.append(one)
+                "decisions": row["decisions"], "over": row["over_admitted"], "wrong": row["wrongly_refused"],
+                "over_true": int((admitted & ~quiet)[meant].sum()), "wrong_true": int((~admitted & quiet)[meant].sum()),
+                "quality": row["quality"] + (f": {row['reason']}" if row["reason"] else ""),
+            }  # fmt: skip
+            same = (one["over"], one["wrong"]) == (one["over_true"], one["wrong_true"])
+            whole = one["decisions"] == meant.sum()
+            one["verdict"] = "same" if same and whole else f"DIFFERS: of {meant.sum()}"
+            found.append(one)
     return found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.vm.steps", description=__doc__)
     parser.add_argument("kernel", nargs="?", choices=kernels.SUITES, default="6.1", help="%(default)s")
-    asked_for = parser.parse_args()
+    parser.add_argument("--seen", type=Path, help="compare what an earlier run has left here; else leave it here")
+    given = parser.parse_args()
     program = go_program("go.mod")
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        command = [sys.executable, "-m", "tests.vm.guest_steps", "/run/out/seen.json", str(program)]
-        done = machine.run(asked_for.kernel, command, limit_s=900, cwd=CHECKOUT, out=folder, echo=True)
-        if done.status:
-            print(done.output[-4000:], done.console, file=sys.stderr)
-            return done.status or 4
-        seen = json.loads((folder / "seen.json").read_text())
-        rows = compared(seen, folder)
-    emit_rows(rows, "table", COLUMNS, units={"jump_ns": "ns"})
-    return int(any(row["verdict"] == "DIFFERS" for row in rows) or len({row["limiter"] for row in rows}) < 4)
+    if given.seen and given.seen.exists():
+        seen = json.loads(given.seen.read_text())
+    else:
+        with tempfile.TemporaryDirectory() as scratch:
+            command = [sys.executable, "-m", "tests.vm.guest_steps", "/run/out/seen.json", str(program)]
+            done = machine.run(given.kernel, command, limit_s=1200, cwd=CHECKOUT, out=Path(scratch), echo=True)
+            if done.status:
+                print(done.output[-4000:], done.console[-4000:], file=sys.stderr)
+            if done.status != 0:
+                return done.status or 4
+            text = (Path(scratch) / "seen.json").read_text()
+        if given.seen:
+            given.seen.write_text(text)
+        seen = json.loads(text)
+    rows = compared(seen)
+    emit_rows(rows, "table", COLUMNS)
+    if seen["lost"]:
+        print(f"lost meanwhile: {seen['lost']}", file=sys.stderr)
+    return int(any(row["verdict"].startswith("DIFFERS") for row in rows))
 
 
 if __name__ == "__main__":

@@ -39,9 +39,9 @@ def _meter(arrivals: Arrivals, limit: Limit) -> np.ndarray:
 
 
 def _queue(arrivals: Arrivals, limit: Limit) -> np.ndarray:
-    """burst: the slack, requests that may be made up for after a pause. Nobody is refused: admitted is who need not wait."""
+    """burst: how many go at once after a pause, the slack and one. Nobody is refused: admitted is who need not wait."""
     interval = int(SECOND / limit.per_s)
-    slack = int(limit.burst) * interval
+    slack = max(int(limit.burst) - 1, 0) * interval
     out = bytearray(len(arrivals.t_ns))
     i = 0
     for times, _ in arrivals.runs():
@@ -66,7 +66,7 @@ MODELS = (
     ),
     Model(
         "leaky bucket, waits", "lets one go each interval, after a pause as many more as its slack; who comes earlier waits, nobody is refused",
-        "limiter_atomic_int64.go of go.uber.org/ratelimit v0.3.1, Take", _queue, ("per_s",), lambda limit: of_bucket(Limit(limit.per_s, limit.burst + 1)),
+        "limiter_atomic_int64.go of go.uber.org/ratelimit v0.3.1, Take", _queue, ("per_s",), lambda limit: of_bucket(Limit(limit.per_s, max(limit.burst, 1))),
         delays=True,
     ),
 )  # fmt: skip

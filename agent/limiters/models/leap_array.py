@@ -23,19 +23,18 @@ def _decide(arrivals: Arrivals, limit: Limit) -> np.ndarray:
     i = 0
     for times, costs in arrivals.runs(_MS * bucket):
         first = times[0] if times else 0
-        stamps, used = [0] * kept, [0.0] * kept
-        for ahead in range(kept):  # those to come are made at the start
-            stamps[(first + ahead) % kept] = first + ahead
+        begins = first - first % kept
+        # Those to come are made at the start.
+        stamps, used = [*range(begins + kept, first + kept), *range(first, begins + kept)], [0.0] * kept
         now, total, place, behind = None, 0.0, 0, False
         for at, n in zip(times, costs, strict=True):
             if at != now:
                 now, place = at, at % kept
                 behind = at < stamps[place]
-                total = 0.0
-                for back in range(read):
-                    other = (at - back) % kept
-                    if stamps[other] == at - back:
-                        total += used[other]
+                total = used[place] if stamps[place] == at else 0.0
+                for before in range(at - read + 1, at):
+                    if stamps[before % kept] == before:
+                        total += used[before % kept]
             if total + n <= count:
                 if not behind:
                     if stamps[place] != at:

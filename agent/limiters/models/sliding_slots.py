@@ -18,15 +18,26 @@ def _decide(arrivals: Arrivals, limit: Limit) -> np.ndarray:
     i = 0
     for times, costs in arrivals.runs(slot_ns(limit)):
         stamps, used = [-slots] * slots, [0.0] * slots
-        now, total = None, 0.0
+        now, total = times[0] if times else 0, 0.0
+        latest, place = now, now % slots
+        stamps[place] = now
         for at, n in zip(times, costs, strict=True):
-            place = at % slots
             if at != now:
-                now = at
-                if stamps[place] != at:
+                oldest, place = at - slots, at % slots
+                if now < latest or at < now:  # a slot ahead of the clock counts until its place is entered
+                    if stamps[place] != at:
+                        stamps[place], used[place] = at, 0.0
+                    total = sum([u for s, u in zip(stamps, used, strict=True) if s > oldest])
+                elif oldest >= now:
+                    total = 0.0
                     stamps[place], used[place] = at, 0.0
-                oldest = at - slots
-                total = sum([u for s, u in zip(stamps, used, strict=True) if s > oldest])
+                else:
+                    for old in range(now - slots + 1, oldest + 1):
+                        if stamps[old % slots] == old:
+                            total -= used[old % slots]
+                    stamps[place], used[place] = at, 0.0
+                now = at
+                latest = max(latest, at)
             if total + n <= count:
                 total += n
                 used[place] += n

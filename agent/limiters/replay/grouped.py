@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from agent.common.copies import pick
+
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -40,8 +42,7 @@ def codes(columns: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 def picked(rows: np.ndarray, at: np.ndarray) -> np.ndarray:
     """``rows[at]`` for indices that grow; a view where they are one piece, since rows are wide."""
     whole = len(at) > 0 and int(at[-1]) - int(at[0]) + 1 == len(at)
-    some: np.ndarray = rows[int(at[0]) : int(at[-1]) + 1] if whole else rows[at]
-    return some
+    return rows[int(at[0]) : int(at[-1]) + 1] if whole else pick(rows, at)
 
 
 def starts_of(sorted_codes: np.ndarray) -> np.ndarray:

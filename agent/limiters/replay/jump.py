@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from agent.columns import NULL_I64
+from agent.common.copies import pick
 from agent.limiters.models.model import SECOND, Arrivals, Limit, Model
 from agent.limiters.replay.grouped import codes, picked, starts_of
 from agent.limiters.replay.outcome import TwoClocks, compared, windows
@@ -60,6 +61,7 @@ class Decisions:
             rows = rows[np.argsort(rows["t_ns"], kind="stable")]
         self.rows, self.complete_ns, self.said, self._gaps = rows, complete_ns, said, gaps
         self.left_out = 0
+        self._t = np.ascontiguousarray(rows["t_ns"])
         self._limiter = self._key = np.zeros(len(rows), np.int64)
         if len(rows):
             first, name = codes([rows["limiter_id"], rows["library"]])
@@ -71,25 +73,26 @@ class Decisions:
             _, self._limiter = codes([what, member, rows["pid"] * own, rows["proc_start_ns"] * own])
             if (rows["key"] != b"").any():
                 _, self._key = codes([rows["key"]])
+        #: Rows by limiter, those of each in order of time, and where each one's begin.
+        self._by_limiter = np.argsort(self._limiter, kind="stable")
+        self._begins = np.append(0, np.cumsum(np.bincount(self._limiter)))
 
     def around(self, jump: Jump, reach_ns: int | None = None, most: int = MOST) -> list[TwoClocks]:
         """Of each limiter with decisions after the jump, those with the most first, ``most`` of them. reach_ns: how long after it decisions count."""
-        t = self.rows["t_ns"]
-        end = int(np.searchsorted(t, jump.until_ns, "right"))
+        end = int(np.searchsorted(self._t, jump.until_ns, "right"))
         if not end:
             return []
         many = np.bincount(self._limiter[:end])
         order = np.argsort(-many, kind="stable")
         order = order[many[order] > 0]
         self.left_out = max(self.left_out, len(order) - most)
-        by_limiter = np.argsort(self._limiter[:end], kind="stable")
-        bounds = np.append(0, np.cumsum(many))
-        found = [self._replay(by_limiter[bounds[at] : bounds[at + 1]], jump, reach_ns) for at in order[:most].tolist()]
+        pieces = ((int(self._begins[at]), int(many[at])) for at in order[:most].tolist())
+        found = [self._replay(self._by_limiter[begin : begin + n], jump, reach_ns) for begin, n in pieces]
         return [one for one in found if one is not None]
 
     def _replay(self, mine: np.ndarray, jump: Jump, reach_ns: int | None) -> TwoClocks | None:
         """mine: indices of one limiter's rows, in order of time."""
-        t = self.rows["t_ns"][mine]
+        t = self._t[mine]
         at = max(int(np.searchsorted(t, jump.t_ns)) - 1, 0)
         row = self.rows[mine[at]]
         rule = ruled(row, self.said)
@@ -184,7 +187,7 @@ class _About:
         rows, keys = picked(self.rows, np.flatnonzero(counted)), keys[counted]
         if (keys[1:] < keys[:-1]).any():
             order = np.argsort(keys, kind="stable")
-            rows, keys = rows[order], keys[order]
+            rows, keys = pick(rows, order), keys[order]
         program, true, after, unsure = clocks(rows, self.jump)
         if unsure:
             doubts.append("what its clock said is not recorded, so that where its windows begin is not known")

@@ -3,8 +3,8 @@ package main
 import (
 	"bufio"
 	"fmt"
+	"io"
 	"os"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -26,53 +26,41 @@ func bootNs() int64 {
 	return t.Nano()
 }
 
-// Decides as long as asked by the real wall clock, so often a second for each limiter, and prints what each was given and what it said: name, CLOCK_BOOTTIME
-// just before, the wall clock's reading that it decided by (ns), 0 or 1.
-func live(seconds, perS float64) {
+// Decides by the real wall clock until stdin ends, so often a second for each limiter, and prints what each was given and what it said: name, CLOCK_BOOTTIME
+// just before, the wall clock's reading that it decided by, or just before (ns), and 0 or 1; of uber's, whose callers wait, when it let go.
+func live(perS float64) {
 	out := bufio.NewWriter(os.Stdout)
 	var one sync.Mutex
-	said := func(name string, boot int64, now time.Time, yes bool) {
+	said := func(name string, boot int64, now time.Time, word int64) {
 		one.Lock()
 		defer one.Unlock()
-		word := 0
-		if yes {
-			word = 1
-		}
 		fmt.Fprintln(out, name, boot, now.UnixNano(), word)
 	}
+	allowed := map[bool]int64{true: 1}
 	bucket := rate.NewLimiter(livePerS, liveBurst)
 	window := &slidingWindow{length: time.Second, limit: liveWindow}
 	uber := ratelimit.New(uberPerS, ratelimit.WithoutSlack)
-	begin := time.Now() // with its monotonic reading: the timetable knows no steps
-	var running sync.WaitGroup
-	running.Add(2)
-	go func() { // who waits for uber's limiter comes later
-		defer running.Done()
-		for time.Since(begin).Seconds() < seconds {
-			boot, before := bootNs(), time.Now()
-			uber.Take()
-			said("uber", boot, before, true)
-			time.Sleep(time.Duration(float64(time.Second) / perS))
-		}
-	}()
+	ended := make(chan struct{})
 	go func() {
-		defer running.Done()
-		for i := 0; time.Since(begin).Seconds() < seconds; i++ {
-			time.Sleep(time.Until(begin.Add(time.Duration(float64(i) / perS * float64(time.Second)))))
-			boot, now := bootNs(), time.Now().UTC()
-			said("bucket", boot, now, bucket.AllowN(now, 1))
-			boot, now = bootNs(), time.Now().UTC()
-			said("window", boot, now, window.Inc(now, 1))
-		}
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		close(ended)
 	}()
-	running.Wait()
-	fail(out.Flush())
-}
-
-func liveArgs(args []string) {
-	seconds, err := strconv.ParseFloat(args[0], 64)
-	fail(err)
-	perS, err := strconv.ParseFloat(args[1], 64)
-	fail(err)
-	live(seconds, perS)
+	begin := time.Now() // with its monotonic reading: the timetable knows no steps
+	for i := 0; ; i++ {
+		select {
+		case <-ended:
+			one.Lock() // for good: who still waits is not told
+			fail(out.Flush())
+			return
+		case <-time.After(time.Until(begin.Add(time.Duration(float64(i) / perS * float64(time.Second))))):
+		}
+		boot, now := bootNs(), time.Now().UTC()
+		said("bucket", boot, now, allowed[bucket.AllowN(now, 1)])
+		boot, now = bootNs(), time.Now().UTC()
+		said("ring", boot, now, allowed[window.Inc(now, 1)])
+		go func() { // others come meanwhile, as they would without the wait
+			boot, now := bootNs(), time.Now()
+			said("uber", boot, now, uber.Take().UnixNano())
+		}()
+	}
 }

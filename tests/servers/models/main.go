@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"strconv"
 	"time"
 
 	"github.com/alibaba/sentinel-golang/core/base"
@@ -103,7 +104,7 @@ func decider(c testCase, now *clock) func(n int) bool {
 			return !limited
 		}
 	case "leaky bucket, waits":
-		l := ratelimit.New(int(c.PerS), ratelimit.WithSlack(c.Burst), ratelimit.WithClock(now))
+		l := ratelimit.New(int(c.PerS), ratelimit.WithSlack(c.Burst-1), ratelimit.WithClock(now))
 		return func(int) bool {
 			now.slept = false
 			l.Take()
@@ -129,8 +130,10 @@ func decider(c testCase, now *clock) func(n int) bool {
 }
 
 func main() {
-	if len(os.Args) > 2 {
-		liveArgs(os.Args[1:])
+	if len(os.Args) > 1 {
+		perS, err := strconv.ParseFloat(os.Args[1], 64)
+		fail(err)
+		live(perS)
 		return
 	}
 	var cases []testCase
