@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from agent.common.alike import most
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
@@ -42,8 +43,7 @@ class BlockedWatch(Watch):
         first, group = groups([s["pid"], start_ticks(s)])
         slots = np.array([self._slot(s[i], second) for i in first], np.int64)
         held = s["kind"] == _SLOW
-        lasted = np.zeros(len(first))
-        np.maximum.at(lasted, group, s["interval_ns"])
+        lasted = most(np.zeros(len(first)), group, s["interval_ns"])
         total, n = (np.bincount(group, np.where(held, s[name], 0)) for name in ("sum_ns", "count"))
         blocked = total / np.maximum(lasted / SECOND, 1.0)
         each = np.where(n > 0, total / np.maximum(n, 1), np.nan)

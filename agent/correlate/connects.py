@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from agent.common.alike import most
 from agent.common.copies import pick
 from agent.correlate.ends import MOST, EndWatch
 from agent.correlate.rows import groups
@@ -49,8 +50,7 @@ class ConnectWatch(EndWatch):
         of = group[: len(done)]
         ok, failed = (np.bincount(of, result == code, len(first)) for code in (_OK, _FAILED))
         took = np.where(result == _OK, rows["tcp_connect"]["duration_ns"], 0) if len(parts[0]) else np.empty(0)
-        slow, longest = np.bincount(of, took >= SLOW_NS, len(first)), np.zeros(len(first))
-        np.maximum.at(longest, of, took)
+        slow, longest = np.bincount(of, took >= SLOW_NS, len(first)), most(np.zeros(len(first)), of, took)
         resets = np.bincount(group[len(done) : len(done) + len(parts[1])], minlength=len(first))
         chosen = np.sort(np.argsort(-(ok + failed + resets), kind="stable")[:MOST])
         chosen = chosen[ends["peer"][first[chosen]] != NO_PEER]

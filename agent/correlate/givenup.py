@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from agent.common.alike import packed
 from agent.common.copies import pick
 from agent.correlate.catalogue import Symptom
 from agent.correlate.ends import MOST, EndWatch
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
-from agent.correlate.rows import LastRows, groups, known, packed
+from agent.correlate.rows import LastRows, groups, known
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import NO_PEER, to_peer
 from agent.correlate.words import peer, process, text

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agent.common.alike import least
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
@@ -123,17 +124,15 @@ class LimiterWatch(Watch):
             "limit": _last(np.where(d["unlimited"] == 1, np.inf, d["limit_per_s"]), group, len(n)),
             "burst": _last(d["burst"], group, len(n)),
         }
-        _, of_member = np.unique(np.stack([group, d["member"]]), axis=1, return_index=True)
+        of_member, _ = groups([group, d["member"]])
         several = np.bincount(group[of_member], minlength=len(n)) > 1
         self._several.update(slots[several & fits].tolist())
         if self._several:
             apart = np.isin(slots, list(self._several))
             values["limit"] = np.where(apart, np.nan, values["limit"])
             values["burst"] = np.where(apart, np.nan, values["burst"])
-        values["watched"] = np.ones(len(n))
-        np.minimum.at(
-            values["watched"], group, np.where((d["sample_rate"] > 0) & (d["sample_rate"] < 1), d["sample_rate"], 1.0)
-        )
+        share = np.where((d["sample_rate"] > 0) & (d["sample_rate"] < 1), d["sample_rate"], 1.0)
+        values["watched"] = least(np.ones(len(n)), group, share)
         self.series.put(second, slots[fits], **{k: v[fits] for k, v in values.items()})
         return slots[fits]
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from agent.common.alike import most
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
@@ -37,9 +38,8 @@ class AcceptWatch(Watch):
             return np.empty(0, np.int64)
         first, group = groups([s["pid"], start_ticks(s), s["netns"], s["saddr"], s["sport"]])
         slots = np.array([self._slot(s[i], second) for i in first], np.int64)
-        queue, drops = np.zeros(len(first)), np.zeros(len(first))
-        np.maximum.at(queue, group, s["queue"])
-        np.maximum.at(drops, group, np.where(known(s["drops"]), s["drops"], 0))
+        queue = most(np.zeros(len(first)), group, s["queue"])
+        drops = most(np.zeros(len(first)), group, np.where(known(s["drops"]), s["drops"], 0))
         limit = s["limit"][first].astype(np.float64)
         fits = slots >= 0
         self.series.put(

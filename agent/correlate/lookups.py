@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from agent.common.alike import most
 from agent.common.copies import pick
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
@@ -47,8 +48,8 @@ class LookupWatch(Watch):
             return np.empty(0, np.int64)
         well = done["result"] == _OK
         first, group = groups([done["pid"], start_ticks(done), done["name"], well])
-        slow, longest = np.bincount(group, done["duration_ns"] >= SLOW_NS), np.zeros(len(first))
-        np.maximum.at(longest, group, done["duration_ns"])
+        slow = np.bincount(group, done["duration_ns"] >= SLOW_NS)
+        longest = most(np.zeros(len(first)), group, done["duration_ns"])
         found: dict[int, list[float]] = {}
         for g, (i, n) in enumerate(zip(first[:_A_SECOND], np.bincount(group).tolist(), strict=False)):
             pid, tick, name = int(done["pid"][i]), int(done["proc_start_ns"][i]) // 10_000_000, bytes(done["name"][i])

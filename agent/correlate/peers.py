@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 
 import numpy as np
 
+from agent.common.alike import least, most, packed
 from agent.common.copies import pick
 from agent.correlate.catalogue import Symptom
 from agent.correlate.ends import MOST, EndWatch
 from agent.correlate.guard import Guard
 from agent.correlate.local import is_loopback
-from agent.correlate.rows import among, groups, packed
+from agent.correlate.rows import among, groups
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import NO_PEER, own_ends
 from agent.tables import TABLES
@@ -57,16 +58,18 @@ class PeerWatch(EndWatch):
         mine = pick(talks, (talks["role"] == _CLIENT) & (talks["peer"] != NO_PEER) & (talks["samples"] > 0))
         served = pick(talks, talks["role"] == _SERVER)
         there = own_ends(served)
-        mine = pick(mine, ~among(packed([mine["netns"], mine["peer"]]), packed([served["netns"], there]).tolist()))
-        if not len(mine):
-            return np.empty(0, np.int64)
         first, group = groups([mine["netns"], mine["peer"]])
+        away = ~among(packed([mine["netns"][first], mine["peer"][first]]), packed([served["netns"], there]).tolist())
+        if not away.any():
+            return np.empty(0, np.int64)
+        if not away.all():
+            which = away[group]
+            first, group = np.cumsum(which)[first[away]] - 1, (np.cumsum(away) - 1)[group[which]]
+            mine = pick(mine, which)
         samples = np.bincount(group, mine["samples"])
-        floor = np.full(len(first), np.inf)
-        most = np.zeros(len(first), np.int64)
-        np.maximum.at(most, group, mine["samples"])
-        busy = 2 * mine["samples"] >= most[group]  # a smoothed RTT of few samples lags behind
-        np.minimum.at(floor, group[busy], mine["rtt_min_us"][busy])
+        top = most(np.zeros(len(first), np.int64), group, mine["samples"])
+        busy = 2 * mine["samples"] >= top[group]  # a smoothed RTT of few samples lags behind
+        floor = least(np.full(len(first), np.inf), group[busy], mine["rtt_min_us"][busy])
         chosen = np.sort(np.argsort(-samples, kind="stable")[:MOST])
         chosen = chosen[[not is_loopback(mine["peer"][first[i]].tobytes()) for i in chosen]]
         ends = mine["peer"][first[chosen]]
@@ -89,16 +92,18 @@ class PeerWatch(EndWatch):
         """Peers that were talked with before and now are only sent to again: none of their connections had an acknowledgement. A second without a try is one of them while the next is not
         overdue: each takes twice as long."""
         again = rows.get("tcp_retransmit")
-        if again is None and not self._unheard:
+        if again is not None:
+            again = pick(again, among(again["state"], _ASKING))
+        if (again is None or not len(again)) and not self._unheard:
             return np.empty(0, np.int64)
         answered: set[tuple[int, bytes]] = set()
         if talks is not None:
             mine = pick(talks, (talks["role"] == _CLIENT) & (talks["samples"] > 0))
-            answered.update(zip(mine["netns"].tolist(), mine["peer"].tolist(), strict=True))
+            one = groups([mine["netns"], mine["peer"]])[0]
+            answered.update(zip(mine["netns"][one].tolist(), mine["peer"][one].tolist(), strict=True))
         counts: dict[tuple[int, bytes], int] = {}
         if again is not None:
             known = set(self.names.values())
-            again = pick(again, np.isin(again["state"], _ASKING))
             ends = zip(again["netns"].tolist(), again["peer"].tolist(), again["t_ns"].tolist(), again["count"].tolist(), strict=True)  # fmt: skip
             for netns, end, t_ns, count in ends:
                 key = netns, end
@@ -125,27 +130,32 @@ class AskedEnds:
 
     def __init__(self, mine: np.ndarray, chosen: np.ndarray, first: np.ndarray, group: np.ndarray) -> None:
         """mine: what clients' connections told in the second; chosen: the groups of it that are subjects."""
-        number = dict(zip(chosen.tolist(), range(len(chosen)), strict=True))
         self.n = len(chosen)
+        number = np.full(len(first), -1)
+        number[chosen] = np.arange(self.n)
         one = pick(mine, first[chosen])
         self._exact = dict(zip(packed([one["netns"], one["peer"]]).tolist(), range(self.n), strict=True))
         self._of_end: dict[bytes, list[int]] = {}
         for i, end in enumerate(one["peer"].tolist()):
             self._of_end.setdefault(end, []).append(i)
-        of = np.array([number.get(g, -1) for g in group.tolist()], np.int64)
-        self._of_process = {
-            key: i for key, i in zip(packed([mine["pid"], mine["peer"]]).tolist(), of.tolist(), strict=True) if i >= 0
-        }
+        of = number[group]
+        there = np.flatnonzero(of >= 0)[::-1]  # groups give the first of each: the last
+        pids, ends = mine["pid"][there], mine["peer"][there]
+        last = groups([pids, ends])[0]
+        self._of_process = dict(zip(packed([pids[last], ends[last]]).tolist(), of[there[last]].tolist(), strict=True))
 
     def of(self, rows: np.ndarray) -> np.ndarray:
         """By namespace and peer, -1 for none."""
-        return _index(self._exact, packed([rows["netns"], rows["peer"]]))
+        return _index(self._exact, [rows["netns"], rows["peer"]])
 
     def of_processes(self, rows: np.ndarray) -> np.ndarray:
-        return _index(self._of_process, packed([rows["pid"], rows["peer"]]))
+        return _index(self._of_process, [rows["pid"], rows["peer"]])
 
-    def that_have(self, end: bytes) -> list[int]:
-        return self._of_end.get(end, [])
+    def that_have(self, ends: np.ndarray, values: np.ndarray) -> Iterator[tuple[list[int], int]]:
+        """(subjects that have that end, its value) of those that some subject has."""
+        some = among(ends, self._of_end)
+        for end, value in zip(ends[some].tolist(), values[some].tolist(), strict=True):
+            yield self._of_end[end], value
 
 
 def _connects(rows: Mapping[str, np.ndarray], at: AskedEnds) -> np.ndarray:
@@ -173,8 +183,8 @@ def _again(again: np.ndarray | None, at: AskedEnds) -> np.ndarray:
     count = np.maximum(again["count"], 1)
     of = at.of(again)
     np.add.at(out, of[of >= 0], count[of >= 0])
-    for end, n in zip(own_ends(again).tolist(), count.tolist(), strict=True):
-        out[at.that_have(end)] += n
+    for its, n in at.that_have(own_ends(again), count):
+        out[its] += n
     return out
 
 
@@ -184,13 +194,16 @@ def _waits(waits: np.ndarray | None, at: AskedEnds) -> np.ndarray:
     some = pick(waits, (waits["basis"] == _BLOCKED) & (waits["kind"] == _WAITING) & (waits["peer"] != NO_PEER))
     out = np.zeros(at.n)
     of = at.of_processes(some)
-    np.maximum.at(out, of[of >= 0], some["max_ns"][of >= 0])
-    for end, longest in zip(some["peer"][of < 0].tolist(), some["max_ns"][of < 0].tolist(), strict=True):
-        for i in at.that_have(end):
+    most(out, of[of >= 0], some["max_ns"][of >= 0])
+    some = pick(some, of < 0)
+    for its, longest in at.that_have(some["peer"], some["max_ns"]):
+        for i in its:
             out[i] = max(out[i], longest)
     return out
 
 
-def _index(at: Mapping[bytes, int], ends: np.ndarray) -> np.ndarray:
+def _index(at: Mapping[bytes, int], keys: Sequence[np.ndarray]) -> np.ndarray:
     """Which subject each end is, -1 for none."""
-    return np.fromiter(map(at.get, ends.tolist(), repeat(-1)), np.int64, len(ends))
+    first, group = groups(keys)
+    its = packed([key[first] for key in keys]).tolist()
+    return np.fromiter(map(at.get, its, repeat(-1)), np.int64, len(its))[group]

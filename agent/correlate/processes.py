@@ -199,21 +199,22 @@ class ProcessWatch(Watch):
             self._brokers = dict(list(self._brokers.items())[-_MOST_BROKERS:])
         for table, its in rows.items():
             if table == "limiter_decision":
-                self._at_work(second, its, needed=True)
+                self._at_work(second, its, its["pid"] > 0, needed=True)
             elif table == "socket_queue":
-                self._at_work(second, pick(its, its["kind"] == _ACCEPT), needed=True)
+                self._at_work(second, its, its["kind"] == _ACCEPT, needed=True)
             elif table == "tcp_rtt":
                 mask = (its["role"] == _SERVER) | among(its["peer"], self._brokers)
-                self._at_work(second, pick(its, mask), needed=True)
-                self._at_work(second, pick(its, ~mask), needed=False)
+                self._at_work(second, its, mask, needed=True)
+                self._at_work(second, its, ~mask, needed=False)
             elif table == "syscall_latency":
-                self._at_work(second, pick(its, its["basis"] == _BLOCKED), needed=False, talks=False)
+                self._at_work(second, its, its["basis"] == _BLOCKED, needed=False, talks=False)
         if second % 16 == 0:
             self.members = {pid: m for pid, m in self.members.items() if second - m.seen_s <= _RECENT_S}
 
-    def _at_work(self, second: int, rows: np.ndarray, needed: bool, talks: bool = True) -> None:
-        pids, first = np.unique(rows["pid"], return_index=True)
-        some = pick(rows, first[pids > 0])
+    def _at_work(self, second: int, rows: np.ndarray, which: np.ndarray, needed: bool, talks: bool = True) -> None:
+        which = np.flatnonzero(which)
+        pids, first = np.unique(rows["pid"][which], return_index=True)
+        some = pick(rows, which[first[pids > 0]])
         most = self.config.servers if talks else self.config.servers // 2  # who only works takes no server's place
         for n, (pid, start_ns, cgroup) in enumerate(zip(*(some[c].tolist() for c in _WHO), strict=True)):
             tick, member = start_ns // 10_000_000, self.members.get(pid)

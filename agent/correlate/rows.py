@@ -8,10 +8,12 @@ from functools import cache
 
 import numpy as np
 
-from agent.common.copies import opaque, pick, together
+from agent.common.alike import alike, begins, by_bytes
+from agent.common.copies import pick, together
 from agent.correlate.catalogue import dtypes, kept
 
 _NOT_NULL = -(2**62)
+_MANY = 1024  # values, most of which there are several times
 
 
 def known(values: np.ndarray) -> np.ndarray:
@@ -61,15 +63,14 @@ def as_bytes(rows: np.ndarray) -> np.ndarray:
 def among(values: np.ndarray, some: Iterable[object]) -> np.ndarray:
     """Which of them are among some (an address, a pid: values as ``tolist`` gives them)."""
     there = set(some)
+    if len(values) > _MANY and there:
+        first, group = alike([values])
+        return _each(values[first], there)[group]
+    return _each(values, there)
+
+
+def _each(values: np.ndarray, there: set[object]) -> np.ndarray:
     return np.fromiter(map(there.__contains__, values.tolist()), np.bool_, len(values))
-
-
-def _words(rows: np.ndarray) -> np.ndarray:
-    """What compares as the bytes of each row do, word by word; shape (words, n)."""
-    size = rows.dtype.itemsize
-    padded = np.zeros((len(rows), -(-size // 8) * 8), np.uint8)
-    padded[:, :size] = np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), size)
-    return padded.view(">u8").T.astype(np.uint64)
 
 
 def in_order(rows: np.ndarray) -> np.ndarray:
@@ -83,7 +84,7 @@ def in_order(rows: np.ndarray) -> np.ndarray:
     if same.any():
         tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
         sub = order[tied]
-        order[tied] = sub[np.lexsort((*_words(pick(rows, sub))[::-1], t[tied]))]
+        order[tied] = sub[by_bytes(pick(rows, sub), begins(t[tied]))]
     return pick(rows, order)
 
 
@@ -171,16 +172,17 @@ class LastRows:
 
     def _make_room(self, oldest: int) -> None:
         """Drops the oldest rows of the user who has most."""
-        rows = np.concatenate(self._pieces)
+        rows = together(tuple(self._pieces))
         aged = rows["t_ns"] < oldest
         if aged.any():
-            self._pieces, self._rows = deque([rows[~aged]]), int(np.count_nonzero(~aged))
-            self._changed(rows[aged])
+            self._pieces, self._rows = deque([pick(rows, ~aged)]), int(np.count_nonzero(~aged))
+            self._changed(pick(rows, aged))
             return
         uids, counts = np.unique(rows["uid"], return_counts=True)
         its = np.flatnonzero(rows["uid"] == uids[np.argmax(counts)])[: self._rows - self._capacity]
-        gone = rows[its]
-        self._pieces = deque([np.delete(rows, its)])
+        gone, stays = pick(rows, its), np.ones(len(rows), np.bool_)
+        stays[its] = False
+        self._pieces = deque([pick(rows, stays)])
         self._rows -= len(gone)
         self.dropped += len(gone)
         self._changed(gone)
@@ -212,22 +214,6 @@ class LastRows:
         return int(self._pieces[0]["t_ns"][0]) if self._pieces else None
 
 
-def packed(keys: Iterable[np.ndarray]) -> np.ndarray:
-    """The keys of each row as one value, for which ``tolist`` gives bytes."""
-    columns = list(keys)
-    out = np.empty(len(columns[0]), np.dtype([(str(i), c.dtype) for i, c in enumerate(columns)]))
-    for i, c in enumerate(columns):
-        out[str(i)] = c
-    return opaque(out)
-
-
 def groups(keys: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """(index of each group's first row, group number of every row) for rows that are equal in all keys; numbered in key order."""
-    each = packed(keys).tolist()
-    ranks = {
-        key: rank for rank, key in enumerate(sorted(set(each)))
-    }  # many rows, few keys: that sorts less than numpy's unique
-    group = np.fromiter(map(ranks.__getitem__, each), np.int64, len(each))
-    first = np.empty(len(ranks), np.int64)
-    first[group[::-1]] = np.arange(len(each))[::-1]  # what is written last, is first
-    return first, group
+    return alike(list(keys))

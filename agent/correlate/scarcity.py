@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from agent.common.alike import most
 from agent.common.copies import pick
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
@@ -81,8 +82,7 @@ class ScarcityWatch(Watch):
         r = r[np.argsort(r["t_ns"], kind="stable")][::-1]  # groups give the first of each: the last
         gone = full(r) | (r["kind"] == OOM)
         first, group = groups([r["pid"], start_ticks(r), r["kind"], r["object"]])
-        none = np.zeros(len(first))
-        np.maximum.at(none, group, gone)
+        none = most(np.zeros(len(first)), group, gone)
         slots = np.array([self._slot(r[i], _NAMES[int(r["kind"][i])], r["object"][i], second) for i in first], np.int64)
         fits = slots >= 0
         self.series.put(second, slots[fits], none=none[fits], used=np.where(r["kind"] == PIDS, r["events"], r["used"])[first][fits].astype(float), limit=r["limit"][first][fits].astype(float))  # fmt: skip

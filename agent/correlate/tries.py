@@ -78,15 +78,17 @@ class TryWatch(EndWatch):
         n, quick = (np.bincount(of, minlength=len(first)) for of in (program[: len(tries)], parts))
         failed = np.bincount(program[len(tries) :], minlength=len(first))
         chosen = np.sort(np.argsort(-n, kind="stable")[:MOST])
-        slots = np.array([self._slot(keys[first[g]], second) for g in chosen], np.int64)
-        self.who = {int(slot): _who(tries, program[: len(tries)] == g) for slot, g in zip(slots, chosen, strict=True) if slot >= 0 and n[g]}  # fmt: skip
+        named = (keys[name][first[chosen]].tolist() for name in ("comm", "netns", "peer"))
+        slots = np.array([self._slot(key, second) for key in zip(*named, strict=True)], np.int64)
+        who = _who(tries, program[: len(tries)])
+        self.who = {slot: who[g] for slot, g in zip(slots.tolist(), chosen.tolist(), strict=True) if slot >= 0 and n[g]}
         fits = slots >= 0
         at = chosen[fits]
         self.series.put(second, slots[fits], tries=n[at], failed=failed[at], quick=np.minimum(quick[at], 20))
         return slots[fits]
 
-    def _slot(self, key: np.void, second: int) -> int:
-        name = text(key["comm"]), int(key["netns"]), key["peer"].tobytes()
+    def _slot(self, key: tuple[bytes, int, bytes], second: int) -> int:
+        name = text(key[0]), *key[1:]
         slot = self.series.slot(name, second)
         if slot >= 0:
             self._programs[slot] = name
@@ -119,8 +121,11 @@ def _keys(rows: np.ndarray) -> np.ndarray:
     return out
 
 
-def _who(tries: np.ndarray, mine: np.ndarray) -> Who:
-    tries = pick(tries, mine)
-    first, group = groups([tries["pid"], tries["proc_start_ns"]])
-    row = tries[first[int(np.argmax(np.bincount(group)))]]
-    return Who(int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000, text(row["comm"]))
+def _who(tries: np.ndarray, program: np.ndarray) -> dict[int, Who]:
+    """By program."""
+    first, group = groups([program, tries["pid"], tries["proc_start_ns"]])
+    first = first[np.argsort(-np.bincount(group), kind="stable")]  # who has most comes first
+    first = first[groups([program[first]])[0]]
+    its = (tries[name][first].tolist() for name in ("pid", "proc_start_ns", "comm"))
+    who = (Who(pid, start_ns // 10_000_000, text(comm)) for pid, start_ns, comm in zip(*its, strict=True))
+    return dict(zip(program[first].tolist(), who, strict=True))

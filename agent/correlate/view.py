@@ -8,13 +8,14 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from agent.columns import NULL_I64
-from agent.common.copies import pick, together
+from agent.common.alike import least, most, packed
+from agent.common.copies import only, pick, together
 from agent.correlate.catalogue import causes, dtypes
 from agent.correlate.episode import Episode
 from agent.correlate.keptoff import kept_off_ns
 from agent.correlate.limiters import took
 from agent.correlate.local import Servers, in_netns, is_loopback
-from agent.correlate.rows import LastRows, groups, known, packed, start_ticks
+from agent.correlate.rows import LastRows, groups, known, start_ticks
 from agent.correlate.steps import ClockJump
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.unixpeers import with_unix
@@ -268,7 +269,7 @@ def merge_rtt(rows: np.ndarray) -> np.ndarray:
     for name in ("rtt_min_us", "rtt_max_us"):
         rows[name] = np.where(known(rows[name]), rows[name], rows["srtt_us"])
     rows["samples"] = np.where(single, 1, samples)
-    rows = pick(rows, rows["samples"] > 0)
+    rows = only(rows, rows["samples"] > 0)
     if not len(rows):
         return rows
     raw = np.ascontiguousarray(rows["peer"]).view(np.uint8).reshape(len(rows), 18)
@@ -279,9 +280,7 @@ def merge_rtt(rows: np.ndarray) -> np.ndarray:
     merged = pick(rows, first)
     merged["samples"] = np.bincount(group, rows["samples"])
     merged["rtt_sum_us"] = np.bincount(group, rows["rtt_sum_us"])
-    worst = np.zeros(len(first), np.int64)
-    np.maximum.at(worst, group, rows["rtt_max_us"])
-    merged["rtt_max_us"] = worst
+    merged["rtt_max_us"] = most(np.zeros(len(first), np.int64), group, rows["rtt_max_us"])
     for name in ("rtt_min_us", "raw_min_us"):
         merged[name] = _least(rows[name], group, len(first))
     for name in ("segments", "doubled"):
@@ -293,6 +292,6 @@ def merge_rtt(rows: np.ndarray) -> np.ndarray:
 
 def _least(values: np.ndarray, group: np.ndarray, n: int) -> np.ndarray:
     """Of each group's known values, NULL_I64 where there is none."""
-    least = np.full(n, np.iinfo(np.int64).max)
-    np.minimum.at(least, group[known(values)], values[known(values)])
-    return np.where(least < np.iinfo(np.int64).max, least, NULL_I64)
+    told = known(values)
+    out = least(np.full(n, np.iinfo(np.int64).max), group[told], values[told])
+    return np.where(out < np.iinfo(np.int64).max, out, NULL_I64)
