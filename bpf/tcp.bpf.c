@@ -32,7 +32,8 @@ struct tcp_reset_event {
 	struct proc proc;
 	struct sock_ref sock;
 	u8 direction;
-	u8 pad2[7];
+	u8 complete;
+	u8 pad2[6];
 };
 
 struct tcp_close_event {
@@ -369,6 +370,7 @@ static __always_inline void tcp_reset(void *sk, void *skb, u8 direction)
 	}
 	e->t_ns = bpf_ktime_get_boot_ns();
 	e->direction = direction;
+	e->complete = TP_tcp_send_reset >= 3;	/* before 6.10 a reset that belongs to no socket is not traced */
 	tcp_resets.ringbuf_submit(e, QUIET);
 }
 
