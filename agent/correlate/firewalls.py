@@ -1,7 +1,7 @@
 """Whether who refuses connects to a server is the server's own kernel, or somebody on the way: a firewall. Pure.
 
 A kernel that refuses a connect sends a reset, and we see it where the server is on this host: one that came from nowhere was made by a firewall. So was an error that came by ICMP:
-it ends a connect at once, and there is no reset at all.
+it ends a connect at once or with the second SYN, and there is no reset at all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FAILED = TABLES["tcp_connect"].code("result", "failed")
 _SENT, _RECEIVED = (TABLES["tcp_reset"].code("direction", name) for name in ("sent", "received"))
 #: What ICMP makes of a connect (net/ipv4/icmp.c, net/ipv6/icmp.c): host, network or protocol unreachable, or prohibited.
 _BY_ICMP = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EACCES, errno.ENOPROTOOPT, errno.EPROTO)
-_AT_ONCE_NS = 900_000_000  # who does not find a neighbour by ARP needs a second or more to know it
+_AT_ONCE_NS = 2_500_000_000  # near by, what comes back while the SYN is still being sent ends only the next try, a second later; who does not find a neighbour by ARP needs three
 _LEAST, _MOST = 3, 0.5
 _SLACK_NS, _BEFORE_NS = SECOND // 2, 120 * SECOND
 

@@ -46,7 +46,7 @@ def refused(number: int, took_ns: int, received: bool, sent: bool, complete: boo
         (refused(errno.ECONNREFUSED, 80_000, received=True, sent=False), "reset"),
         (refused(errno.ECONNREFUSED, 80_000, received=False, sent=False), "icmp"),
         (refused(errno.ECONNREFUSED, 80_000, received=False, sent=False, here=False), "icmp"),
-        (refused(errno.EHOSTUNREACH, 80_000, received=False, sent=False, here=False), "icmp"),
+        (refused(errno.EHOSTUNREACH, S, received=False, sent=False, here=False), "icmp"),
         (refused(errno.EACCES, 80_000, received=False, sent=False, here=False), "icmp"),
     ],
 )
