@@ -19,7 +19,8 @@ struct tcp_reset_event {
 	struct proc proc;
 	struct sock_ref sock;
 	u8 direction;
-	u8 pad2[7];
+	u8 complete;
+	u8 pad2[6];
 };
 
 BPF_RINGBUF_OUTPUT(tcp_retransmits, 32);
@@ -179,6 +180,7 @@ static __always_inline void tcp_reset(void *sk, void *skb, u8 direction)
 	}
 	e->t_ns = bpf_ktime_get_boot_ns();
 	e->direction = direction;
+	e->complete = TP_tcp_send_reset >= 3;	/* before 6.10 a reset that belongs to no socket is not traced */
 	tcp_resets.ringbuf_submit(e, QUIET);
 }
 

@@ -14,9 +14,9 @@ from agent.common.copies import pick
 from agent.correlate.episode import Culprit, Episode, item
 from agent.correlate.givenup import given_up
 from agent.correlate.local import in_netns
-from agent.correlate.rows import groups, known
+from agent.correlate.rows import as_bytes, groups, known
 from agent.correlate.thresholds import SECOND
-from agent.correlate.view import SERVERS, View, place, to_peer
+from agent.correlate.view import NO_PEER, SERVERS, View, place, to_peer
 from agent.correlate.words import Words, peer, tell, text
 from agent.tables import TABLES
 
@@ -25,13 +25,35 @@ READS = {
     "service_answer": ("netns", "peer", "protocol", "code", "count"),
     "tcp_connect": ("netns", "peer", "result", "errno", "duration_ns"),
     "tcp_close": ("netns", "peer", "role", "waited_ns"),
+    "slow_syscall": ("kind", "peer", "duration_ns"),
 }
 _FAILED = TABLES["tcp_connect"].code("result", "failed")
 #: Words of Redis with which clients are told where to go, or what to load: no errors.
 _ORDERLY = (b"", b"MOVED", b"ASK", b"NOSCRIPT", b"BUSYGROUP", b"EXECABORT")
+_SERVER, _WAITING = TABLES["tcp_rtt"].code("role", "server"), TABLES["slow_syscall"].code("kind", "waiting")
 _HOPS, _PIDS = 4, 64
 _SHARE, _LEAST = 0.2, 2  # of what it asked, more than usually, that must have failed for a server to pass it on
 _SLACK_NS, _BEFORE_NS = SECOND, 60 * SECOND
+_LONG_NS = 300_000_000
+#: Errors that say what is the matter: nobody else is to blame. Of PostgreSQL, MySQL and Redis.
+LIMITS = (
+    "53300",
+    "53100",
+    "53200",
+    "53400",
+    "54000",
+    "1040",
+    "1203",
+    "1226",
+    "1021",
+    "1114",
+    "1037",
+    "1038",
+    "OOM",
+    "MISCONF",
+)
+ONLY_READS = ("READONLY", "NOREPLICAS", "25006", "1290", "1836")
+UNREADY = ("LOADING", "CLUSTERDOWN", "MASTERDOWN", "57P01", "57P02", "57P03", "1053")
 _CALLED = {"http": "HTTP", "postgresql": "SQLSTATE", "mysql": "error", "amqp": "reply code"}
 
 
@@ -82,6 +104,11 @@ class FailedHop:
         return said(self.protocol, self.code)
 
     @property
+    def speaks(self) -> bool:
+        """Whether its error says what is the matter."""
+        return self.code in (*LIMITS, *ONLY_READS, *UNREADY)
+
+    @property
     def asked(self) -> Words:
         """Who asked it, to end words with."""
         return tell(" that {by} asked of it", by=self.by) if self.by else ""
@@ -113,11 +140,11 @@ def _chain(episode: Episode, view: View) -> list[FailedHop]:
     netns, raw = episode.key
     assert isinstance(netns, int)
     assert isinstance(raw, bytes)
-    rows = in_netns(to_peer(_now(view, "service_answer", episode), raw), netns)
-    first = _most_said(rows, raw, netns)
+    rows, before = (in_netns(to_peer(part, raw), netns) for part in _both(view, episode))
+    first = _most_said(rows, before, raw, netns)
     found = [_served(first or FailedHop(raw, netns, "answered", 0), view, episode)]
-    while len(found) < _HOPS and found[-1].how == "answered" and found[-1].pids:
-        step = _asks(found[-1], episode, view)
+    while len(found) < _HOPS and found[-1].how != "refused" and found[-1].pids and not found[-1].speaks:
+        step = (_asks if found[-1].how == "answered" else _waits)(found[-1], episode, view)
         if step is None or step.raw in {one.raw for one in found}:
             break
         found.append(_served(replace(step, by=found[-1].who), view, episode))
@@ -128,14 +155,26 @@ def _now(view: View, table: str, episode: Episode) -> np.ndarray:
     return view.rings[table].between(episode.start_ns - _SLACK_NS, episode.end_ns + _SLACK_NS)
 
 
-def _most_said(rows: np.ndarray, raw: bytes, netns: int | None) -> FailedHop | None:
-    """The error that most of these answers are."""
+def _both(view: View, episode: Episode) -> tuple[np.ndarray, np.ndarray]:
+    """What servers answered meanwhile, and before."""
+    before = view.rings["service_answer"].between(episode.start_ns - _BEFORE_NS, episode.start_ns - _SLACK_NS)
+    return _now(view, "service_answer", episode), before
+
+
+def _counts(rows: np.ndarray) -> Counter[tuple[bytes, bytes]]:
     counts: Counter[tuple[bytes, bytes]] = Counter()
     for row in rows[errors(rows)]:
         counts[row["protocol"], row["code"]] += max(int(row["count"]), 1)
+    return counts
+
+
+def _most_said(rows: np.ndarray, before: np.ndarray, raw: bytes, netns: int | None) -> FailedHop | None:
+    """The error of which there were most beyond what is usual."""
+    counts, usually = _counts(rows), _counts(before)
+    some = max(int(rows["count"].sum()), 1) / max(int(before["count"].sum()), 1)
     if not counts:
         return None
-    (protocol, code), n = counts.most_common(1)[0]
+    (protocol, code), n = max(counts.items(), key=lambda entry: (entry[1] - some * usually[entry[0]], entry[0]))
     return FailedHop(raw, netns, "answered", n, protocol=text(protocol), code=text(code))
 
 
@@ -169,10 +208,24 @@ def _by_peer(rows: np.ndarray, server: FailedHop, episode: Episode, view: View) 
         return []
     if refused:
         return [FailedHop(raw, netns, "refused", n, errno=int(bad["errno"][bad["peer"] == np.frombuffer(raw, "V18")[0]][0]))]  # fmt: skip
-    before = view.rings["service_answer"].between(episode.start_ns - _BEFORE_NS, episode.start_ns - _SLACK_NS)
-    now, usual = (_share(to_peer(_of(part, server.pids), raw)) for part in (rows, before))
-    one = _most_said(to_peer(rows, raw), raw, netns)
-    return [replace(one, n=n)] if one is not None and now >= usual + _SHARE else []
+    before = to_peer(_of(_both(view, episode)[1], server.pids), raw)
+    one = _most_said(to_peer(rows, raw), before, raw, netns)
+    return [one] if one is not None and _share(to_peer(rows, raw)) >= _share(before) + _SHARE else []
+
+
+def _waits(server: FailedHop, episode: Episode, view: View) -> FailedHop | None:
+    """Whom a server waited for that was given up itself: the calls of its processes that waited longest for one that they had connected to."""
+    calls = _of(view.rings["slow_syscall"].between(episode.start_ns - _SLACK_NS, episode.end_ns + 2 * SECOND), server.pids)  # fmt: skip
+    calls = calls[(calls["kind"] == _WAITING) & (calls["peer"] != NO_PEER) & (calls["duration_ns"] >= _LONG_NS)]
+    talks = _of(view.rings["tcp_rtt"].between(episode.start_ns - _BEFORE_NS, episode.end_ns + SECOND), server.pids)
+    talks = talks[talks["role"] != _SERVER]
+    calls = calls[np.isin(as_bytes(calls["peer"]), as_bytes(talks["peer"]))]
+    if not len(calls):
+        return None
+    first, group = groups([calls["peer"]])
+    raw = calls["peer"][first[int(np.argmax(np.bincount(group, calls["duration_ns"])))]].tobytes()
+    netns = to_peer(talks, raw)["netns"][-1]
+    return FailedHop(raw, int(netns) if known(netns) else None, "given_up", int(np.bincount(group).max()))
 
 
 def _share(rows: np.ndarray) -> float:

@@ -20,9 +20,12 @@ from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, View, place, to_peer
 from agent.correlate.waits import CPUS, PEERS, WAITING
 from agent.correlate.words import peer
+from agent.tables import TABLES
 
 READS = {**PEERS, **CPUS, **GIVEN, "tcp_connect": tuple({*PEERS["tcp_connect"], *GIVEN["tcp_connect"]})}
 _HOPS = 5
+_SERVER = TABLES["tcp_rtt"].code("role", "server")
+_END = np.dtype([("netns", np.int64), ("peer", "V18")])
 _MOST = 0.5  # of the time that was waited for a server, from which its own wait for another is the reason
 
 
@@ -81,8 +84,8 @@ def _hops(episode: Episode, view: View) -> list[Hop]:
     assert isinstance(netns, int)
     assert isinstance(raw, bytes)
     found = [_hop(raw, netns, episode, view)]
-    while len(found) < _HOPS and (server := found[-1].server) is not None:
-        step = _asks(server[1], episode, view)
+    while len(found) < _HOPS and found[-1].server is not None:
+        step = _asks(_serving(found[-1], episode, view), episode, view)
         if step is None or step[1] in {hop.raw for hop in found}:
             break
         found.append(_hop(step[1], step[0], episode, view))
@@ -107,26 +110,44 @@ def _rows(view: View, table: str, episode: Episode) -> np.ndarray:
     return view.rings[table].between(episode.start_ns, episode.end_ns + 2 * SECOND)
 
 
-def _asks(pid: int, episode: Episode, view: View) -> tuple[int | None, bytes] | None:
-    """Whom a process kept waiting for, (network namespace, peer), most of the time; None where it did not."""
+def _serving(hop: Hop, episode: Episode, view: View) -> list[int]:
+    """All the processes that serve there: of several workers each has waited, or none."""
+    served = view.servers.of_late(hop.raw, hop.netns, view.has_address(hop.raw, hop.netns, episode))
+    return [pid for _, pid in served] or [hop.server[1] if hop.server else -1]
+
+
+def _asks(pids: list[int], episode: Episode, view: View) -> tuple[int | None, bytes] | None:
+    """Whom the processes of a server kept waiting for, (network namespace, peer), most of the time; None where they did not."""
     until_ns = episode.end_ns + 2 * SECOND
     given = given_up(_rows(view, "tcp_close", episode), _rows(view, "tcp_connect", episode))
-    given = given[(given["pid"] == pid) & (given["age_ns"] >= _MOST * episode.value)]
+    given = given[np.isin(given["pid"], pids) & (given["age_ns"] >= _MOST * episode.value)]
     if len(given):
         first, group = groups([given["netns"], given["peer"]])
         row = given[first[int(np.argmax(np.bincount(group)))]]
         return int(row["netns"]), row["peer"].tobytes()
     calls = view.rings["slow_syscall"].between(episode.start_ns, until_ns)
-    calls = calls[(calls["pid"] == pid) & (calls["kind"] == WAITING) & (calls["peer"] != NO_PEER)]
+    calls = calls[np.isin(calls["pid"], pids) & (calls["kind"] == WAITING) & (calls["peer"] != NO_PEER)]
     calls = calls[calls["duration_ns"] >= _MOST * episode.value]
-    asked = view.rings["tcp_connect"].between(episode.start_ns - 60 * SECOND, until_ns)
-    asked = asked[asked["pid"] == pid]
+    asked = _connected(pids, episode, view)
     calls = calls[np.isin(_raw(calls), _raw(asked))]  # else it waits for its own clients
     if not len(calls):
         return None
     first, group = groups([calls["peer"]])
     raw = calls["peer"][first[int(np.argmax(np.bincount(group, calls["duration_ns"])))]].tobytes()
     return int(pick(asked, asked["peer"] == np.frombuffer(raw, "V18")[0])["netns"][-1]), raw
+
+
+def _connected(pids: list[int], episode: Episode, view: View) -> np.ndarray:
+    """(netns, peer) of those to whom processes had connected, of late or long ago."""
+    parts = []
+    for table in ("tcp_rtt", "tcp_connect"):
+        rows = view.rings[table].between(episode.start_ns - 60 * SECOND, episode.end_ns + 2 * SECOND)
+        rows = rows[np.isin(rows["pid"], pids)]
+        rows = rows[rows["role"] != _SERVER] if table == "tcp_rtt" else rows
+        out = np.empty(len(rows), _END)
+        out["netns"], out["peer"] = rows["netns"], rows["peer"]
+        parts.append(out)
+    return np.concatenate(parts)
 
 
 def _raw(rows: np.ndarray) -> np.ndarray:

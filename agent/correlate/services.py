@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from agent.correlate.answered import errors, said
 from agent.correlate.catalogue import Symptom
+from agent.correlate.codes import Codes
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
 from agent.correlate.rows import groups, known, start_ticks
@@ -41,7 +43,7 @@ class ServiceWatch(Watch):
         self.first_ns: dict[int, int] = {}
         self._names: dict[int, tuple[tuple[object, ...], str]] = {}
         self._refused: dict[tuple[str, bytes], int] = {}
-        self._codes: dict[int, str] = {}
+        self.codes = Codes()
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         self.first_ns = {}
@@ -107,12 +109,17 @@ class ServiceWatch(Watch):
         for g, slot in enumerate(slots.tolist()):
             if slot < 0:
                 continue
-            self._names[slot] = (int(a["netns"][first[g]]), a["peer"][first[g]].tobytes()), ""
+            key = int(a["netns"][first[g]]), a["peer"][first[g]].tobytes()
+            if self._names.get(slot, ((), ""))[0] != key:
+                self.codes.forget(slot)
+            self._names[slot] = key, ""
             if bad[g]:
                 its = a[failed & (group == g)]
-                top = its[int(np.argmax(its["count"]))]
-                self.first_ns[slot] = int(its["t_ns"].min()) - SECOND  # it is told at the end of an interval
-                self._codes[slot] = said(text(top["protocol"]), text(top["code"]))
+                counts: Counter[str] = Counter()
+                for protocol, code, times in zip(its["protocol"], its["code"], its["count"], strict=True):
+                    counts[said(text(protocol), text(code))] += int(times)
+                begun = int(its["t_ns"].min()) - SECOND  # it is told at the end of an interval
+                self.codes.note(slot, second, begun, counts)
         there = slots >= 0
         self.series.put(second, slots[there], n=n[there], errors=bad[there])
         return np.asarray(slots[there])
@@ -143,7 +150,7 @@ class ServiceWatch(Watch):
             if isinstance(system, int):
                 scope = place(where, raw, system)
                 return Episode(symptom, key, slot, f"the server at {where}", scope, 0, 0, "", "", 0.0, 0.0, 0.0, 0,
-                               words=self._codes.get(slot, ""))  # fmt: skip
+                               )  # fmt: skip
             name = f"the {system} server{f' at {where}' if where else ''}"
             return Episode(symptom, key, slot, name, where, 0, 0, "", "", 0.0, 0.0, 0.0, 0)
         limiter, pid, tick = key

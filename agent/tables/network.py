@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.columns import enum, hist, i64, peer, text
+from agent.columns import boolean, enum, hist, i64, peer, text
 from agent.tables.shared import INTERVAL, PROC, SOCK, table
 
 # fmt: off
@@ -22,7 +22,8 @@ DECLARED = (
     table("tcp_retransmit", "a retransmitted segment, or an interval's count", *PROC, *SOCK,
           enum("kind", "data synack syn", "what was sent again"), text("state", 16, "TCP state then", "network.connection.state"),
           i64("count", "segments"), measure="count"),
-    table("tcp_reset", "a TCP reset", *PROC, *SOCK, enum("direction", "sent received", "who sent it", "network.io.direction")),
+    table("tcp_reset", "a TCP reset", *PROC, *SOCK, enum("direction", "sent received", "who sent it", "network.io.direction"),
+          boolean("complete", "whether this kernel tells of all resets that it sends; before Linux 6.10 those in answer to a connect that nobody listens for are missing")),
     table("tcp_close", "the end of a connection", *PROC, *SOCK, i64("duration_ns", "from ESTABLISHED to CLOSE", "ns"),
           i64("bytes_in", "bytes received", "bytes"), i64("bytes_out", "bytes acknowledged by the peer", "bytes"),
           i64("retransmits", "segments sent again"), i64("srtt_us", "last smoothed RTT", "us"),

@@ -76,6 +76,51 @@ def test_what_was_answered_with_errors_all_the_time_is_no_news() -> None:
     assert latest(run(host, UNTIL)) == []
 
 
+def test_where_all_else_stops_the_usual_errors_are_no_news() -> None:
+    """A client that says more than its server knows gets an error each time that it connects."""
+    host = Host()
+    talks(host, APP, b"gunicorn", DATABASE_AT, DATABASE, b"redis-server", 5432)
+    answers(host, 0, UNTIL, APP, DATABASE_AT, b"redis", b"ERR", n=10)
+    answers(host, 0, 30, APP, DATABASE_AT, b"redis", n=80)
+    answers(host, 35, UNTIL, APP, DATABASE_AT, b"redis", n=80)
+    assert latest(run(host, UNTIL)) == []
+
+
+def test_an_error_among_usual_ones_is_told_as_what_it_is() -> None:
+    host = Host()
+    talks(host, APP, b"gunicorn", DATABASE_AT, DATABASE, b"redis-server", 5432)
+    answers(host, 0, UNTIL, APP, DATABASE_AT, b"redis", b"ERR", n=10)
+    answers(host, 0, UNTIL, APP, DATABASE_AT, b"redis", n=60)
+    answers(host, 30, 35, APP, DATABASE_AT, b"redis", b"OOM", n=8)
+    (finding,) = latest(run(host, UNTIL))
+    assert (finding["cause"], finding["cause_detail"], finding["start_ns"]) == ("resource_limit", "memory", T0 + 29 * S)
+    assert "(OOM)" in str(finding["sentence"])
+    assert "ERR)" not in str(finding["sentence"])
+
+
+def test_one_of_many_clients_that_fails_is_told() -> None:
+    """A twentieth of the answers, where no such error was known before."""
+    host = chain(b"")
+    answers(host, 30, 35, CLIENT, PROXY_AT, b"http", b"500", n=3)
+    assert [f["symptom"] for f in latest(run(host, UNTIL))] == ["service_errors"]
+
+
+def test_requests_that_a_proxy_gives_up_are_passed_on_to_whom_its_server_waits_for() -> None:
+    """gunicorn waits for a database that stands still: one finding, of the database."""
+    host = chain(b"504")
+    t = times(30, 35)
+    host.add("tcp_close", len(t), t_ns=t + S // 2, pid=PROXY, proc_start_ns=START, comm=b"nginx", netns=NETNS, peer=np.frombuffer(APP_AT, "V18"),
+             role=code("tcp_close", "role", "client"), waited_ns=1_000_000_000, bytes_in=0)  # fmt: skip
+    host.add("slow_syscall", 1, t_ns=T0 + 34 * S, pid=APP, tid=APP, proc_start_ns=START, comm=b"gunicorn", kind=code("slow_syscall", "kind", "waiting"), peer=np.frombuffer(DATABASE_AT, "V18"),
+             syscall=b"recvfrom", duration_ns=4 * S)  # fmt: skip
+    host.add("process_event", 2, t_ns=T0 + np.array([30, 34]) * S, pid=DATABASE, proc_start_ns=START, comm=b"postgres",
+             kind=np.array([code("process_event", "kind", kind) for kind in ("stopped", "continued")]), signal=19, sender_pid=31, sender_comm=b"bash")  # fmt: skip
+    found = latest(run(host, UNTIL))
+    assert {f["cause"] for f in found} == {"process_stopped"}
+    assert {f["culprit_pid"] for f in found} == {DATABASE}
+    assert len(found) == 1
+
+
 def test_redirections_of_a_cluster_are_no_errors() -> None:
     assert latest(run(chain(b"", b"", b"MOVED", b"redis"), UNTIL)) == []
 

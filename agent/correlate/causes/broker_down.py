@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 
 from agent.correlate.answered import READS as ANSWERS
-from agent.correlate.answered import FailedHop, chain
+from agent.correlate.answered import UNREADY, FailedHop, chain
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Culprit, Episode, Verdict, item
 from agent.correlate.local import in_netns
@@ -22,8 +22,6 @@ from agent.correlate.waits import PEERS, on_peers
 from agent.correlate.words import peer, span, tell, value
 from agent.tables import TABLES
 
-#: What servers say while they start, or end: Redis, PostgreSQL, MySQL.
-_UNREADY = ("LOADING", "CLUSTERDOWN", "MASTERDOWN", "57P01", "57P02", "57P03", "1053")
 _CLIENT = TABLES["tcp_close"].code("role", "client")
 _WORDS_BYTES, _AT_ONCE_NS = 1024, 200_000_000
 _FAILED = TABLES["tcp_connect"].code("result", "failed")
@@ -133,7 +131,7 @@ def _not_there(episode: Episode, view: View) -> Iterator[Verdict]:
             words = tell("{who} {refused} {n} of {by}{why}", who=end.who, refused="did not let through" if why else "refused",
                          n=value(end.n, "connection"), by=end.by, why=f" ({why})" if why else "")  # fmt: skip
             yield Verdict(CAUSE.name, 0.92, end.where, words, end.evidence(), "", Culprit(object=end.name))
-        elif end.code in _UNREADY:
+        elif end.code in UNREADY:
             words = tell("{who} is not ready: it said {said} to {n}{asked}", who=end.who, said=end.says, n=value(end.n, "request"), asked=end.asked)  # fmt: skip
             yield Verdict(CAUSE.name, 0.9, end.where, words, end.evidence(), "", end.culprit)
 

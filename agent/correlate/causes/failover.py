@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from agent.correlate.answered import ONLY_READS, chain
 from agent.correlate.answered import READS as ANSWERS
-from agent.correlate.answered import chain
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Episode, Verdict
 from agent.correlate.refusing import READS, refusing
 from agent.correlate.view import View
 from agent.correlate.words import tell, value
 
-#: Of a server that only reads: Redis, PostgreSQL, MySQL.
-_SAID = ("READONLY", "NOREPLICAS", "25006", "1290", "1836")
 _KINDS = ("READONLY", "MASTERDOWN", "NOREPLICAS")
 
 
 def refused(episode: Episode, view: View) -> Iterator[Verdict]:
     for end in chain(episode, view)[-1:]:
-        if end.how == "answered" and end.code in _SAID:
+        if end.how == "answered" and end.code in ONLY_READS:
             words = tell("{who} takes no writes: it said {said} to {n}{asked}", who=end.who, said=end.says, n=value(end.n, "request"), asked=end.asked)  # fmt: skip
             yield Verdict(CAUSE.name, 0.9, end.where, words, end.evidence(), "read_only", end.culprit)
     for b in refusing(episode, view):

@@ -1,7 +1,8 @@
 """Decisions that fail, brokers that refuse service, and servers that answer with errors.
 
-One second, or five, are bad where so many decisions, or answers, failed as would by chance once in 10^8 such times, by the share that failed before (Chernoff's bound
-of the binomial, with one failure more than was seen): at least three, and a fifth of them. One broker's poll is, where it told of more refusals than
+One second, or five, are bad where so many decisions failed as would by chance once in 10^8 such times, by the share that failed before (Chernoff's bound
+of the binomial, with one failure more than was seen): at least three, and a fifth of them. Of answers each error counts by itself; a twentieth of five seconds' is enough, if it
+is three times as many as usual. One broker's poll is, where it told of more refusals than
 any before. Errors in bursts are no chance: what comes again and again is a habit.
 """
 
@@ -11,7 +12,6 @@ import math
 
 import numpy as np
 
-from agent.correlate.answered import is_about_answers
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.series import quantile
@@ -22,13 +22,16 @@ from agent.correlate.words import Words, capital, tell, value, when
 
 _LEAST, _SHARE, _CHANCE = 3, 0.2, math.log(1e-8)
 _WINDOWS = (1, 5)
+_ANSWERED = (
+    (1, 3, 0.2),
+    (5, 5, 0.05),
+)  # seconds, errors of one kind, their share beyond what is usual: a server has many clients, and one of them may be the one that suffers
 _REPLIES, _TIMES = 2, 3.0
 
 
 def judge(watch: ServiceWatch, second: Second) -> list[Episode]:
-    if not watch.first_ns:
-        return []
-    return [*_decisions(watch, second), *_brokers(watch, second)]
+    told = [*_decisions(watch, second), *_brokers(watch, second)] if watch.first_ns else []
+    return told + _answers(watch, second)
 
 
 def _decisions(watch: ServiceWatch, second: Second) -> list[Episode]:
@@ -51,6 +54,34 @@ def _decisions(watch: ServiceWatch, second: Second) -> list[Episode]:
             opened += _open(
                 watch, int(slots[i]), "share", second.at, float(share[i]), float(failed[i] / max(before[i], 1))
             )
+    return opened
+
+
+def _answers(watch: ServiceWatch, second: Second) -> list[Episode]:
+    """Of each server the error that is least usual."""
+    lately = watch.series.recent("errors", second.slots, second.at, max(_WINDOWS))
+    opened: list[Episode] = []
+    for slot in second.slots[np.nansum(lately, axis=1) >= _LEAST].tolist():
+        at, skip = np.array([slot]), max(_WINDOWS)
+        before = float(np.nansum(watch.series.history("n", at, second.at, skip)))
+        if watch.series.seen("n", at, second.at, skip)[0] < watch.config.warm_s:
+            continue
+        known_s = float(watch.series.seen("n", at, second.at, skip)[0])
+        for s, least, much in _ANSWERED:
+            n = float(np.nansum(watch.series.recent("n", at, second.at, s)))
+            for one in watch.codes.lately(slot, second.at, s):
+                share, usual = one.n / max(n, 1), (one.before + 1) / (before + 1)
+                chance = _chance(np.array([share]), np.array([usual]), np.array([n]))[0]
+                more = one.n >= max(
+                    least, _TIMES * s * one.before / known_s
+                )  # where all else stops, the usual errors are a larger share
+                if more and share >= usual + much and chance < _CHANCE:
+                    watch.first_ns[slot] = one.first_ns
+                    told = _open(watch, slot, "answers", second.at, share, one.before / max(before, 1))
+                    for episode in told:
+                        episode.words = one.code
+                    opened += told
+                    break
     return opened
 
 
@@ -82,8 +113,6 @@ def _open(watch: ServiceWatch, slot: int, metric: str, second: int, worst: float
         watch.extend(episode, second, worst)
         return []
     episode = watch.describe(SYMPTOM.name, slot)
-    if is_about_answers(episode):
-        metric = "answers"
     episode.metric, episode.base, episode.habit = metric, usual, metric
     at = watch.first_ns[slot]
     episode.start_ns = at - SECOND if metric == "replies" else at  # a poll tells of the time since the one before

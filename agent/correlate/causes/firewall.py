@@ -1,0 +1,52 @@
+"""Somebody on the way refuses connects to a server, which knows nothing of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+from agent.correlate.answered import READS as ANSWERS
+from agent.correlate.answered import chain
+from agent.correlate.catalogue import Cause
+from agent.correlate.episode import Culprit, Episode, Verdict, item
+from agent.correlate.firewalls import READS, refusal
+from agent.correlate.view import View, place
+from agent.correlate.words import peer, tell, value
+
+_HOW = {
+    "icmp": "an ICMP message, and no reset, came back",
+    "reset": "a reset came back that the kernel of {name} did not send",
+}
+
+
+def of_peer(episode: Episode, view: View) -> Iterator[Verdict]:
+    netns, raw = cast("tuple[int, bytes]", episode.key[:2])
+    yield from _verdict(raw, netns, episode, view)
+
+
+def behind(episode: Episode, view: View) -> Iterator[Verdict]:
+    """Of a server whose own connects are refused."""
+    for end in chain(episode, view)[-1:]:
+        if end.how == "refused":
+            yield from _verdict(end.raw, end.netns, episode, view)
+
+
+def _verdict(raw: bytes, netns: int | None, episode: Episode, view: View) -> Iterator[Verdict]:
+    seen, name = refusal(raw, netns, episode, view), peer(raw)
+    if seen is None:
+        return
+    how = _HOW[seen.how].format(name=name)
+    words = tell("a firewall on the way to {name} refused {n}: {how}", name=name, n=value(seen.n, "connection"), how=how)  # fmt: skip
+    entry = item("tcp_connect", "connects refused on the way", seen.n, "", column="errno", peer=name, failed=seen.failed)  # fmt: skip
+    yield Verdict(CAUSE.name, 0.96, place(name, raw, netns), words, (entry,), seen.how, Culprit(object=name))
+
+
+CAUSE = Cause(
+    "firewall",
+    14,
+    "a firewall, or another box on the way, refuses connects that the server would take",
+    {**READS, **ANSWERS},
+    "see what it refuses, on both hosts and between: nft list ruleset; iptables-save -c; security groups and network policies",
+    {"connect_failures": of_peer, "retry_storm": of_peer, "service_errors": behind},
+    kin="broker",
+)

@@ -1,0 +1,70 @@
+"""A firewall that refuses connects is told from a server that does."""
+
+from __future__ import annotations
+
+import errno
+
+import numpy as np
+import pytest
+
+from tests.unit.correlate_scenarios import START, T0, UNTIL, Host, S, code, latest, peer, run
+
+CLIENT, SERVER, HERE, THERE = 700, 710, 4026531840, 4026532999
+AT = peer("10.1.2.3", 8000)
+AT_V = np.frombuffer(AT, "V18")
+
+
+def refused(number: int, took_ns: int, received: bool, sent: bool, complete: bool = True, here: bool = True) -> Host:
+    """A server of another network namespace is asked over connections of their own; for four seconds they fail."""
+    host = Host()
+    t = T0 + (np.arange(0, UNTIL, 0.2) * S).astype(np.int64)
+    bad = (t >= T0 + 30 * S) & (t < T0 + 34 * S)
+    shared = {"proc_start_ns": START, "samples": 10, "rtt_sum_us": 400, "rtt_min_us": 30, "rtt_max_us": 50, "srtt_us": 40}  # fmt: skip
+    well = t[~bad]
+    host.add("tcp_rtt", len(well), t_ns=well, pid=CLIENT, netns=HERE, role=code("tcp_rtt", "role", "client"), peer=AT_V, **shared)  # fmt: skip
+    if here:
+        host.add("tcp_rtt", len(well), t_ns=well, pid=SERVER, netns=THERE, comm=b"python3", role=code("tcp_rtt", "role", "server"), sport=8000,
+                 saddr=np.frombuffer(AT[:16], "V16"), peer=np.frombuffer(peer("10.1.2.1", 40000), "V18"), **shared)  # fmt: skip
+    result = np.where(bad, code("tcp_connect", "result", "failed"), code("tcp_connect", "result", "ok"))
+    host.add("tcp_connect", len(t), t_ns=t, pid=CLIENT, proc_start_ns=START, comm=b"curl", netns=HERE, peer=AT_V, result=result,
+             errno=np.where(bad, number, -(2**63)), duration_ns=np.where(bad, took_ns, 90_000))  # fmt: skip
+    n = int(bad.sum())
+    host.add("tcp_reset", 1, t_ns=T0 + 9 * S, pid=CLIENT, proc_start_ns=START, netns=HERE, peer=np.frombuffer(peer("10.9.9.9", 80), "V18"),
+             direction=code("tcp_reset", "direction", "received"), complete=complete)  # fmt: skip
+    if received:
+        host.add("tcp_reset", n, t_ns=t[bad], pid=CLIENT, proc_start_ns=START, netns=HERE, peer=AT_V, role=code("tcp_rtt", "role", "client"),
+                 direction=code("tcp_reset", "direction", "received"), complete=complete)  # fmt: skip
+    if sent:
+        host.add("tcp_reset", n, t_ns=t[bad] - 10_000, netns=THERE, saddr=np.frombuffer(AT[:16], "V16"), sport=8000,
+                 peer=np.frombuffer(peer("10.1.2.1", 40000), "V18"), direction=code("tcp_reset", "direction", "sent"), complete=complete)  # fmt: skip
+    return host
+
+
+@pytest.mark.parametrize(
+    ("host", "detail"),
+    [
+        (refused(errno.ECONNREFUSED, 80_000, received=True, sent=False), "reset"),
+        (refused(errno.ECONNREFUSED, 80_000, received=False, sent=False), "icmp"),
+        (refused(errno.ECONNREFUSED, 80_000, received=False, sent=False, here=False), "icmp"),
+        (refused(errno.EHOSTUNREACH, S, received=False, sent=False, here=False), "icmp"),
+        (refused(errno.EACCES, 80_000, received=False, sent=False, here=False), "icmp"),
+    ],
+)
+def test_a_refusal_that_is_not_the_server_s(host: Host, detail: str) -> None:
+    (finding,) = latest(run(host, UNTIL))
+    assert (finding["symptom"], finding["cause"], finding["cause_detail"]) == ("connect_failures", "firewall", detail)
+    assert finding["culprit_object"] == "10.1.2.3:8000"
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        refused(errno.ECONNREFUSED, 80_000, received=True, sent=True),
+        refused(errno.ECONNREFUSED, 80_000, received=True, sent=False, complete=False),
+        refused(errno.ECONNREFUSED, 80_000, received=True, sent=False, here=False),
+        refused(errno.EHOSTUNREACH, 3 * S, received=False, sent=False, here=False),
+    ],
+    ids=["its kernel sent them", "older kernel", "another host", "no such neighbour"],
+)
+def test_a_refusal_that_may_be_the_server_s(host: Host) -> None:
+    assert [f["cause"] for f in latest(run(host, UNTIL))] not in ([], ["firewall"])
