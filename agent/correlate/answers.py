@@ -65,8 +65,15 @@ class AnswerWatch(Watch):
         }
         fits = slots >= 0
         self.worst = {int(slots[i]): s[top[i]] for i in np.flatnonzero(fits)}
+        self._before(second, slots, fits & (s["t_ns"] - s["interval_ns"] <= second * SECOND - SECOND // 2)[top], values)
         self.series.put(second, slots[fits], **{name: of[fits] for name, of in values.items()})
         return slots[fits]
+
+    def _before(self, second: int, slots: np.ndarray, spans: np.ndarray, values: Mapping[str, np.ndarray]) -> None:
+        """Where the agent is short of a processor, an interval is longer than a second, and the one before has no row: what it was then is told now."""
+        none = spans.copy()
+        none[spans] = np.isnan(self.series.recent("n", slots[spans], second - 1, 1)[:, 0])
+        self.series.put(second - 1, slots[none], **{name: values[name][none] for name in ("med_ns", "high_ns")})
 
     def by_design(self, slots: np.ndarray, second: int, since: np.ndarray) -> np.ndarray:
         """Whether about as many requests as now waited for long all the time before, of each port: they wait for something to happen (a message, an event), as those who ask

@@ -18,6 +18,7 @@ READS = {
         "saddr",
         "sport",
         "netns",
+        "interval_ns",
         "requests",
         "waiting",
         "sum_ns",

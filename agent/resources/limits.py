@@ -13,8 +13,7 @@ from agent.resources.cgroups import numbers, one, read
 
 #: From which share of what it may do in an interval on a cgroup is at its limit.
 AT_LIMIT = 0.7
-#: Limits change seldom: they are looked for in one of so many polls, once there is one in each.
-_EVERY = 3
+
 _V1 = {
     "read_bps": ("io", "Read"), "write_bps": ("io", "Write"), "read_iops": ("iops", "Read"), "write_iops": ("iops", "Write"),
 }  # fmt: skip
@@ -38,7 +37,6 @@ class CgroupLimits:
     """One directory of the tree of a controller: "blkio" or "pids"; of version 2 it is both."""
 
     place: str
-    turn: int = 0
     _limits: dict[Of, int] = field(default_factory=dict)
     _done: dict[Of, int] = field(default_factory=dict)
     _read_ns: int = 0
@@ -46,9 +44,6 @@ class CgroupLimits:
 
     def io(self, now_ns: int) -> Iterator[Used]:
         """What it does as much of as it may, since the last time it was asked."""
-        self.turn += 1
-        if not self._limits and self.turn % _EVERY != 1:
-            return
         self._limits = self._read_limits()
         if not self._limits:
             self._done, self._read_ns = {}, 0

@@ -171,9 +171,7 @@ class Resources:
             for what, places in (("io", one.io), ("pids", one.pids))
             for place in places
         }
-        self._limits = {
-            key: self._limits.get(key) or CgroupLimits(key[1], turn=n) for n, key in enumerate(sorted(wanted))
-        }
+        self._limits = {key: self._limits.get(key) or CgroupLimits(key[1]) for key in sorted(wanted)}
         self._met = {}
         for (what, place), limits in self._limits.items():
             if met := list(limits.io(now_ns) if what == "io" else limits.pids()):
@@ -200,8 +198,8 @@ class Resources:
             used, limit = met.memory() if met is not None else (-1, -1)
             yield {**mine, "kind": "memory", "object": met.place if met else "", "events": met.met if met else 0, "faults": faults, "used": used, "limit": limit}  # fmt: skip
         for place in dict.fromkeys((*one.io, *one.pids)):
-            for met in self._met.get(place, ()):
-                yield {**mine, "object": place, **met._asdict()}
+            for at in self._met.get(place, ()):
+                yield {**mine, "object": place, **at._asdict()}
         killed = next((place for place in one.memory if self._groups[place].killed), None)
         if gone and killed is not None:
             yield {**mine, "kind": "oom", "object": killed, "events": self._groups[killed].killed}

@@ -285,3 +285,15 @@ def test_few_clients_that_wait_for_each_answer_are_slow_too() -> None:
     answers(host, 36, UNTIL, rate=24, n=1)
     (one,) = found(host)
     assert (one["cause"], one["subject"]) == ("unknown", f"shop pid {SHOP_PID} on port {PORT}")
+
+
+def test_intervals_of_two_seconds_as_on_a_crowded_host_leave_no_gaps() -> None:
+    host = Host()
+    answers(host, 0, 30, rate=8)
+    for n in range(5):
+        at_ns = T0 + 32 * S + n * 19 * S // 10
+        served(host, 0, t_ns=at_ns, interval_ns=19 * S // 10, requests=2, p50_ns=140 * MS, p90_ns=180 * MS, max_ns=190 * MS,
+               max_from_ns=at_ns - 300 * MS)  # fmt: skip
+    answers(host, 41, UNTIL, rate=8, n=1)
+    (one,) = found(host)
+    assert "took for half of the requests 140 ms to answer" in str(one["sentence"])

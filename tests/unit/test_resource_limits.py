@@ -13,6 +13,7 @@ import pytest
 
 from agent.resources import cgroups
 from agent.resources.limits import CgroupLimits, Used
+from agent.resources.source import Resources, Watched
 from tests.unit.correlate_scenarios import APP_PID, START, T0, UNTIL, Host, S, around_stall, call, code, latest, run
 
 MB = 1_000_000
@@ -123,3 +124,26 @@ def test_who_may_start_no_more_processes_is_told_once_a_time() -> None:
     assert (found["culprit_pid"], found["culprit_object"]) == (APP_PID, "/c/api")
     assert "could not start 7 processes or threads" in str(found["sentence"])
     assert "its cgroup /c/api may have 40 processes and threads, and has them" in str(found["sentence"])
+
+
+def test_limits_of_whoever_is_watched_are_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The whole way from a process's cgroup to a row."""
+    one(tmp_path, True, 5 * MB, 10)
+    source, start_ns = Resources(), int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) * 10_000_000
+    source.watched[os.getpid(), start_ns // 10_000_000] = Watched(
+        os.getpid(), start_ns, b"python", 20 * S, io=(str(tmp_path),)
+    )
+    monkeypatch.setattr(source, "_read_groups", lambda: None)  # it is in none of ours
+    list(source.drain(20 * S))
+    one(tmp_path, True, 7 * MB, 20)
+    rows = [
+        row
+        for at in (21, 22)
+        for batch in source.drain(at * S)
+        if batch.table == "resource"
+        for row in batch.rows
+        if row["kind"] == code("resource", "kind", "io")
+    ]
+    assert [(row["pid"], row["object"], row["used"], row["limit"]) for row in rows] == [
+        (os.getpid(), str(tmp_path).encode(), MB, MB)
+    ]

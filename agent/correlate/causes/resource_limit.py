@@ -43,8 +43,11 @@ def _verdict(episode: Episode, row: object, kind: int) -> Verdict:
         return Verdict(NAME, _SURE, episode.scope, words, (entry,), "fd", Culprit(episode.pid, episode.comm))
     if kind == PIDS:
         failed = float(row["events"])  # type: ignore[index]
-        words = tell("its cgroup {where} may have {limit} processes and threads, and has them", where=where, limit=value(limit))  # fmt: skip
-        entry = item("resource", "processes that could not be started", failed, "", column="events", baseline=limit, pid=episode.pid, subject=where)  # fmt: skip
+        most = (
+            tell("{limit} processes and threads", limit=value(limit)) if limit > 0 else "so many processes and threads"
+        )  # no limit any more
+        words = tell("its cgroup {where} may have {most}, and has them", where=where, most=most)
+        entry = item("resource", "processes that could not be started", failed, "", column="events", baseline=max(limit, 0.0), pid=episode.pid, subject=where)  # fmt: skip
         return Verdict(NAME, _SURE, f"pids {where}", words, (entry,), "pids", Culprit(episode.pid, episode.comm, where))
     words = tell("the file system {where}, which {who} writes to, has no room left", where=where, who=who)
     entry = item("resource", "bytes in use", used, "bytes", column="used", baseline=limit, pid=episode.pid, subject=where)  # fmt: skip
