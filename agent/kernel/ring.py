@@ -109,7 +109,7 @@ class Sums:
     def take(self, slot: int) -> tuple[np.ndarray, np.ndarray]:
         """(keys, values) of the used elements of a resting slot, shapes (n,), which are then free."""
         resting = self._values[:, slot]
-        used = np.nonzero(resting["value"]["count"])
+        used = np.nonzero(resting["value"]["count"].copy())  # who began to write before the turn may not have ended
         found = resting[used]
         resting[used] = np.zeros((), resting.dtype)
         return found["key"], found["value"]

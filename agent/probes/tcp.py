@@ -108,7 +108,7 @@ def decode_answers(keys: np.ndarray, values: np.ndarray, interval_ns: int, t_ns:
 def setup(family: Family, kernel: Any, helper: Any, targets: Any, config: dict[str, Any]) -> Iterable[Source]:
     """config: ``window``. Sockets that receive are seen whenever they do; what only sends, and each answer to it, in the window."""
     config["window"].add(family, ("on_tcp_probe", "on_tcp_send"))
-    return (RequestSweep(family),) if "on_tcp_sweep" in family.programs else ()
+    return (RequestSweep(family, "tcp"),) if "on_tcp_sweep" in family.programs else ()
 
 
 PROBE = Probe(

@@ -14,7 +14,7 @@ from agent.batch import Batch
 from agent.columns import NULL_I64
 from agent.kernel.probe import Aggregate, Probe, Program
 from agent.kernel.wire import OUTSIDE, decode, make_peer
-from agent.probes.beside.unix_sweep import UnixSweep
+from agent.probes.beside.sweep import RequestSweep
 from agent.probes.tcp import WAITING_NS, decode_served
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _by_server(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def setup(family: Family, kernel: Any, helper: Any, targets: Any, config: dict[str, Any]) -> Iterable[Source]:
-    return (UnixSweep(family),) if "on_unix_sweep" in family.programs else ()
+    return (RequestSweep(family, "unix", by_place=True),) if "on_unix_sweep" in family.programs else ()
 
 
 PROBE = Probe(
