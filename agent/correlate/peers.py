@@ -206,4 +206,4 @@ def _index(at: Mapping[bytes, int], keys: Sequence[np.ndarray]) -> np.ndarray:
     """Which subject each end is, -1 for none."""
     first, group = groups(keys)
     its = packed([key[first] for key in keys]).tolist()
-    return np.fromiter(map(at.get, its, repeat(-1)), np.int64, len(its))[group]
+    return np.asarray(np.fromiter(map(at.get, its, repeat(-1)), np.int64, len(its))[group])

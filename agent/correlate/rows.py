@@ -65,7 +65,7 @@ def among(values: np.ndarray, some: Iterable[object]) -> np.ndarray:
     there = set(some)
     if len(values) > _MANY and there:
         first, group = alike([values])
-        return _each(values[first], there)[group]
+        return np.asarray(_each(values[first], there)[group])
     return _each(values, there)
 
 

@@ -45,6 +45,7 @@ _LOSES = "decisions of limiters in Redis that are asked by TLS"
 
 PROBE = Probe(
     name="redis_tls",
+    parts=("redis_tls_place.h",),
     programs=(
         Program("redis_tls_write", "uprobe", loses=_LOSES),
         Program("redis_tls_write_ex", "uprobe", loses=_LOSES),

@@ -68,9 +68,8 @@ class Targets:
         self.unseen = unseen or UnseenPrograms()
         self.analyst = Analyst()
         self.shares = Shares()
-        self.files = Files(
-            self.analyst, helper.digesting, self.shares, self.unseen, self.failures, kernel.loaded.uprobe_multi
-        )
+        digesting, multi = helper.digesting, kernel.loaded.uprobe_multi
+        self.files = Files(self.analyst, digesting, self.shares, self.unseen, self.failures, multi)
         self._helper, self._linker_cache = helper, linker_cache
         self._due: list[tuple[int, int]] = []
         self._scan: deque[int] = deque()
@@ -143,9 +142,8 @@ class Targets:
         elif self._full_ns <= now_ns:
             self._full_ns = now_ns + FULL_SCAN_NS
             pids = self._pids()
-            if (
-                self._helper.alive and not self._helper.silent
-            ):  # else nobody would find out that a file is used, or give it its probes again
+            # Else nobody would find out that a file is used, or give it its probes again.
+            if self._helper.alive and not self._helper.silent:
                 self._processes.release_unused()
                 self._rests.forget(now_ns)
             if not self._scan:
@@ -158,9 +156,7 @@ class Targets:
         self._pump()
         self._begin(now_ns, end)
         while self._helper.busy and self._looks and time.monotonic() < end and not self._helper.silent:
-            pump_until(
-                lambda: not self._helper.busy, [self._helper], end - time.monotonic()
-            )  # mostly it answers at once
+            pump_until(lambda: not self._helper.busy, [self._helper], end - time.monotonic())  # mostly at once
             self._begin(now_ns, end)
         self._arm()
         return ()
@@ -266,10 +262,8 @@ class Targets:
             self._dropped += not self._held.hold(whose, pid, scan)
             return
         look = self._looks[whose] = Look(owner, whose)
-        run(
-            self._meter.of(look, self._processes.look(look, known, size, scan)),
-            lambda _, error: self._looked(look, known, error),
-        )
+        work = self._meter.of(look, self._processes.look(look, known, size, scan))
+        run(work, lambda _, error: self._looked(look, known, error))
 
     def _looked(self, look: Look, known: Process, error: Exception | None) -> None:
         self._processes.looked(look, known, error)
@@ -288,10 +282,8 @@ class Targets:
         elif whose not in self._looks and (root := self.roots.take(pid)) is not None:
             look = self._looks[whose] = Look(owner, whose)
             self._root_looks += 1
-            run(
-                self._meter.of(look, self._processes.offer_root(look, root)),
-                lambda _, error: self._root_done(look, error),
-            )
+            work = self._meter.of(look, self._processes.offer_root(look, root))
+            run(work, lambda _, error: self._root_done(look, error))
 
     def _root_done(self, look: Look, error: Exception | None) -> None:
         self._root_looks -= 1

@@ -16,7 +16,7 @@ def server_text(ends: Ends) -> str:
     return with_port(addr_text(ends.server), ends.server_port) if ends.server_port else "?"
 
 
-class Servers:
+class RedisServers:
     """The same, with the path of a Unix socket. paths: the map ``redis_paths``."""
 
     def __init__(self, paths: int) -> None:

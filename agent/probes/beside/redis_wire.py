@@ -178,11 +178,11 @@ class RedisWire(Stating, Finishing, Due):
         records = np.concatenate(self._records)
         self._records.clear()
         if self._reader is None:
-            from agent.probes.beside.redis_ends import Servers
+            from agent.probes.beside.redis_ends import RedisServers
             from agent.probes.beside.redis_reader import RedisReader
 
             self._reader = RedisReader(
-                self._limiters, self._leave, self._follow, Servers(self._family.maps["redis_paths"])
+                self._limiters, self._leave, self._follow, RedisServers(self._family.maps["redis_paths"])
             )
         batches = self._reader.read(records)
         if batches:
