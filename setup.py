@@ -53,5 +53,5 @@ setup(
             "starlette>=0.40,<2",
         ]
     },
-    entry_points={"console_scripts": ["tickscope=agent.cli:main"]},
+    scripts=["agent/cli/tickscope"],  # not what pip would write, which imports more before it can be interrupted
 )

@@ -148,6 +148,22 @@ def test_no_such_verb_is_said_with_one_word() -> None:
     assert "Did you mean history?" in tickscope("clock", "histroy").stderr
 
 
+def test_the_script_itself_can_be_interrupted_before_it_imports_anything_of_weight() -> None:
+    script = (Path(__file__).parents[2] / "agent" / "cli" / "tickscope").read_text()
+    code = (
+        script.partition("from agent")[0]
+        + "import os, signal, sys; print(sorted(sys.modules)); os.kill(os.getpid(), signal.SIGINT); import agent"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+    plain = subprocess.run(
+        [sys.executable, "-c", "import _signal, os, signal, sys; print(sorted(sys.modules))"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == plain.stdout
+
+
 @pytest.mark.parametrize("ignored", [False, True])
 def test_an_interrupted_verb_says_nothing_however_early(tmp_path: Path, ignored: bool) -> None:
     """ignored: as a shell starts what it puts into the background. From the first import of ours on."""
