@@ -12,13 +12,14 @@ from agent.correlate.acts import together
 from agent.correlate.answered import READS as ANSWERS
 from agent.correlate.answered import chain as answers
 from agent.correlate.chain import hops
+from agent.correlate.consumption import consumption
 from agent.correlate.episode import Episode, Verdict
 from agent.correlate.fates import Fate
 from agent.correlate.pairs import reads
 from agent.correlate.polled import polled
 from agent.correlate.rows import groups, known
 from agent.correlate.thresholds import SECOND
-from agent.correlate.view import View
+from agent.correlate.view import View, to_peer
 from agent.correlate.waits import NETWORK, PEERS, SHARE, on_peers
 from agent.tables import TABLES
 
@@ -31,7 +32,11 @@ _AFTER_NS = 30 * SECOND
 _LEAD_NS = 2 * SECOND  # how long an end is felt only after it
 _LATE_NS = 20 * SECOND  # a message must be old before it is late
 _AGED_NS = 5 * SECOND  # who goes on takes what waits within this
+_UNREAD = ("age_s", "lag")  # of a queue, what no consumer was handed yet
+_TICK_NS = 10_000_000
 _SURE = 0.99
+_CONNECTED = TABLES["tcp_connect"].code("result", "ok")
+_CONNECTS, _OVER = 2, 0.6  # so many connects, and how much less it explains then
 
 
 @dataclass(frozen=True)
@@ -82,8 +87,17 @@ def peers(episode: Episode, view: View) -> list[Blow]:
         share = max(wait.share, 1.0 if len(wait.failed) else 0.0)
         served = _servers(wait.raw, episode, view)
         names = {pid: comm for comm, pid in served}
-        found += _named(_during(episode, view, [*names], wait.longest, _SURE * share * wait.sure), names)
+        blows = _named(_during(episode, view, [*names], wait.longest, _SURE * share * wait.sure), names)
+        found += [replace(b, score=b.score * _OVER) if _over(b.fate, wait.raw, episode, view) else b for b in blows]
     return found
+
+
+def _over(fate: Fate, raw: bytes, episode: Episode, view: View) -> bool:
+    """Whether another process had taken the place of one that ended, and was connected to, before anything was slow."""
+    if fate.stop or not fate.again:
+        return False
+    connects = view.own(view.rings["tcp_connect"].between(fate.from_ns, episode.start_ns), episode)
+    return np.count_nonzero(to_peer(connects, raw)["result"] == _CONNECTED) >= _CONNECTS
 
 
 def _named(blows: list[Blow], names: dict[int, str]) -> list[Blow]:
@@ -134,6 +148,11 @@ def tried(episode: Episode, view: View) -> list[Blow]:
     return _during(episode, view, [pid for _, pid in _servers(raw, episode, view)], SECOND, _SURE)
 
 
+def connected(episode: Episode, view: View) -> list[Blow]:
+    """Of whom it connects to; one that ended refuses at once, which is not slow."""
+    return [blow for blow in tried(episode, view) if blow.fate.stop]
+
+
 def broker(episode: Episode, view: View) -> list[Blow]:
     """Of the server that was polled."""
     raw = episode.key[1]
@@ -157,12 +176,20 @@ def consumers(episode: Episode, view: View) -> list[Blow]:
     blows = _during(episode, view, pids, SECOND, 0.985 * _SURE, _LATE_NS)
     # Clients come and go, and not all of them consume: one that ended in order is no reason.
     blows = [blow for blow in blows if not blow.fate.orderly]
+    if episode.metric in _UNREAD:
+        grown, talks = consumption(episode, view).grown, talks[talks["t_ns"] <= episode.start_ns + SECOND]
+        blows = [blow for blow in blows if blow.fate.stop or not (grown or _back(blow.fate, talks))]
     since_ns = episode.start_ns - _AGED_NS
     return [
         b
         for b in blows
         if b.fate.from_ns <= episode.start_ns + 2 * SECOND and (not b.fate.stop or b.fate.to_ns >= since_ns)
     ]
+
+
+def _back(fate: Fate, talks: np.ndarray) -> bool:
+    """Whether another process of that program, and no older than its end, talks."""
+    return bool(np.any((talks["comm"] == fate.comm.encode()) & (talks["proc_start_ns"] >= fate.from_ns - _TICK_NS)))
 
 
 def _servers(raw: bytes, episode: Episode, view: View) -> list[tuple[str, int]]:
@@ -220,7 +247,7 @@ FELT: dict[str, Rule] = {
     "silence": silent,
     "deadline_exceeded": chained,
     "retry_storm": tried,
-    "connect_latency": tried,
+    "connect_latency": connected,
     "window_shut": reader,
     "lookup_latency": stopped,
 }

@@ -2,8 +2,8 @@
 
 A finding speaks of a fault where their times overlap (a finding's start may be rounded down to a second), of several of the one whose victims or
 culprit it names, else whose cause it tells, else that was felt. One that began while there was no fault speaks of none, however long it lasts. It is right by cause where its cause is one of the fault's right answers; right in full where also
-``cause_detail`` and the culprit are, as far as that answer has them, and it names a victim or the culprit as its subject. Where several speak of one
-fault, the surest is the one that counts.
+``cause_detail`` and the culprit are, as far as that answer has them, and it names as its subject a victim, the culprit, or a server that a victim asked and
+that the fault reached: what callers feel, it is that server's answers. Where several speak of one fault, the surest is the one that counts.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from agent.lab.program import programs
 from agent.lab.truth import Done, Truth
 
 EARLY_NS, LATE_NS = 1_000_000_000, 3_000_000_000
@@ -85,8 +86,15 @@ def concerns(told: Told, fault: Done, truth: Truth) -> bool:
 
 def _named(text: str, fault: Done, truth: Truth) -> bool:
     pids = (f"pid {pid}" for pid in fault.culprit["pids"])  # also of what the fault itself started
-    known = [*names(truth, [*fault.victims, fault.culprit["process"]]), fault.culprit["object"], *pids]
+    known = [*names(truth, [*fault.victims, *_asked(fault), fault.culprit["process"]]), fault.culprit["object"], *pids]
     return any(name and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) for name in known)
+
+
+def _asked(fault: Done) -> list[str]:
+    """Servers on the way from who felt it to what it was done to."""
+    there = programs()
+    used = {name for victim in fault.victims if victim in there for name in there[victim].uses}
+    return [name for name in fault.reach if name in used and there[name].server]
 
 
 def cause_right(row: Row, fault: Done) -> bool:

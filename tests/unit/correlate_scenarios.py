@@ -409,6 +409,8 @@ def broker_down() -> Host:
             result=code("tcp_connect", "result", "failed"),
             errno=111,
         )
+        host.add("tcp_reset", 5, t_ns=T0 + 30 * S + np.arange(5) * 200 * MS, pid=APP_PID, proc_start_ns=START, peer=PEER,
+                 direction=code("tcp_reset", "direction", "received"))  # fmt: skip
 
     return around_stall(stall)
 

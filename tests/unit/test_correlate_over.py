@@ -1,0 +1,65 @@
+"""Ends of processes that were over when something else began: they are not blamed for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.unit.correlate_scenarios import APP_PID, MS, PEER, REDIS_PID, START, T0, Host, S, code, latest, run
+from tests.unit.test_correlate_processes import event
+from tests.unit.test_correlate_queues import CONSUMERS, talk, well
+
+LIMITER_PID, NEXT_PID = 777, 901
+
+
+def connects(host: Host, at: np.ndarray, ms: float) -> None:
+    host.add("tcp_connect", len(at), t_ns=T0 + (at * S).astype(np.int64), pid=APP_PID, tid=APP_PID, proc_start_ns=START, comm=b"python3", peer=PEER,
+             result=code("tcp_connect", "result", "ok"), duration_ns=int(ms * MS))  # fmt: skip
+
+
+def burst(out: float) -> Host:
+    """Redis has another client, a limiter, which is killed again and again at 21 s; at 30 s far more messages arrive, of which that many are taken."""
+    host = well(0, 30)
+    for n in range(5):
+        event(host, "killed", 21 + n / 4, pid=LIMITER_PID + n, comm=b"lab-api", signal=9, proc_start_ns=T0 + int((20.8 + n / 4) * S))
+    for a, b, pid, start in ((0, 21, LIMITER_PID, START), (23, 60, LIMITER_PID + 5, T0 + int(22.1 * S))):
+        t = T0 + (np.arange(a, b) * S).astype(np.int64)
+        host.add("tcp_rtt", len(t), t_ns=t, pid=pid, proc_start_ns=start, comm=b"lab-api", role=code("tcp_rtt", "role", "client"), peer=PEER,
+                 samples=30, rtt_sum_us=1350, rtt_min_us=40, rtt_max_us=50, srtt_us=45, interval_ns=S)  # fmt: skip
+    late = np.arange(8) * 0.4 + 0.4
+    host.queue(30, 38, lag=(late * 400).astype(int), age=late, incoming=1000, out=out, oldest_pending_s=0.1, pending=12, consumers=3)
+    talk(host, 30, 38, *CONSUMERS)
+    return well(38, 60, host)
+
+
+@pytest.mark.parametrize(("out", "cause"), [(600, "load"), (10, "consumer_slow")])
+def test_a_client_that_was_started_again_before_is_not_blamed_for_what_nobody_took(out: float, cause: str) -> None:
+    (found,) = (f for f in latest(run(burst(out), 60)) if f["symptom"] == "queue_lag")
+    assert found["cause"] == cause
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_who_was_connected_to_the_next_one_is_slow_for_another_reason(connected: bool) -> None:
+    host = Host(1).healthy(0, 30)
+    event(host, "killed", 29.2, signal=15)
+    host.add("tcp_rtt", 30, t_ns=T0 + (np.arange(30, 60) * S).astype(np.int64), pid=NEXT_PID, proc_start_ns=T0 + int(29.21 * S), comm=b"redis-server", role=code("tcp_rtt", "role", "server"),
+             sport=6399, peer=PEER, samples=10, rtt_sum_us=450, rtt_max_us=50, rtt_min_us=40, srtt_us=45)  # fmt: skip
+    if connected:
+        connects(host, np.array([29.3, 29.5, 29.7]), 1)
+    host.stalled_decision(31.4, 1.4)
+    host.rtt(30, 31.4, us=1_300_000, every=0.5)
+    for part in (host.decisions, host.rtt, host.accept, host.web):
+        part(31.4, 60)
+    host.queue(30, 60)
+    (found,) = (f for f in latest(run(host, 60)) if f["symptom"] == "decision_latency")
+    assert found["cause"] == ("network_rtt" if connected else "process_restarted")
+
+
+def test_connects_that_take_long_are_not_refused_by_one_that_ended() -> None:
+    host = Host(1).healthy(0, 60)
+    connects(host, np.arange(0.1, 30, 0.1), 1)
+    event(host, "killed", 30.0, pid=REDIS_PID, signal=9)
+    connects(host, np.arange(31.0, 34, 0.1), 450)
+    connects(host, np.arange(34.1, 60, 0.1), 1)
+    slow = [f for f in latest(run(host, 60)) if f["symptom"] == "connect_latency"]
+    assert slow and not {"process_killed", "process_restarted"} & {str(f["cause"]) for f in slow}
