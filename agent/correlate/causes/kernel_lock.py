@@ -33,7 +33,7 @@ def waited(episode: Episode, view: View) -> Iterator[Verdict]:
     at = int(np.argmax(totals))
     mine = rows[group == at]
     longest, spent = float(mine["max_ns"].max()), float(totals[at])
-    share = max(spent / float(mine["interval_ns"].max()), longest / episode.value if episode.unit == "ns" and episode.value > 0 else 0.0)  # fmt: skip
+    share = max(spent / max(float(mine["interval_ns"].max()), 1.0), longest / episode.value if episode.unit == "ns" and episode.value > 0 else 0.0)  # fmt: skip
     lock = text(rows["lock"][first[at]])
     entry = _entry(mine, lock, spent, episode.pid)
     if longest < _LEAST_NS or share < _SHARE:
