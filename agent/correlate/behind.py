@@ -88,14 +88,20 @@ def peers(episode: Episode, view: View) -> list[Blow]:
         served = _servers(wait.raw, episode, view)
         names = {pid: comm for comm, pid in served}
         blows = _named(_during(episode, view, [*names], wait.longest, _SURE * share * wait.sure), names)
-        found += [replace(b, score=b.score * _OVER) if _over(b.fate, wait.raw, episode, view) else b for b in blows]
+        found += [
+            replace(b, score=b.score * _OVER) if _over(b.fate, wait.raw, served, episode, view) else b for b in blows
+        ]
     return found
 
 
-def _over(fate: Fate, raw: bytes, episode: Episode, view: View) -> bool:
-    """Whether another process had taken the place of one that ended, and was connected to, before anything was slow."""
+def _over(fate: Fate, raw: bytes, served: list[tuple[str, int]], episode: Episode, view: View) -> bool:
+    """Whether another process had taken the place of one that ended: before that one ended in order, as at a reload; or was connected to before anything was slow."""
     if fate.stop or not fate.again:
         return False
+    talks = view.rings["tcp_rtt"].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND)
+    begun = talks["proc_start_ns"][talks["pid"] == served[0][1]]
+    if fate.orderly and len(begun) and begun.max() < fate.from_ns - _TICK_NS:
+        return True
     connects = view.own(view.rings["tcp_connect"].between(fate.from_ns, episode.start_ns), episode)
     return np.count_nonzero(to_peer(connects, raw)["result"] == _CONNECTED) >= _CONNECTS
 
@@ -215,10 +221,16 @@ def _during(
         from_ns, to_ns = max(fate.from_ns, episode.start_ns - lead_ns), min(fate.to_ns, episode.end_ns + SECOND)
         if to_ns < from_ns:
             continue
-        dose = min(1.0, (to_ns - from_ns) / max(needed_ns * 0.8, 1.0)) if fate.stop else 1.0
+        dose = min(1.0, (to_ns - from_ns) / max(needed_ns * 0.8, 1.0)) if fate.stop else _after(fate, episode)
         replaced = not fate.stop and isinstance(pids, list) and pids[0] != fate.pid
         blows.append(Blow(together(replace(fate, again=True) if replaced else fate, events), sure * dose))
     return blows
+
+
+def _after(fate: Fate, episode: Episode) -> float:
+    """How well an end explains what lasted, by the share that came after it."""
+    lasted, before = episode.end_ns - episode.start_ns, (fate.first_ns or fate.from_ns) - episode.start_ns
+    return float(np.clip(2 * (1 - before / max(lasted, 1)), 0.0, 1.0))
 
 
 def _cgroups(events: np.ndarray, view: View, episode: Episode, pids: Collection[int]) -> set[int]:

@@ -9,18 +9,17 @@ import numpy as np
 from agent.correlate.clients import READS as CLIENTS
 from agent.correlate.clients import Client, talking
 from agent.correlate.episode import NOBODY, Culprit, Episode, item
+from agent.correlate.queues import DELIVERED
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View
 from agent.correlate.waits import CPUS
 from agent.correlate.words import Words, tell, value
 
-FACTS = ("consumers", "in", "out", "taken", "since_s")
+FACTS = ("consumers", "in", "out", "taken", "since_s", "crept")
 READS = {**CLIENTS, **CPUS, "queue_lag": ("destination", "consumer_group", "peer", "idle_consumer", "idle_s")}
 _HUNGRY = 0.3  #: of the time, from which waiting for a CPU is worth naming
 _NOTHING = 0.03  #: of the usual rate: what was under way when all stopped
 _STOPPED = 0.6  # of the time, that one asks for nothing which has stopped
-#: Metrics of what was delivered already: others may go on.
-_DELIVERED = ("pending_s", "idle_s")
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,7 @@ class Consumption:
     idle_share: (
         float  #: of the time, for how long at most one of them asked for nothing; 1 where the server does not say it
     )
+    crept: bool  #: messages are acknowledged now and then: by who is slow, and not by who stopped
     starved: (
         tuple[Client, float] | None
     )  #: the client that waited for a CPU for longest, for how many ns; None where none did for long
@@ -57,7 +57,8 @@ class Consumption:
     def idle(self) -> bool:
         """Nothing is acknowledged, beside what was under way."""
         return (
-            self.out is not None
+            not self.crept
+            and self.out is not None
             and self.out <= _NOTHING * (self.out_was or 0)
             and ((self.out_was or 0) > 0 or (self.arriving or 0) > 0)
         )
@@ -156,7 +157,7 @@ def _consumption(episode: Episode, view: View) -> Consumption:
     worst = max(waits, key=lambda wait: (wait[0], -wait[1].pid), default=None)
     hungry = worst is not None and worst[0] >= _HUNGRY * (episode.end_ns - episode.start_ns)
     return Consumption(known("consumers"), known("consumers_base"), known("taken", known("out")), known("out_base"), known("in"), known("in_base"),
-                       episode.metric in _DELIVERED, silent, episode.words, _idle_share(episode, view),
+                       episode.metric in DELIVERED, silent, episode.words, _idle_share(episode, view), bool(known("crept", 0.0)),
                        (worst[1], worst[0]) if worst is not None and hungry else None)  # fmt: skip
 
 

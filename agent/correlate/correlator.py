@@ -235,9 +235,7 @@ class Correlator:
             found.end_ns = max(found.end_ns, min(steps.until_ns - self._config.clock_settle_ns, (second + 1) * SECOND))
         counting = steps is not None and steps.until_ns > (second + 1) * SECOND
         lasting = any(
-            (e.symptom, e.slot) in w.active and w.active[e.symptom, e.slot] is e
-            for e in found.episodes
-            for w in self._watches
+            w.active.get(w.place(e.symptom, e.slot, e.metric)) is e for e in found.episodes for w in self._watches
         )
         young = second - found.start_ns // SECOND < self._config.adopt_s
         lasts = causes()[found.cause.cause].lasts if not found.closed and young else None

@@ -21,6 +21,8 @@ READS = {"queue_lag": ("system", "destination", "partition", "consumer_group", "
                        "pending", "consumers", "in_per_s", "out_per_s", "status", "peer", "poll_ns", "holder", "idle_consumer", "idle_s")}  # fmt: skip
 _WELL_NS = 200_000_000  # a poll that took longer says more of the server than of its queues
 _AFTER_S = 2  # and so long after it, since what piled up is being taken
+#: Metrics of what was delivered already: others may go on.
+DELIVERED = ("pending_s", "idle_s")
 _CAUGHT_UP = 1.5  # times the usual rate, beyond which a group makes up for what it did not do
 _EVER_S = 3e9  # 95 years
 _CARRY_S = 10  # a poll's answer stands for this long, so that slow polling does not look like recovery
@@ -106,6 +108,10 @@ class QueueWatch(Watch):
             self.names[slot] = key
         return slot
 
+    def place(self, symptom: str, slot: int, metric: str) -> tuple[str, int]:
+        """A message that one consumer holds is a matter of its own: nobody may come for it for hours, and the queue may have other troubles meanwhile."""
+        return (f"{symptom} of one" if metric in DELIVERED else symptom), slot
+
     def describe(self, symptom: str, slot: int) -> Episode:
         system, destination, partition, group, _ = self.names[slot]
         queue = f"{system} queue {destination}{f'/{partition}' if partition else ''}" + (
@@ -139,7 +145,8 @@ class QueueWatch(Watch):
         self._taken(episode, slot, second)
 
     def _taken(self, episode: Episode, slot: np.ndarray, second: int) -> None:
-        """``taken``: messages acknowledged a second since it began, as far as is known; ``since_s``: how long that was at the last poll."""
+        """``taken``: messages acknowledged a second since it began, as far as is known; ``since_s``: how long that was at the last poll; ``crept``: whether some
+        were, of which the first polls cannot tell since they were under way, and then none again."""
         begun = episode.start_ns / SECOND
         seconds = second - episode.start_ns // SECOND + 1
         if seconds > SECONDS:
@@ -158,4 +165,6 @@ class QueueWatch(Watch):
         # The first of these rates is of a time that had begun before.
         early = usual * max(0.0, 1.0 - float(polled[after][0] - begun))
         episode.facts["since_s"] = since_s
+        took = rates[after][2:] > 0
+        episode.facts["crept"] = float(np.any(took[:-1] & ~took[1:]))
         episode.facts["taken"] = max(0.0, float(rates[after].sum()) - early) / since_s

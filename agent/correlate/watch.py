@@ -78,6 +78,10 @@ class Watch(ABC):
     def describe(self, symptom: str, slot: int) -> Episode:
         """An episode of this subject with its names filled in; the numbers follow."""
 
+    def place(self, symptom: str, slot: int, metric: str) -> tuple[str, int]:
+        """Under what an episode of that metric is in ``active``: one of a symptom and subject at a time."""
+        return symptom, slot
+
     def rises(self, rise: Rise, of: Second, allowed: Callable[[np.ndarray], np.ndarray]) -> list[Episode]:
         """Opens an episode where the rise has lasted, extends the one that is active; ``allowed`` says of some indices of ``of.slots`` where one may open."""
         second, n = of.at, rise.seconds or self.config.persist_s
@@ -95,7 +99,7 @@ class Watch(ABC):
         opened = []
         for i in np.flatnonzero(lasting | np.isin(slots, self._active_slots)):
             slot = int(slots[i])
-            episode = self.active.get((rise.symptom, slot))
+            episode = self.active.get(self.place(rise.symptom, slot, rise.metric))
             if lasting[i] and episode is not None:
                 episode.habit = ""  # a habit is of what passes
             if episode is not None and episode.metric == rise.metric:
@@ -120,7 +124,7 @@ class Watch(ABC):
         episode.end_ns = max(episode.end_ns, (second + 1) * SECOND) if not episode.end_ns else episode.end_ns
         episode.last_bad = second
         self.series.unusual(episode.slot, range(second - bad_seconds + 1, second + 1))
-        self.active[episode.symptom, episode.slot] = episode
+        self.active[self.place(episode.symptom, episode.slot, episode.metric)] = episode
         self._opened.append(episode)
         self._active_slots = np.array(sorted({slot for _, slot in self.active}), np.int64)
 

@@ -199,11 +199,13 @@ def test_who_served_an_address_before_is_remembered(kind: str, columns: dict[str
     host.stalled_decision(31.4, 1.4)
     host.add("tcp_connect", 5, t_ns=T0 + 30 * S + np.arange(5) * 200 * MS, pid=APP_PID, proc_start_ns=START, peer=PEER,
              result=code("tcp_connect", "result", "failed"), errno=111)  # fmt: skip
+    host.add("tcp_reset", 5, t_ns=T0 + 30 * S + np.arange(5) * 200 * MS, pid=APP_PID, proc_start_ns=START, peer=PEER,
+             direction=code("tcp_reset", "direction", "received"))  # fmt: skip
     for part in (host.decisions, host.rtt, host.accept, host.web):
         part(31.4, 60)
     host.queue(30, 60)
     host.server(31.4, 60)
-    host.made[-1].rows["pid"] = 901
+    host.made[-1].rows["pid"], host.made[-1].rows["proc_start_ns"] = 901, T0 + 31 * S
     event(host, kind, 29.95, **columns)
     (found,) = [f for f in latest(run(host, 60)) if f["symptom"] == "decision_latency"]
     assert (found["cause"], found["culprit_pid"]) == (cause, REDIS_PID)

@@ -9,7 +9,7 @@ import numpy as np
 
 from agent.correlate import closer
 from agent.correlate.catalogue import Cause
-from agent.correlate.episode import Culprit, Episode, Verdict, item
+from agent.correlate.episode import NOBODY, Culprit, Episode, Verdict, item
 from agent.correlate.rows import groups, start_ticks
 from agent.correlate.shortage import IO, IOPS, of_process
 from agent.correlate.shortage import READS as RESOURCES
@@ -62,11 +62,10 @@ def busy(episode: Episode, view: View) -> Iterator[Verdict]:
         )
         yield Verdict(CAUSE.name, score, episode.scope, words, (entry,), detail="frozen", culprit=where)
         return
-    limited = _limited(episode, view)
+    limited, writer = _limited(episode, view), _writer(episode, view, mine) if disk else None
     if limited is not None:
-        yield _by_limit(episode, limited, facts, 0.97 * share if score else 0.0)
+        yield _by_limit(episode, limited, facts, 0.97 * share if score else 0.0, writer)
         return
-    writer = _writer(episode, view, mine) if disk else None
     if writer is None:
         yield _by_itself(episode, closer.disk(episode, view, disk), facts, score, float(longest["duration_ns"]), where)
         return
@@ -97,21 +96,22 @@ def _limited(episode: Episode, view: View) -> np.void | None:
     return rows[int(np.argmax(rows["used"] / np.maximum(rows["limit"], 1)))] if len(rows) else None
 
 
-def _by_limit(episode: Episode, row: np.void, facts: dict[str, Fact], score: float) -> Verdict:
+def _by_limit(episode: Episode, row: np.void, facts: dict[str, Fact], score: float, writer: tuple[Culprit, float] | None) -> Verdict:  # fmt: skip
+    """writer: who may have used it up."""
     group, used, limit = text(row["object"]), float(row["used"]), float(row["limit"])
-    what = "bytes" if row["kind"] == IO else "requests"
+    what, many = ("bytes", 1e6) if row["kind"] == IO else ("requests", 1.0)
+    who, wrote = writer or (NOBODY, 0.0)
     words = tell(
-        "its cgroup {group} may do {limit} {what} a second on a disk, and did {used}, while {call} of {who} waited for {longest}",
+        "its cgroup {group} may do {limit} a second on a disk, and did as much, while {call} of {who} waited for {longest}{other}",
         group=group,
-        limit=value(limit),
-        what=what,
-        used=value(used),
+        limit=value(round(limit / many, 1), "MB" if many > 1 else "request"),
+        other=tell("; {other} wrote {wrote} MB to {disk} meanwhile", other=process(who.comm, who.pid), wrote=value(round(wrote / 1e6, 1)), disk=facts["disk"]) if writer else "",
         **facts,
-    )
+    )  # fmt: skip
     entry = item(
         "resource", f"{what} a second", used, "", column="used", baseline=limit, pid=episode.pid, subject=group
     )
-    return Verdict(CAUSE.name, score, episode.scope, words, (entry,), "throttled", Culprit(object=group))
+    return Verdict(CAUSE.name, score, episode.scope, words, (entry,), "throttled", Culprit(who.pid, who.comm, group))
 
 
 def _by_itself(episode: Episode, seen: closer.Disk | None, facts: dict[str, Fact], score: float, longest_ns: float, where: Culprit) -> Verdict:  # fmt: skip

@@ -7,7 +7,7 @@ import numpy as np
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.late import bars
-from agent.correlate.queues import READS, QueueWatch
+from agent.correlate.queues import DELIVERED, READS, QueueWatch
 from agent.correlate.series import quantile
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Rise, Second
@@ -25,6 +25,7 @@ _LATE = {
 _AGES = (("age_s", "lag"), ("pending_s", "pending"))
 #: A consumer that gets its turn by chance misses so many others' in a row once in 10^8 times.
 _TURNS, _IDLE = 20.0, 10.0
+_ALIKE_NS = 10 * SECOND  # between the begin of the waits of two messages, until which one trouble is behind both
 _FLOOD = 3.0  # times the most that arrived in any second that is remembered
 
 
@@ -76,24 +77,31 @@ def _idle(watch: QueueWatch, second: Second) -> list[Episode]:
 
 def _open(watch: QueueWatch, slot: int, metric: str, second: int, age_s: float, bar: float) -> list[Episode]:
     """An episode from when the message began to wait; one that is there goes on."""
-    episode = watch.active.get((SYMPTOM.name, slot))
-    if episode is not None:
-        if metric == episode.metric:
-            watch.extend(episode, second, age_s)
-        elif (
-            episode.metric == "pending_s" and episode.last_bad < second
-        ):  # first one consumer was seen to hold a message, then all of them
-            watch.extend(episode, second, age_s)
-            episode.metric, episode.value, episode.bar = metric, age_s, bar
-        return []
     at = np.array([slot])
+    polled = second + float(watch.series.recent("at_s", at, second, 1)[0, 0])
+    start_ns = int((polled - age_s) * SECOND)
+    here, theirs = (
+        watch.place(SYMPTOM.name, slot, m) for m in (metric, "age_s" if metric in DELIVERED else "pending_s")
+    )
+    episode, other = watch.active.get(here), watch.active.get(theirs)
+    if episode is not None and metric == episode.metric:
+        watch.extend(episode, second, age_s)
+    elif episode is not None and episode.metric == "pending_s" and episode.last_bad < second:
+        watch.extend(episode, second, age_s)
+        episode.metric, episode.value, episode.bar = metric, age_s, bar
+    elif other is not None and metric not in DELIVERED and start_ns - other.start_ns < _ALIKE_NS:
+        del watch.active[theirs]  # first one consumer was seen to hold a message, then all of them
+        watch.active[here] = other
+        watch.extend(other, second, age_s)
+        other.metric, other.value, other.bar = metric, age_s, bar
+    if episode is not None or (other is not None and (metric in DELIVERED or other.metric == metric)):
+        return []
     episode = watch.describe(SYMPTOM.name, slot)
     episode.metric, episode.unit, episode.bar, episode.habit = metric, SYMPTOM.unit, bar, metric
     episode.words = (watch.idle if metric == "idle_s" else watch.holders).get(slot, "")
     usual = float(watch.series.baseline(metric, at, second, 2).median[0])
     episode.base = 0.0 if np.isnan(usual) else usual
-    polled = second + float(watch.series.recent("at_s", at, second, 1)[0, 0])
-    episode.start_ns = int((polled - age_s) * SECOND)
+    episode.start_ns = start_ns
     watch.open(episode, second, age_s, 1)
     return [episode]
 
@@ -110,6 +118,8 @@ def _lasting(watch: QueueWatch, second: Second) -> list[Episode]:
         ("stuck", "", 0.5, 1.0),
     ):
         allowed = ~aged if metric == "lag" else np.ones(len(aged), np.bool_)
+        other, _ = watch.place(SYMPTOM.name, 0, "age_s" if metric in DELIVERED else "pending_s")
+        allowed &= ~np.isin(second.slots, [slot for name, slot in watch.active if name == other])
         opened += watch.rises(Rise(SYMPTOM.name, metric, unit, least, ratio), second, allowed.__getitem__)
     return opened
 
