@@ -82,7 +82,9 @@ def way(
             )
             return Way(ordinary, max(typical, worst or 0), typical, True, False, None, low, high, (connect, rtt))
     rise = 0.0 if usual is None or floor is None else floor - usual
-    bound = _DELAYED_ACK_US if here else _DELAYED_ELSEWHERE_US
+    bound = float(_DELAYED_ACK_US if here else _DELAYED_ELSEWHERE_US)
+    if here and rise * 1e3 >= _MOST * longest_ns and _answered_at_once(view, raw, netns, episode, longest_ns):
+        bound = 0.0
     if usual is not None and floor is not None and floor > 2 * usual and rise >= max(enough, bound) and not dirty:
         return Way(usual, worst, floor, True, False, None, low, high, (rtt,))
     if usual is None or worst is None or worst <= 2 * usual or (worst - usual) < enough:
@@ -96,6 +98,14 @@ def way(
     held = quickest is None and worst - usual <= _DELAYED_ACK_US
     slower = not dirty and (not held or (worst - usual) * 1e3 >= _MOST * longest_ns)
     return Way(usual, worst, worst if slower else None, slower, held, None, None, None, (rtt,))
+
+
+def _answered_at_once(view: View, raw: bytes, netns: int | None, episode: Episode, longest_ns: float) -> bool:
+    """Whether a server of this host sent its answers long before they came."""
+    rows = view.rings["service_latency"].between(episode.start_ns, episode.end_ns + SECOND)
+    there = np.isin(rows["netns"], view.servers.netns_of(raw, netns))
+    rows = rows[there & (rows["sport"] == int.from_bytes(raw[16:18], "little")) & (rows["requests"] > 0)]
+    return bool(len(rows)) and float(rows["max_ns"].max()) < ENOUGH * longest_ns
 
 
 def _connects(

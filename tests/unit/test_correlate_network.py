@@ -10,6 +10,7 @@ from tests.unit.correlate_scenarios import (
     APP_PID,
     MS,
     REDIS,
+    REDIS_PID,
     START,
     T0,
     UNTIL,
@@ -118,6 +119,24 @@ def test_without_connects_the_rtt_must_rise_above_what_an_acknowledgement_may_be
     host.rtt(30, 36, us=floor_us)
     connects(host, np.arange(31, 36, 0.25), 0.1, OTHER)
     assert causes(host) == [cause]
+
+
+@pytest.mark.parametrize(("answered_ms", "cause"), [(4, "network_rtt"), (44, "broker_slow")])
+def test_what_a_server_of_this_host_answered_at_once_was_under_way(answered_ms: int, cause: str) -> None:
+    """Though an acknowledgement may be held back for as long."""
+    host = Host().healthy(0, 30)
+    for at in np.arange(31, 36, 0.1):
+        host.stalled_decision(at + 0.046, 0.046)
+    host.rtt(30, 36, us=45_000)
+    connects(host, np.arange(31, 36, 0.25), 0.1, OTHER)
+    for part in (host.server, host.accept, host.web, host.queue):
+        part(30, UNTIL)
+    host.decisions(36, UNTIL)
+    host.rtt(36, UNTIL)
+    host.add("service_latency", 5, t_ns=T0 + (np.arange(32, 37) * S), pid=REDIS_PID, proc_start_ns=START, comm=b"redis-server", sport=6399, requests=10,
+             interval_ns=S, max_ns=answered_ms * MS, p50_ns=0, p90_ns=0)  # fmt: skip
+    (found,) = (f for f in latest(run(host, UNTIL)) if f["symptom"] == "decision_latency")
+    assert found["cause"] == cause
 
 
 def shaking(lossy: bool = False, slow: bool = False) -> Host:
