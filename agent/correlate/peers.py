@@ -26,6 +26,8 @@ _SYN = TABLES["tcp_retransmit"].code("kind", "syn")
 _ASKING = [b"established", b"syn_sent"]  # else nobody waits for it any more
 #: After so long a lone segment is sent again for the first time.
 RTO_NS = 200_000_000
+#: Of so many seconds, in which a peer is heard that is heard each second; and after how many tries it does not matter.
+_LOOKED_S, _REGULAR, _TRIES = 10, 0.7, 3
 #: What symptoms of peers read.
 READS = {
     "tcp_rtt": ("netns", "role", "saddr", "sport", "peer", "samples", "rtt_min_us", "doubled"),
@@ -47,7 +49,9 @@ class PeerWatch(EndWatch):
 
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
-        self._unheard: dict[tuple[int, bytes], tuple[int, int]] = {}  # since when, and until when, a segment was sent
+        self._unheard: dict[
+            tuple[int, bytes], tuple[int, int, int]
+        ] = {}  # since when, and until when, a segment was sent, and how often again
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         talks = rows.get("tcp_rtt")
@@ -90,7 +94,7 @@ class PeerWatch(EndWatch):
 
     def _silent(self, second: int, rows: Mapping[str, np.ndarray], talks: np.ndarray | None) -> np.ndarray:
         """Peers that were talked with before and now are only sent to again: none of their connections had an acknowledgement. A second without a try is one of them while the next is not
-        overdue: each takes twice as long."""
+        overdue: each takes twice as long. Who only sends is not looked at each second: there it takes more tries to say so."""
         again = rows.get("tcp_retransmit")
         if again is not None:
             again = pick(again, among(again["state"], _ASKING))
@@ -109,8 +113,9 @@ class PeerWatch(EndWatch):
                 key = netns, end
                 if key in known and key not in answered:
                     counts[key] = counts.get(key, 0) + max(count, 1)
-                    self._unheard[key] = self._unheard.get(key, (t_ns - RTO_NS, 0))[0], t_ns
-        for key, (since_ns, last_ns) in list(self._unheard.items()):
+                    since_ns, _, tries = self._unheard.get(key, (t_ns - RTO_NS, 0, 0))
+                    self._unheard[key] = since_ns, t_ns, tries + max(count, 1)
+        for key, (since_ns, last_ns, _) in list(self._unheard.items()):
             overdue_ns = last_ns + int(1.2 * (last_ns - since_ns)) + SECOND
             if key in answered or second * SECOND > overdue_ns:
                 del self._unheard[key]
@@ -118,9 +123,12 @@ class PeerWatch(EndWatch):
             return np.empty(0, np.int64)
         keys = list(self._unheard)
         slots = self.slots(np.array([key[0] for key in keys]), np.array([key[1] for key in keys], "V18"), second)
-        waits = np.array([(second + 1) * SECOND - since_ns for since_ns, _ in self._unheard.values()], np.float64)
+        since, _, tries = np.array(list(self._unheard.values())).T
+        waits = (second + 1) * SECOND - since.astype(np.float64)
         resent = np.array([counts.get(key, 0) for key in keys], np.float64)
         fits = slots >= 0
+        lately = self.series.recent("floor_us", slots.clip(0), int(since.min()) // SECOND, _LOOKED_S)
+        fits &= (np.count_nonzero(~np.isnan(lately), axis=1) >= _REGULAR * _LOOKED_S) | (tries >= _TRIES)
         self.series.put(second, slots[fits], again=resent[fits], wait_ns=waits[fits], dark=np.ones(int(fits.sum())))
         return slots[fits]
 

@@ -162,3 +162,11 @@ def test_requests_that_a_proxy_gives_up_are_those_of_who_does_not_answer() -> No
              role=code("tcp_close", "role", "client"), waited_ns=700_000_000 + 100_000_000 * np.arange(len(t)), bytes_in=0)  # fmt: skip
     (finding,) = [f for f in latest(run(host, UNTIL)) if f["symptom"] == "service_errors"]
     assert (finding["cause"], finding["culprit_pid"]) == ("broker_slow", APP)
+
+
+def test_a_server_that_cannot_resolve_what_it_asks_is_told_with_its_name_server() -> None:
+    host, at = chain(b"502", b"502"), times(30, 35)
+    host.add("dns_lookup", len(at), t_ns=at, pid=APP, tid=APP, proc_start_ns=START, comm=b"gunicorn", peer=np.frombuffer(peer("10.0.0.53", 53), "V18"), name=b"db.internal",
+             duration_ns=2 * S, tries=2, result=code("dns_lookup", "result", "timeout"))  # fmt: skip
+    found = [f for f in latest(run(host, UNTIL)) if f["symptom"] == "service_errors"]
+    assert [(f["cause"], f["cause_detail"], f["culprit_object"]) for f in found] == [("dns", "timeout", "10.0.0.53:53")]

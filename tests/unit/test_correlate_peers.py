@@ -146,6 +146,15 @@ def test_a_lone_segment_is_none() -> None:
     assert latest(run(host, UNTIL)) == []
 
 
+@pytest.mark.parametrize(("tries", "told"), [([30.5], 0), ([30.2, 30.6, 31.4, 33.0], 1)])
+def test_who_only_sends_is_not_looked_at_each_second(tries: list[float], told: int) -> None:
+    """Its connection has samples for some seconds, and then for some none."""
+    host = Host()
+    asked(host, SECONDS[(SECONDS % 9 < 3) & ((SECONDS < 27) | (SECONDS > 36))], 300, 6)
+    sent_again(host, np.array(tries))
+    assert len(latest(run(host, UNTIL))) == told
+
+
 def jittery(doubled: int) -> Host:
     """Each packet takes another time; what was sent again meanwhile the peer had already, as it says (DSACK), or had not."""
     host, rng = Host(), np.random.default_rng(5)

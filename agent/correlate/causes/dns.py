@@ -7,6 +7,8 @@ from typing import cast
 
 import numpy as np
 
+from agent.correlate.answered import READS as ANSWERS
+from agent.correlate.answered import is_about_answers, seats
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Culprit, Episode, Verdict, item
 from agent.correlate.local import is_loopback
@@ -56,7 +58,11 @@ def unresolved(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def failing(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Decisions failed, about as many as lookups."""
+    """Decisions failed, about as many as lookups; or answers did, of a server that looks names up."""
+    if is_about_answers(episode):
+        for seat in seats(episode, view):
+            yield from gone(seat, view)
+        return
     a = asked(episode, view)
     errors = episode.facts.get("errors", 0.0)
     if a is not None and errors and a.failed >= _MOST * errors:
@@ -78,7 +84,7 @@ def gone(episode: Episode, view: View) -> Iterator[Verdict]:
     if not len(rows):
         return
     asked_ = rows["peer"][rows["peer"] != NO_PEER]
-    raw = asked_[-1].tobytes() if len(asked_) else cast(bytes, episode.key[2])
+    raw = asked_[-1].tobytes() if len(asked_) else cast(bytes, episode.key[2]) if len(episode.key) > 2 else bytes(18)
     result = RESULT.word(int(np.bincount(rows["result"]).argmax()))
     server = f"name server {peer(raw)}" if peer(raw) else "the resolver"
     did = {"timeout": "did not answer", "error": "could not be asked for"}.get(result, f"answered with {result}")
@@ -165,7 +171,7 @@ CAUSE = Cause(
     "dns",
     45,
     "a name took long to resolve, or did not: its name server was slow, silent, refusing or not there",
-    {**READS, **CPUS},
+    {**ANSWERS, **READS, **CPUS},
     "ask it yourself: dig +tries=1 @SERVER NAME; its log and load; tickscope query dns_lookup --group-by peer",
     {
         "decision_latency": unresolved,
