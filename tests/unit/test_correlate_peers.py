@@ -150,7 +150,8 @@ def test_a_lone_segment_is_none() -> None:
 def test_who_only_sends_is_not_looked_at_each_second(tries: list[float], told: int) -> None:
     """Its connection has samples for some seconds, and then for some none."""
     host = Host()
-    asked(host, SECONDS[(SECONDS % 9 < 3) & ((SECONDS < 27) | (SECONDS > 36))], 300, 6)
+    asked(host, SECONDS[(SECONDS % 9 < 5) & ((SECONDS < 27) | (SECONDS > 36))], 300, 6)
+    asked(host, SECONDS, 300, 6, peer("10.0.0.3", 443))
     sent_again(host, np.array(tries))
     assert len(latest(run(host, UNTIL))) == told
 
