@@ -13,6 +13,8 @@ from agent.correlate.episode import NOBODY, Culprit, Episode, Verdict, item
 from agent.correlate.rows import groups, start_ticks
 from agent.correlate.shortage import IO, IOPS, of_process
 from agent.correlate.shortage import READS as RESOURCES
+from agent.correlate.starved import READS as CPUS
+from agent.correlate.starved import crowded
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View
 from agent.correlate.waits import SHARE, SYSCALLS, WAITING, spent
@@ -23,6 +25,7 @@ _MUCH_BYTES = 1 << 20
 _TIMES = 4  # what another process wrote, against what the one that waited wrote itself
 #: A request that takes so long, and such a part of what the call took, explains it; or that all take so long, of which a call may need several.
 _SLOW_NS, _PART = 20_000_000, 0.3
+_CROWDED = 0.6  # how sure a slow request is the disk's, where this host's processors were short: the kernel's own threads work on it
 _REACH_NS = 10 * SECOND  # the other's call may go on for longer
 
 
@@ -67,6 +70,7 @@ def busy(episode: Episode, view: View) -> Iterator[Verdict]:
         yield _by_limit(episode, limited, facts, 0.97 * share if score else 0.0, writer)
         return
     if writer is None:
+        score *= _CROWDED if crowded(episode, view) else 1.0
         yield _by_itself(episode, closer.disk(episode, view, disk), facts, score, float(longest["duration_ns"]), where)
         return
     who, wrote = writer
@@ -169,7 +173,7 @@ CAUSE = Cause(
     "disk",
     68,
     "a disk kept calls on files waiting: it was frozen, another process kept it busy, a cgroup limits what may be done on it, or it was slow itself",
-    {**SYSCALLS, **RESOURCES, "block_io": closer.READS["block_io"]},
+    {**CPUS, **SYSCALLS, **RESOURCES, "block_io": closer.READS["block_io"]},
     "see who writes: tickscope query slow_syscall --columns comm,pid,syscall,device,written_bytes,frozen,duration_ns; give the writer less of the disk (io.max), or a disk of its own; limits: io.max, blkio.throttle.*_device of its cgroup",
     {"decision_latency": busy, "accept_overflow": busy, "service_latency": busy, "blocked_time": busy},
 )
