@@ -197,4 +197,5 @@ def test_a_disk_is_less_sure_where_processors_are_short() -> None:
     def short(host: Host) -> None:
         host.add("cpu_wait", len(at), t_ns=at, pid=5, proc_start_ns=START, interval_ns=S, wait_ns=3 * S)
 
-    assert stalled(disk(max_ms=900, each_ms=300), short)["cause"] != "disk"
+    sure, less = (float(str(stalled(disk(max_ms=900, each_ms=300), *also)["confidence"])) for also in ((), (short,)))
+    assert less < 0.7 * sure
