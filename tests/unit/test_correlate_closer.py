@@ -192,7 +192,7 @@ def test_what_is_wrong_now_and_with_whom() -> None:
 
 def test_a_disk_is_less_sure_where_processors_are_short() -> None:
     """The kernel's threads that work for it wait, too."""
-    at = T0 + np.arange(30, 36) * S
+    at = T0 + np.arange(31, 36) * S
 
     def short(host: Host) -> None:
         host.add("cpu_wait", len(at), t_ns=at, pid=5, proc_start_ns=START, interval_ns=S, wait_ns=3 * S)
