@@ -103,7 +103,7 @@ def _over(fate: Fate, raw: bytes, served: list[tuple[str, int]], episode: Episod
     if fate.orderly and len(begun) and begun.max() < fate.from_ns - _TICK_NS:
         return True
     connects = view.own(view.rings["tcp_connect"].between(fate.from_ns, episode.start_ns), episode)
-    return np.count_nonzero(to_peer(connects, raw)["result"] == _CONNECTED) >= _CONNECTS
+    return bool(np.count_nonzero(to_peer(connects, raw)["result"] == _CONNECTED) >= _CONNECTS)
 
 
 def _named(blows: list[Blow], names: dict[int, str]) -> list[Blow]:
