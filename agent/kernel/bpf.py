@@ -9,6 +9,7 @@ import ctypes as ct
 import os
 import struct
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -115,7 +116,7 @@ def delete(fd: int, key: bytes) -> bool:
 class HashMap:
     """A hash map read in batches as numpy arrays (BPF_MAP_LOOKUP_BATCH, kernel 5.6)."""
 
-    def __init__(self, fd: int, key: np.dtype[np.void], value: np.dtype[np.void]) -> None:
+    def __init__(self, fd: int, key: np.dtype[Any], value: np.dtype[np.void]) -> None:
         _, key_size, value_size, self.entries = map_info(fd)
         if (key_size, value_size) != (key.itemsize, value.itemsize):
             raise ValueError(

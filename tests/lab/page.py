@@ -1,17 +1,18 @@
-"""Writes docs/lab-score.md from a bench: ``python -m tests.lab.page DIR``."""
+"""Writes docs/lab-score.md from a bench: ``python -m tests.lab.page DIR [SEED...]``. SEED: of sittings by which rules were mended."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from agent.lab.plan import HELD_BACK
-from agent.lab.replay import score, sittings
+from agent.lab.replay import sittings, told
 from agent.lab.report import figures, notes
-from agent.lab.truth import Truth
+from agent.lab.score import Score
+from agent.lab.truth import RECORDING, Truth
 
 PAGE = Path(__file__).parents[2] / "docs" / "lab-score.md"
 COLUMNS = {"what": "", "faults": "felt", "unfelt": "not felt", "detected": "detected", "top1_cause": "cause right", "top1": "right in full",
@@ -30,17 +31,26 @@ def _cell(value: object) -> str:
     return f"{value:.0%}" if isinstance(value, float) and value <= 1 else str(value)
 
 
-def page(directory: Path) -> Iterator[str]:
-    whole = score(directory).to_json()
-    truths = [Truth.read(place) for place in sittings(directory)]
+def page(directory: Path, mended: Collection[int] = ()) -> Iterator[str]:
+    score, fresh, truths = Score(), Score(), []
+    for place in sittings(directory):
+        truth, found = Truth.read(place), told(place / RECORDING)
+        truths.append(truth)
+        for one in (score,) if truth.seed in mended else (score, fresh):
+            one.add(truth, found)
+    whole = score.to_json()
     rows = figures(whole)
+    if mended:
+        rows.insert(1, figures(fresh.to_json())[0] | {"what": "all that were not looked at"})
     for row in rows:  # seconds are no shares
         row.update({c: None if row.get(c) is None else f"{row[c]:.1f}" for c in ("median_s", "p95_s")})
+    held = all(t.seed >= HELD_BACK for t in truths)
+    tuned = "" if not held else "These seeds are held back: nothing was tuned by them. " if not mended else \
+        f"Rules were mended by what {len(mended)} of these sittings showed; the others were not looked at before. All are replays of what was recorded. "  # fmt: skip
     yield "# The score of the diagnosis\n"
     yield (f"`tickscope lab bench`, {sum(len(t.faults) for t in truths)} faults in {len(truths)} sittings, seeds {min(t.seed for t in truths)} to "
            f"{max(t.seed for t in truths)}, kernel {os.uname().release.partition('-')[0]}, {os.cpu_count()} processors. What the figures mean: [lab.md](lab.md). "
-           + ("These seeds are held back: nothing was tuned by them. " if all(t.seed >= HELD_BACK for t in truths) else "")
-           + "Written by `python -m tests.lab.page`.\n")  # fmt: skip
+           + tuned + "Written by `python -m tests.lab.page`.\n")  # fmt: skip
     yield from table(rows, COLUMNS)
     yield ""
     yield from (f"- {text[0].upper()}{text[1:]}." for text in notes(whole))
@@ -50,4 +60,4 @@ def page(directory: Path) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text("\n".join(page(Path(sys.argv[1]))) + "\n")
+    PAGE.write_text("\n".join(page(Path(sys.argv[1]), {int(seed) for seed in sys.argv[2:]})) + "\n")
