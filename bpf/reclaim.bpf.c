@@ -56,7 +56,8 @@ static __always_inline int reclaim_ends(u32 kind, u64 pages)
 	}
 	__sync_fetch_and_add(&v->count, 1);
 	__sync_fetch_and_add(&v->sum_ns, ns);
-	__sync_fetch_and_add(&v->pages, pages);
+	if (pages)	/* of a constant 0 the compiler makes an atomic or, which is of 5.12 */
+		__sync_fetch_and_add(&v->pages, pages);
 	if (ns > v->max_ns)
 		v->max_ns = ns;
 	return 0;

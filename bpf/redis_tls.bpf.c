@@ -140,7 +140,7 @@ int redis_tls_free(struct pt_regs *ctx)
 	u64 tuple = c->tuple;
 	if (p && !p->server && tuple)
 		redis_tls_clients.delete(&tuple);
-	if (!redis_tls_connections.delete(&key) && p)
+	if (!redis_tls_connections.delete(&key) && p && p->connections)
 		__sync_fetch_and_add(&p->connections, -1);
 	return 0;
 }

@@ -4,6 +4,7 @@
 #define REDIS_AF_UNIX 1
 #define REDIS_SOCK_STREAM 1
 #define REDIS_PATH 108
+#define REDIS_UNIX_PLACES 16384
 
 struct redis_path {
 	u32 length;
@@ -11,27 +12,26 @@ struct redis_path {
 };
 
 BPF_TABLE("lru_hash", u64, struct redis_path, redis_paths, 64);	/* of servers' sockets, by what stands for the address in a piece */
-BPF_TABLE("array", u32, u64, redis_unix_known, 1024);	/* a bit a connection of which something was wanted */
+BPF_TABLE("array", u32, u8, redis_unix_known, REDIS_UNIX_PLACES);	/* connections of which something was wanted; bits would need atomics of 5.12 */
 
 #if HAS_unix_sock__addr && HAS_unix_sock__peer && HAS_socket_alloc__vfs_inode
-static __always_inline u64 *redis_unix_bits(u32 place)
-{
-	u32 word = place >> 6;
-	return redis_unix_known.lookup(&word);
-}
-
-/* A number for the address that the listener and all whom it accepted have; its name is kept. */
+/* A number for the address that the listener and all whom it accepted have; its name is kept, and is part of the number: another server's address may come to lie where
+ * that of one lay which has ended. */
 static __always_inline u64 redis_unix_server(void *address)
 {
 	struct redis_path path = {};
-	u64 id = redis_mix((u64)address, UNKNOWN64);
-	if (redis_paths.lookup(&id))
-		return id;
+	u64 id = redis_mix((u64)address, UNKNOWN64), word;
 	READ(path.length, address, unix_address, len);
 	path.length = redis_most(path.length < 2 ? 0 : path.length - 2, REDIS_PATH);
 	u64 n = redis_most(path.length, REDIS_PATH);
 	bpf_probe_read_kernel(path.text, n, ADDR(address, unix_address, name) + 2);
-	redis_paths.update(&id, &path);
+#pragma unroll
+	for (int i = 0; i < (int)sizeof(path); i += 8) {
+		__builtin_memcpy(&word, (const char *)&path + i, 8);
+		id = redis_mix(id, word);
+	}
+	if (!redis_paths.lookup(&id))
+		redis_paths.update(&id, &path);
 	return id;
 }
 
@@ -71,11 +71,11 @@ static __always_inline int redis_unix_read(u32 where, void *skb, void *writer, v
 	server = address ? writer : PTR(writer, unix_sock, peer);
 	if (!server)
 		return 0;
-	u32 place = (u16)redis_mix((u64)server, 0);
-	u64 *bits = redis_unix_bits(place), bit = 1ull << (place & 63);
-	if (!bits)
+	u32 place = redis_mix((u64)server, 0) & (REDIS_UNIX_PLACES - 1);
+	u8 *wanted = redis_unix_known.lookup(&place);
+	if (!wanted)
 		return 0;
-	if (!(*bits & bit)) {
+	if (!*wanted) {
 		if (s.reply || redis_copy(where, &s, 0, &first, 1) || first != '*')
 			return 0;
 	}
@@ -101,14 +101,12 @@ static __always_inline int redis_unix_read(u32 where, void *skb, void *writer, v
 		struct redis_flow *known = redis_flows.lookup(&s.flow);
 		if (known && (known->limits || known->state == REDIS_WHOLE))
 			return 0;
-		if (*bits & bit)
-			__sync_fetch_and_and(bits, ~bit);
+		*wanted = 0;
 		if (known)
 			known->pending = 0;	/* its answer is not looked at */
 		return 0;
 	}
-	if (!(*bits & bit))
-		__sync_fetch_and_or(bits, bit);
+	*wanted = 1;
 	w->local++;
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < REDIS_PIECES; i++) {

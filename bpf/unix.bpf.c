@@ -6,7 +6,7 @@
  * given, where the client does not run.
  *
  * State is kept by a hash of the server's end; connections that share a place forget each other's. What nobody has read yet, or answered, no
- * event tells: on_unix_sweep looks twice a second (agent/probes/beside/unix_sweep.py). */
+ * event tells: on_unix_sweep looks twice a second (agent/probes/beside/sweep.py). */
 
 #define UNIX_PLACES_LOG2 12
 #define UNIX_BUCKETS 48

@@ -45,10 +45,11 @@ def attach_uprobe(program: int, file: int, offsets: list[int], ret: bool, pid: i
     if not all(any(low <= o < high for low, high in ranges) for o in offsets):
         raise OSError(errno.EINVAL, "an offset lies outside the executable segments")
     path = ct.create_string_buffer(f"/proc/self/fd/{file}".encode())
+    only = pid if pid and knows_processes() else 0
     try:
-        return [_multi_link(program, path, offsets, ret, pid if pid and knows_processes() else 0)]
+        return [_multi_link(program, path, offsets, ret, only)]
     except OSError as error:
-        if error.errno != errno.EINVAL:
+        if error.errno != errno.EINVAL or only:  # a perf event would be for all processes
             raise
     return _perf_events(program, path, offsets, ret)
 

@@ -38,7 +38,13 @@ def _plain(sources: Iterable[Source], loaded: Loaded, config: Config) -> dict[st
 
 def appliers(sources: Iterable[Source]) -> dict[str, Callable[[Config], None]]:
     """Of the settings that can change; none where nothing was loaded at the start."""
-    for source in sources:
-        if getattr(source, "name", "") == _NAME and (use := getattr(source, "use", None)) is not None:
-            return dict.fromkeys(("redis_limiters", "redis_ports", "redis_decisions_per_s"), use)
-    return {}
+    uses = {getattr(source, "name", ""): getattr(source, "use", None) for source in sources}
+    wire, both = uses.get(_NAME), [use for name in (_NAME, _TLS) if (use := uses.get(name)) is not None]
+    if wire is None:
+        return {}
+
+    def switch(config: Config) -> None:
+        for use in both:
+            use(config)
+
+    return {"redis_limiters": switch, "redis_ports": wire, "redis_decisions_per_s": wire}

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from agent.common.clocks import boot_ns
 from agent.kernel import compiler
-from agent.kernel.load import BPF_DIR, Loaded, load
-from agent.kernel.probe import Probe, Program
+from agent.kernel.load import BPF_DIR, Loaded, _job, load
+from agent.kernel.probe import Probe, Program, ordered
 from agent.kernel.source import KernelSource
 from agent.probes import discover
 
@@ -62,6 +64,30 @@ def test_what_is_lost_before_the_first_look_was_not_lost_before_the_start(tmp_pa
     (rows,) = (batch.rows for batch in source.drain(boot_ns()) if batch.table == "loss")
     source.close()
     assert begun_ns <= rows["from_ns"][0] <= rows["to_ns"][0]
+
+
+#: Prints, by program, the operations (imm) of its atomic instructions.
+ATOMICS = """
+import json, sys
+from agent.kernel.compiler import INSTRUCTION
+from agent.kernel.loader import Loader
+loader = Loader(json.load(sys.stdin))
+loader.facts()
+codes = loader.compile(list(loader.sources))._programs
+print(json.dumps({name: [imm for op, _, _, imm in INSTRUCTION.iter_unpack(code) if op in (0xC3, 0xDB)] for name, code in codes.items()}))
+"""
+
+
+def test_programs_of_all_kernels_have_no_atomics_but_additions() -> None:
+    """Others came with Linux 5.12; before, the verifier refuses the program."""
+    probes = ordered(discover().values())
+    job = json.dumps(_job(probes, {}, BPF_DIR, "/sys/kernel/btf/vmlinux")[0])
+    argv = ["/usr/bin/python3", "-c", ATOMICS]
+    out = subprocess.run(argv, input=job, cwd=BPF_DIR.parent, check=True, text=True, stdout=subprocess.PIPE).stdout
+    found = json.loads(out)
+    everywhere = {p.function for probe in probes for p in probe.programs if not p.needs}
+    assert everywhere < found.keys() and any(found.values())
+    assert {name: found[name] for name in everywhere if any(found[name])} == {}
 
 
 @pytest.mark.parametrize(

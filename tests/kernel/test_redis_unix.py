@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import os
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,6 +15,10 @@ import pytest
 import redis
 from limits import parse, storage, strategies
 
+from agent.common.address import UNIX
+from agent.kernel import bpf
+from agent.probes.beside.redis_ends import RedisServers
+from agent.probes.beside.redis_flows import Ends
 from tests.kernel.test_redis_wire import BUCKET, GCRA_LIKE, Rig, told
 from tests.servers.test_redis_streams import Redis
 
@@ -92,6 +98,41 @@ def test_a_program_of_another_language_and_one_that_begins_later(rig: Rig, place
 
     rows = rig.during(asks)
     assert sorted(count for count in told(rows).values()) == [5, 6] and set(rows["comm"].tolist()) == {b"redis-cli"}
+
+
+def test_a_server_after_another_is_called_by_its_own_name(rig: Rig) -> None:
+    """Where the address of one that has ended lay, the next one's may come to lie."""
+    names = [f"@tickscope-{os.getpid()}-{n:02}" for n in range(20)]
+
+    def asks() -> None:
+        for name in names:
+            with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as client:
+                listening.bind("\0" + name[1:])
+                listening.listen()
+                client.connect("\0" + name[1:])
+                with listening.accept()[0] as server:
+                    for _ in range(2):
+                        client.sendall(request)
+                        assert server.recv(4096) == request
+                        server.sendall(b"*4\r\n:1\r\n:4\r\n$2\r\n-1\r\n$1\r\n1\r\n")
+                        client.recv(4096)
+            time.sleep(0.03)
+
+    words = (b"EVAL", GCRA_LIKE.encode(), b"1", b"rate:x", b"5", b"5", b"60", b"1")
+    request = b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
+    rows = rig.during(asks)
+    told = collections.Counter(name.split()[0].partition(b"@")[2].decode() for name in rows["limiter_id"].tolist())
+    assert told == dict.fromkeys(names, 2)
+
+
+def test_a_name_that_the_kernel_had_forgotten_is_told_once_it_knows_it(rig: Rig) -> None:
+    paths = rig.loaded.families["redis"].maps["redis_paths"]
+    number = (4711).to_bytes(8, "little")
+    servers, ends = RedisServers(paths), Ends(UNIX + number, 0, bytes(16), 0, 0)
+    assert servers(ends) == "unix"
+    bpf.update(paths, number, (4).to_bytes(4, "little") + b"/one".ljust(108, b"\0"))
+    assert servers(ends) == "/one"
+    bpf.delete(paths, number)
 
 
 def test_nothing_comes_when_it_is_detached(rig: Rig, place: Path) -> None:

@@ -27,11 +27,11 @@ class RedisServers:
         if not ends.server.startswith(UNIX):
             return server_text(ends)
         number = ends.server[len(UNIX) :]
-        if number not in self._known:
+        if number not in self._known and (path := self._path(number)):
             if len(self._known) >= 1024:
                 self._known.clear()
-            self._known[number] = self._path(number) or server_text(ends)
-        return self._known[number]
+            self._known[number] = path
+        return self._known.get(number) or server_text(ends)  # the kernel may have it again with the next request
 
     def _path(self, number: bytes) -> str:
         """As the server gave it, with @ for the zero byte that an abstract name begins with."""

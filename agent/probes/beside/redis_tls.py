@@ -6,7 +6,6 @@ import errno
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,17 +19,17 @@ from agent.kernel.ring import SharedArray
 from agent.kernel.steps import Steps, run
 from agent.probes.beside.handshakes import LIBRARIES
 from agent.probes.beside.redis_ports import NAMES, servers
+from agent.probes.beside.redis_users import RedisUser, birth, room, seen
 from agent.targets.asked import Ask, FileId, Release, Target
 
 if TYPE_CHECKING:
     from agent.batch import Batch
+    from agent.config import Config
     from agent.kernel.load import Family
     from agent.kernel.source import KernelSource
     from agent.targets.attacher import Attacher
     from agent.targets.targets import Targets
 
-#: Processes with probes at a time: in all, of each user but root, and of these such as are called like a server.
-MOST, A_USER, SERVERS_A_USER = 64, 16, 4
 #: Of one process, of which the kernel's side has room for 32,768 in all.
 SERVERS_CONNECTIONS, CLIENTS_CONNECTIONS = 4096, 512
 #: Between two searches for servers, for clients whose connections are older than the agent, and two looks at whether they still run.
@@ -41,33 +40,19 @@ _REST = 500
 _RETRIES_NS = (20_000_000, 100_000_000, 300_000_000, 1_000_000_000, 3_000_000_000)
 _RBIO, _BIO_FLAGS = 3, 5  # of a layout's list
 _UNKNOWN = -1
+_PROCESS = struct.Struct("<iiIIII")  # struct redis_tls_process
 _TOLD = 3
 _NONE = "no OpenSSL was found in it: if it talks by TLS, its decisions are not read"
 
 
 class _Library(NamedTuple):
-    """A file with an OpenSSL. data: offsets by program; layout: read BIO in an SSL, flags in a BIO."""
+    """A file with an OpenSSL. data: offsets by program; layout: read BIO in an SSL, flags in a BIO; stamp: changes when it is written to."""
 
     fd: int
     data: dict[str, int]
     free: int | None
     layout: tuple[int, int]
-
-
-@dataclass
-class _User:
-    """A process that talks to a Redis, or is one. birth: as in /proc/PID/stat."""
-
-    pid: int
-    uid: int
-    comm: str
-    server: bool
-    birth: bytes
-    tries: int = 0
-    next_ns: int = 0
-    why: str = ""
-    links: list[int] = field(default_factory=list)
-    probed: set[FileId] = field(default_factory=set)
+    stamp: tuple[int, int]
 
 
 class RedisTls(Stating):
@@ -89,8 +74,8 @@ class RedisTls(Stating):
         known = tcp.maps.get("tcp_sockets") if tcp is not None else None
         self._sockets = None if known is None else bpf.HashMap(known, np.dtype("<u8"), dtype("tcp_socket"))
         self._libraries: dict[FileId, _Library] = {}
-        self._users: dict[int, _User] = {}
-        self._over = 0
+        self._users: dict[int, RedisUser] = {}
+        self._over, self._off = 0, False
         self._search_ns = self._sockets_ns = self._alive_ns = 0
         kernel.listen("redis_tls_users", self._on_users)
         kernel.listen("exec_events", self._on_exec)
@@ -101,11 +86,19 @@ class RedisTls(Stating):
     def fds(self) -> list[int]:
         return []
 
+    def use(self, config: Config) -> None:
+        """From now on these settings: what nobody reads is not collected."""
+        self._off = config.redis_limiters == "off"
+        if self._off:
+            self.close()
+        self._search_ns = self._sockets_ns = 0
+
     def drain(self, now_ns: int) -> Iterable[Batch]:
+        if self._off:
+            return ()
         if now_ns >= self._alive_ns:
             self._alive_ns = now_ns + ALIVE_NS
-            for pid in [pid for pid, one in self._users.items() if _birth(pid) != one.birth]:
-                self._drop(pid)
+            self._drop([pid for pid, one in self._users.items() if birth(pid) != one.birth])
         if now_ns >= self._search_ns:
             self._search_ns = now_ns + SEARCH_NS
             for pid in self._find_servers():
@@ -123,28 +116,34 @@ class RedisTls(Stating):
 
     def _say(self) -> None:
         """In the family's state, where nothing is wrong with it: whom it reads, and who may be missing."""
-        if self._family.state == "attached":
-            read = sum(bool(one.links) for one in self._users.values())
-            others = [f"{one.comm} (pid {one.pid})" for one in self._users.values() if one.why == _NONE]
-            missing = f"; no OpenSSL was found in {', '.join(others[:_TOLD])}{' and more' * (len(others) > _TOLD)}: what they ask by TLS is not read"
-            self._family.reason = f"{read} processes that talk to a Redis are read{missing if others else ''}"
+        if self._family.state != "attached":
+            return
+        read = sum(bool(one.links) for one in self._users.values())
+        others = [f"{one.owner.comm} (pid {one.pid})" for one in self._users.values() if one.why == _NONE]
+        missing = f"; no OpenSSL was found in {', '.join(others[:_TOLD])}{' and more' * (len(others) > _TOLD)}: what they ask by TLS is not read"
+        said = f"{read} processes that talk to a Redis are read{missing if others else ''}"
+        self._family.reason = "redis_limiters is off" if self._off else said
 
     def state(self) -> dict[str, object]:
         """For ``status``."""
-        users = [{"pid": one.pid, "comm": one.comm, "role": "server" if one.server else "client", "read": bool(one.links), "why": one.why or None} for one in self._users.values()]  # fmt: skip
+        users = [{"pid": one.pid, "comm": one.owner.comm, "role": "server" if one.server else "client", "read": bool(one.links), "why": one.why or None} for one in self._users.values()]  # fmt: skip
         return {"processes": users, "left_out": self._over, "connections_left_out": int(self._counts["refused"][0]), "requests_unplaced": int(self._counts["unplaced"][0])}  # fmt: skip
 
     def close(self) -> None:
-        for pid in list(self._users):
-            self._drop(pid)
+        self._drop(list(self._users))
+        self._say()
 
     def _on_users(self, records: np.ndarray) -> None:
         for pid in set(records["proc"]["pid"].tolist()):
             self._add(pid, server=False)
 
     def _on_exec(self, records: np.ndarray) -> None:
-        if not NAMES.isdisjoint(records["proc"]["comm"].tolist()):
-            self._search_ns = 0
+        """Who is another program now has neither the SSL objects nor the files that are known of it."""
+        pids, names = records["proc"]["pid"].tolist(), records["proc"]["comm"].tolist()
+        began = zip(pids, records["t_ns"].tolist(), strict=True)
+        self._drop({pid for pid, t_ns in began if pid in self._users and t_ns > self._users[pid].since_ns})
+        for pid in {pid for pid, name in zip(pids, names, strict=True) if name in NAMES}:
+            self._add(pid, server=True)
 
     def _connected(self) -> Iterator[int]:
         """Processes with connections to a Redis port, as far as the tcp family knows them."""
@@ -157,90 +156,99 @@ class RedisTls(Stating):
 
     def _add(self, pid: int, server: bool) -> None:
         known = self._users.get(pid)
-        if known is not None:
-            if server and not known.server:  # by its new name
-                self._drop(pid)
-            else:
-                return
-        birth = _birth(pid)
-        try:
-            uid = os.stat(f"/proc/{pid}").st_uid
-            with open(f"/proc/{pid}/comm", "rb") as file:
-                comm = file.read(16).decode(errors="replace").rstrip("\n")
-        except OSError:
+        if self._off or (known is not None and (known.server or not server)):
             return
-        mine = [one for one in self._users.values() if one.uid == uid]
-        servers_too = server and sum(one.server for one in mine) >= SERVERS_A_USER
-        if len(self._users) >= MOST or (uid and (len(mine) >= A_USER or servers_too)):
-            self._over += 1
-            return
-        self._users[pid] = _User(pid, uid, comm, server, birth)
+        if known is not None:  # a server by its new name
+            self._drop([pid])
+        one = seen(pid, server)
+        if one is not None and room(self._users.values(), one):
+            self._users[pid] = one
+        else:
+            self._over += one is not None
 
-    def _try(self, one: _User, now_ns: int) -> None:
+    def _try(self, one: RedisUser, now_ns: int) -> None:
         """Gives it its probes as far as its libraries are known by now."""
         more = {file for file in self._targets.using(one.pid) if file in self._libraries} - one.probed
         one.next_ns = now_ns + _RETRIES_NS[one.tries] if one.tries < len(_RETRIES_NS) else self._search_ns
         one.tries += 1
         if not more:
-            if not one.links:
+            if not one.probed:
                 one.why = _NONE
                 self._targets.again(one.pid)
             return
-        layouts = {self._libraries[file].layout for file in one.probed | more}
         one.probed |= more
+        layouts = {self._libraries[file].layout for file in one.probed}
         rbio, flags = layouts.pop() if len(layouts) == 1 else (_UNKNOWN, _UNKNOWN)
         most = SERVERS_CONNECTIONS if one.server else CLIENTS_CONNECTIONS
-        value = struct.pack("<iiIIII", rbio, flags, one.uid, one.server, most, 0)
         try:
+            known = bpf.lookup(self._processes, _key(one.pid), _PROCESS.size)
+            connections = _PROCESS.unpack(known)[-1] if known else 0
+            value = _PROCESS.pack(rbio, flags, one.owner.uid, one.server, most, connections)
             bpf.update(self._processes, _key(one.pid), value)
         except OSError as error:
+            one.probed -= more
             one.why = f"no probes: {error.strerror}"
             return
         self._count_servers()
-        libraries = [self._libraries[file] for file in more]
-        run(self._attach(one, libraries), lambda _, error: self._attached(one, error))
+        one.why = ""
+        for file in more:
+            run(self._attach(one, file, self._libraries[file]), partial(self._attached, one, file))
 
-    def _attach(self, one: _User, libraries: list[_Library]) -> Steps[None]:
+    def _attach(self, one: RedisUser, file: FileId, library: _Library) -> Steps[None]:
         """Returns first, so that no entry goes without its return."""
-        programs = self._family.programs
-        for library in libraries:
-            file, links = os.dup(library.fd), list[int]()
-            try:
-                attaching = partial(self._helper.attaching, pid=one.pid)
-                links += yield from attaching(programs["redis_tls_return"], file, list(library.data.values()), ret=True)
-                if library.free is not None and "redis_tls_free" in programs:
-                    links += yield from attaching(programs["redis_tls_free"], file, [library.free])
-                for role, offset in library.data.items():
-                    links += yield from attaching(programs[f"redis_tls_{role}"], file, [offset])
-            except OSError:
-                close_aside(links)
-                raise
-            finally:
-                os.close(file)
-            if self._users.get(one.pid) is not one:  # gone meanwhile
-                close_aside(links)
-                return
-            one.links += links
-
-    def _attached(self, one: _User, error: Exception | None) -> None:
-        if error is None:
-            one.why = ""
-            return
-        one.probed.clear()
-        gone = isinstance(error, OSError) and error.errno == errno.ESRCH
-        one.why = "" if gone else f"no probes: {getattr(error, 'strerror', '') or error}"
-
-    def _drop(self, pid: int) -> None:
-        one = self._users.pop(pid)
-        close_aside(one.links)
+        programs, links = self._family.programs, list[int]()
+        free = [library.free] if library.free is not None and "redis_tls_free" in programs else []
+        n = 1 + len(free) + len(library.data)
+        self._targets.shares.take(one.owner, n)
+        kept, fd = False, -1
         try:
-            bpf.delete(self._processes, _key(pid))
+            fd = os.dup(library.fd)
+            if _stamp(fd) != library.stamp:
+                raise OSError(errno.ESTALE, "its OpenSSL was written to")  # its functions may be elsewhere
+            attaching = partial(self._helper.attaching, pid=one.pid)
+            links += yield from attaching(programs["redis_tls_return"], fd, list(library.data.values()), ret=True)
+            if free:
+                links += yield from attaching(programs["redis_tls_free"], fd, free)
+            for role, offset in library.data.items():
+                links += yield from attaching(programs[f"redis_tls_{role}"], fd, [offset])
+            kept = self._users.get(one.pid) is one and self._libraries.get(file) is library  # else gone meanwhile
+        finally:
+            if fd >= 0:
+                os.close(fd)
+            if kept:
+                one.links[file] = links
+            else:
+                self._close(one, links, n)
+
+    def _attached(self, one: RedisUser, file: FileId, _: object, error: Exception | None) -> None:
+        one.probed -= {file} - one.links.keys()
+        if error is not None:
+            gone = isinstance(error, OSError) and error.errno == errno.ESRCH
+            one.why = "" if gone else f"no probes: {getattr(error, 'strerror', '') or error}"
+
+    def _close(self, one: RedisUser, links: list[int], n: int) -> None:
+        close_aside(links)
+        self._targets.shares.give_back(one.owner, n)
+
+    def _drop(self, pids: Iterable[int]) -> None:
+        gone = [self._users.pop(pid) for pid in pids]
+        if not gone:
+            return
+        for one in gone:
+            for links in one.links.values():
+                self._close(one, links, len(links))
+        try:
+            for one in gone:
+                bpf.delete(self._processes, _key(one.pid))
             keys = self._connections.read()[0]
-            if len(mine := keys[keys["pid"] == pid]):
+            if len(mine := keys[np.isin(keys["pid"], [one.pid for one in gone])]):
                 self._connections.drop(mine)
         except OSError as error:
             self._family.trouble("redis_tls", f"redis_tls: {error}")
+        else:
+            self._family.well("redis_tls")
         self._count_servers()
+        self._say()
 
     def _count_servers(self) -> None:
         self._counts["servers"] = sum(one.server and bool(one.probed) for one in self._users.values())
@@ -251,13 +259,17 @@ class RedisTls(Stating):
         if not facts.get("data"):
             return None
         target.reserve(1, 1)
-        layout = facts["layout"]
-        library = _Library(os.dup(target.fd), facts["data"], facts["free"], (layout[_RBIO], layout[_BIO_FLAGS]))
+        layout = (facts["layout"][_RBIO], facts["layout"][_BIO_FLAGS])
+        library = _Library(os.dup(target.fd), facts["data"], facts["free"], layout, _stamp(target.fd))
         self._libraries[target.file] = library
 
         def release() -> None:
             if self._libraries.get(target.file) is library:
                 del self._libraries[target.file]
+                for one in self._users.values():
+                    one.probed.discard(target.file)
+                    if links := one.links.pop(target.file, None):
+                        self._close(one, links, len(links))
             os.close(library.fd)
 
         return release
@@ -267,11 +279,6 @@ def _key(pid: int) -> bytes:
     return struct.pack("<I", pid)
 
 
-def _birth(pid: int) -> bytes:
-    """Empty for a process that is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read(1024).rpartition(b")")[2].split()
-        return b"" if fields[0] in (b"Z", b"X") else fields[19]
-    except (OSError, IndexError):
-        return b""
+def _stamp(fd: int) -> tuple[int, int]:
+    st = os.fstat(fd)
+    return st.st_mtime_ns, st.st_size
