@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from agent.columns import NULL_I64
 from agent.common.copies import pick
 from agent.correlate.episode import Culprit, Episode, item
 from agent.correlate.givenup import given_up
@@ -29,10 +30,15 @@ READS = {
 }
 _FAILED = TABLES["tcp_connect"].code("result", "failed")
 #: Words of Redis with which clients are told where to go, or what to load: no errors.
-_ORDERLY = (b"", b"MOVED", b"ASK", b"NOSCRIPT", b"BUSYGROUP", b"EXECABORT")
+_ORDERLY = (b"", b"MOVED", b"ASK", b"TRYAGAIN", b"NOSCRIPT", b"BUSYGROUP", b"EXECABORT")
+#: What programs provoke on purpose, and handle: wrong values, rows that there are already, transactions to be tried again. PostgreSQL's by how they begin, and MySQL's.
+_PROVOKED = (b"22", b"23", b"40001", b"P0001")
+_PROVOKED_MYSQL = (b"1048", b"1062", b"1264", b"1292", b"1366", b"1406", b"1451", b"1452", b"1644", b"3819")
 _SERVER, _WAITING = TABLES["tcp_rtt"].code("role", "server"), TABLES["slow_syscall"].code("kind", "waiting")
 _HOPS, _PIDS = 4, 64
+_CALL = np.dtype([("netns", np.int64), ("peer", "V18"), ("duration_ns", np.int64)])
 _SHARE, _LEAST = 0.2, 2  # of what it asked, more than usually, that must have failed for a server to pass it on
+_TIMES = 3  # as often as usual, where no share is known
 _SLACK_NS, _BEFORE_NS = SECOND, 60 * SECOND
 _LONG_NS = 300_000_000
 #: Errors that say what is the matter: nobody else is to blame. Of PostgreSQL, MySQL and Redis.
@@ -62,6 +68,14 @@ def errors(rows: np.ndarray) -> np.ndarray:
     return ~np.isin(rows["code"], _ORDERLY)
 
 
+def faults(rows: np.ndarray) -> np.ndarray:
+    """Which of them are such as no program asks for."""
+    provoked = (rows["protocol"] == b"mysql") & np.isin(rows["code"], _PROVOKED_MYSQL)
+    for begin in _PROVOKED:
+        provoked |= (rows["protocol"] == b"postgresql") & np.char.startswith(rows["code"], begin)
+    return errors(rows) & ~provoked
+
+
 def said(protocol: str, code: str) -> str:
     """An error's code as people know it."""
     return f"{_CALLED[protocol]} {code}" if protocol in _CALLED and code != "error" else code
@@ -69,7 +83,7 @@ def said(protocol: str, code: str) -> str:
 
 @dataclass(frozen=True)
 class FailedHop:
-    """A server that was asked, and how that failed. how: answered (with errors: code, protocol), refused (connects: errno) or given_up. raw: ip:port as in rows; pids: who serves it, or did so before, the last one first.
+    """A server that was asked, and how that failed. how: answered (with errors: code, protocol), refused (connects: errno), given_up, or waited (for, by one that was given up). raw: ip:port as in rows; pids: who serves it, or did so before, the last one first.
     by: who asked it, in words; empty for the first one, whose clients are the episode's. n: how often it was seen."""
 
     raw: bytes
@@ -117,7 +131,9 @@ class FailedHop:
         if self.how == "answered":
             return (item("service_answer", f"{self.says} answers", self.n, "", column="count", peer=self.name),)
         if self.how == "refused":
-            return (item("tcp_connect", "failed connects", self.n, "", peer=self.name, errno=self.errno),)
+            return (item("tcp_connect", "failed connects", self.n, "", peer=self.name, errno=self.errno or None),)
+        if self.how == "waited":
+            return (item("slow_syscall", "calls that waited for it", self.n, "", column="duration_ns", peer=self.name),)
         return (item("tcp_close", "requests given up", self.n, "", column="waited_ns", peer=self.name),)
 
 
@@ -140,8 +156,8 @@ def _chain(episode: Episode, view: View) -> list[FailedHop]:
     netns, raw = episode.key
     assert isinstance(netns, int)
     assert isinstance(raw, bytes)
-    rows, before = (in_netns(to_peer(part, raw), netns) for part in _both(view, episode))
-    first = _most_said(rows, before, raw, netns)
+    rows, before = (in_netns(to_peer(part, raw), netns) for part in _both(view, episode, "service_answer"))
+    first = _most_said(rows, before, raw, netns, episode.words)
     found = [_served(first or FailedHop(raw, netns, "answered", 0), view, episode)]
     while len(found) < _HOPS and found[-1].how != "refused" and found[-1].pids and not found[-1].speaks:
         step = (_asks if found[-1].how == "answered" else _waits)(found[-1], episode, view)
@@ -151,14 +167,11 @@ def _chain(episode: Episode, view: View) -> list[FailedHop]:
     return found
 
 
-def _now(view: View, table: str, episode: Episode) -> np.ndarray:
-    return view.rings[table].between(episode.start_ns - _SLACK_NS, episode.end_ns + _SLACK_NS)
-
-
-def _both(view: View, episode: Episode) -> tuple[np.ndarray, np.ndarray]:
-    """What servers answered meanwhile, and before."""
-    before = view.rings["service_answer"].between(episode.start_ns - _BEFORE_NS, episode.start_ns - _SLACK_NS)
-    return _now(view, "service_answer", episode), before
+def _both(view: View, episode: Episode, table: str, pids: tuple[int, ...] = (), after_ns: int = _SLACK_NS) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """Rows of that table, of these processes if any: meanwhile, and before."""
+    ring, begun_ns = view.rings[table], episode.start_ns - _SLACK_NS
+    parts = ring.between(begun_ns, episode.end_ns + after_ns), ring.between(episode.start_ns - _BEFORE_NS, begun_ns - 1)
+    return (_of(parts[0], pids), _of(parts[1], pids)) if pids else parts
 
 
 def _counts(rows: np.ndarray) -> Counter[tuple[bytes, bytes]]:
@@ -168,13 +181,14 @@ def _counts(rows: np.ndarray) -> Counter[tuple[bytes, bytes]]:
     return counts
 
 
-def _most_said(rows: np.ndarray, before: np.ndarray, raw: bytes, netns: int | None) -> FailedHop | None:
-    """The error of which there were most beyond what is usual."""
+def _most_said(rows: np.ndarray, before: np.ndarray, raw: bytes, netns: int | None, told: str = "") -> FailedHop | None:
+    """The error that is told, or else the one of which there were most beyond what is usual."""
     counts, usually = _counts(rows), _counts(before)
     some = max(int(rows["count"].sum()), 1) / max(int(before["count"].sum()), 1)
     if not counts:
         return None
-    (protocol, code), n = max(counts.items(), key=lambda entry: (entry[1] - some * usually[entry[0]], entry[0]))
+    its = [entry for entry in counts.items() if said(*map(text, entry[0])) == told] or counts.items()
+    (protocol, code), n = max(its, key=lambda entry: (entry[1] - some * usually[entry[0]], entry[0]))
     return FailedHop(raw, netns, "answered", n, protocol=text(protocol), code=text(code))
 
 
@@ -184,60 +198,72 @@ def _served(one: FailedHop, view: View, episode: Episode) -> FailedHop:
 
 
 def _asks(server: FailedHop, episode: Episode, view: View) -> FailedHop | None:
-    """What failed of what a server's processes asked others meanwhile."""
-    connects = _of(_now(view, "tcp_connect", episode), server.pids)
-    failed = connects[connects["result"] == _FAILED]
-    answers = _of(_now(view, "service_answer", episode), server.pids)
-    found = [one for rows in (failed, answers) for one in _by_peer(rows, server, episode, view)]
-    given = _of(given_up(_now(view, "tcp_close", episode), connects), server.pids)
-    given = given[given["t_ns"] >= episode.start_ns - _SLACK_NS]
-    if len(given):
-        raw, netns, n = _largest(given, np.ones(len(given)))
-        found.append(FailedHop(raw, netns, "given_up", n))
-    return max(found, key=lambda one: one.n, default=None)
+    """What failed of what a server's processes asked others meanwhile, and usually does not."""
+    connects, closes = (_both(view, episode, table, server.pids) for table in ("tcp_connect", "tcp_close"))
+    found = [_answers(*_both(view, episode, "service_answer", server.pids))]
+    failed, before = (rows[rows["result"] == _FAILED] for rows in connects)
+    most = _unusual(failed, before, episode)
+    if most is not None and most[2] >= _LEAST:
+        why = Counter(to_peer(failed, most[0])["errno"].tolist()).most_common(1)[0][0]
+        found.insert(0, FailedHop(*most[:2], "refused", most[2], errno=max(why, 0)))
+    given = _unusual(*(given_up(*parts) for parts in zip(closes, connects, strict=True)), episode)
+    if given is not None:
+        found.append(FailedHop(*given[:2], "given_up", given[2]))
+    return max((one for one in found if one is not None), key=lambda one: one.n, default=None)
 
 
-def _by_peer(rows: np.ndarray, server: FailedHop, episode: Episode, view: View) -> list[FailedHop]:
-    """Of connects that failed, or answers: the peer of which most did, where that is no usual share."""
-    refused = "errno" in (rows.dtype.names or ())
-    bad = rows if refused else rows[errors(rows)]
-    if not len(bad):
-        return []
-    raw, netns, n = _largest(bad, np.ones(len(bad)) if refused else bad["count"])
-    if n < _LEAST:
-        return []
-    if refused:
-        return [FailedHop(raw, netns, "refused", n, errno=int(bad["errno"][bad["peer"] == np.frombuffer(raw, "V18")[0]][0]))]  # fmt: skip
-    before = to_peer(_of(_both(view, episode)[1], server.pids), raw)
-    one = _most_said(to_peer(rows, raw), before, raw, netns)
-    return [one] if one is not None and _share(to_peer(rows, raw)) >= _share(before) + _SHARE else []
+def _answers(rows: np.ndarray, before: np.ndarray) -> FailedHop | None:
+    """Of whom a process asked, the one with most errors beyond a usual share."""
+    both = np.concatenate([rows, before])
+    if not len(rows):
+        return None
+    first, group = groups([both["netns"], both["peer"]])
+    n, bad = both["count"].clip(0), both["count"].clip(0) * errors(both)
+    of, was = group[: len(rows)], group[len(rows) :]
+    all_, failed = (np.bincount(of, part[: len(rows)], len(first)) for part in (n, bad))
+    usually, usual = (np.bincount(was, part[len(rows) :], len(first)) for part in (n, bad))
+    share = usual / np.maximum(usually, 1)
+    more = np.where((failed >= _LEAST) & (failed / np.maximum(all_, 1) >= share + _SHARE), failed - share * all_, 0.0)
+    top = int(np.argmax(more))
+    if more[top] <= 0:
+        return None
+    raw, netns = _end(both[first[top]])
+    return _most_said(rows[of == top], before[was == top], raw, netns)
+
+
+def _unusual(rows: np.ndarray, before: np.ndarray, episode: Episode, weigh: str = "") -> tuple[bytes, int | None, int] | None:  # fmt: skip
+    """(peer, network namespace, how many) of the peer of which there are most rows, or most of that column, of those with several times as many as usual."""
+    if not len(rows):
+        return None
+    first, group = groups([np.concatenate([rows[name], before[name]]) for name in ("netns", "peer")])
+    of, was = group[: len(rows)], group[len(rows) :]
+    much, usual = (np.bincount(g, part[weigh] if weigh else None, len(first)) for g, part in ((of, rows), (was, before)))  # fmt: skip
+    lasted = (episode.end_ns - episode.start_ns + 2 * _SLACK_NS) / (_BEFORE_NS - _SLACK_NS)
+    much = np.where(much > _TIMES * lasted * usual, much, 0)
+    top = int(np.argmax(much))
+    return (*_end(rows[first[top]]), int(np.bincount(of)[top])) if much[top] > 0 else None
 
 
 def _waits(server: FailedHop, episode: Episode, view: View) -> FailedHop | None:
-    """Whom a server waited for that was given up itself: the calls of its processes that waited longest for one that they had connected to."""
-    calls = _of(view.rings["slow_syscall"].between(episode.start_ns - _SLACK_NS, episode.end_ns + 2 * SECOND), server.pids)  # fmt: skip
-    calls = calls[(calls["kind"] == _WAITING) & (calls["peer"] != NO_PEER) & (calls["duration_ns"] >= _LONG_NS)]
+    """Whom a server waited for that was given up itself: the calls of its processes that waited longest, and longer than usually, for one that they had connected to."""
+    calls = _both(view, episode, "slow_syscall", server.pids, 2 * SECOND)
     talks = _of(view.rings["tcp_rtt"].between(episode.start_ns - _BEFORE_NS, episode.end_ns + SECOND), server.pids)
     talks = talks[talks["role"] != _SERVER]
-    calls = calls[np.isin(as_bytes(calls["peer"]), as_bytes(talks["peer"]))]
-    if not len(calls):
+    parts = []
+    for rows in calls:
+        waited = (rows["kind"] == _WAITING) & (rows["peer"] != NO_PEER) & (rows["duration_ns"] >= _LONG_NS)
+        ends = np.empty(int(waited.sum()), _CALL)
+        ends["peer"], ends["duration_ns"], ends["netns"] = rows["peer"][waited], rows["duration_ns"][waited], NULL_I64
+        parts.append(ends[np.isin(as_bytes(ends["peer"]), as_bytes(talks["peer"]))])
+    most = _unusual(parts[0], parts[1], episode, "duration_ns")
+    if most is None:
         return None
-    first, group = groups([calls["peer"]])
-    raw = calls["peer"][first[int(np.argmax(np.bincount(group, calls["duration_ns"])))]].tobytes()
-    netns = to_peer(talks, raw)["netns"][-1]
-    return FailedHop(raw, int(netns) if known(netns) else None, "given_up", int(np.bincount(group).max()))
+    raw, netns = _end(to_peer(talks, most[0])[-1])
+    return FailedHop(raw, netns, "waited", most[2])
 
 
-def _share(rows: np.ndarray) -> float:
-    n = rows["count"].clip(0)
-    return float(n[errors(rows)].sum() / max(n.sum(), 1))
-
-
-def _largest(rows: np.ndarray, weights: np.ndarray) -> tuple[bytes, int | None, int]:
-    first, group = groups([rows["netns"], rows["peer"]])
-    sums = np.bincount(group, weights)
-    row = rows[first[int(np.argmax(sums))]]
-    return row["peer"].tobytes(), int(row["netns"]) if known(row["netns"]) else None, int(sums.max())
+def _end(row: np.void) -> tuple[bytes, int | None]:
+    return row["peer"].tobytes(), int(row["netns"]) if known(row["netns"]) else None
 
 
 def _of(rows: np.ndarray, pids: tuple[int, ...]) -> np.ndarray:

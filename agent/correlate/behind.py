@@ -136,9 +136,18 @@ def answered(episode: Episode, view: View) -> list[Blow]:
     found: list[Blow] = []
     for n, one in enumerate(reversed(answers(episode, view))):
         found += [
-            replace(blow, score=blow.score * 0.9**n) for blow in _during(episode, view, [*one.pids], SECOND, _SURE)
+            replace(blow, score=blow.score * 0.9**n)
+            for blow in _during(episode, view, [*one.pids], SECOND, _SURE)
+            if blow.fate.stop or not blow.fate.orderly or not _go_on(blow.fate, one.pids, episode, view)
         ]
     return found
+
+
+def _go_on(fate: Fate, pids: Collection[int], episode: Episode, view: View) -> bool:
+    """Whether others served there before it ended, and after it: where each client has a process of its own, or workers take turns, one ends now and then."""
+    talks = view.rings["tcp_rtt"].between(fate.from_ns, episode.end_ns + SECOND)
+    others = np.isin(talks["pid"], [pid for pid in pids if pid != fate.pid]) & (talks["role"] == _SERVER)
+    return bool((talks["proc_start_ns"][others] < fate.from_ns).any())
 
 
 def reader(episode: Episode, view: View) -> list[Blow]:

@@ -251,7 +251,8 @@ class Finding:
     def _others(self) -> list[Words]:
         """Whom it hit beside the one that names it; processes of one program that stopped or ended together are told as such."""
         rest = others(self.main, self.episodes)
-        fates = {e.subject: e.comm for e in rest if e.declared.table == "process_event"}
+        told = {e.subject for e in rest}
+        fates = {e.subject: e.comm for e in self.episodes if e.declared.table == "process_event" and e.subject in told}
         alike = Counter(fates.values())
         several = {comm for comm, n in alike.items() if n > _ALIKE}
         single = [e.subject for e in rest if fates.get(e.subject) not in several]

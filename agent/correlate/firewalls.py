@@ -1,7 +1,8 @@
 """Whether who refuses connects to a server is the server's own kernel, or somebody on the way: a firewall. Pure.
 
 A kernel that refuses a connect sends a reset, and we see it where the server is on this host: one that came from nowhere was made by a firewall. So was an error that came by ICMP:
-it ends a connect at once or with the second SYN, and there is no reset at all.
+it ends a connect at once or with the second SYN, and there is no reset at all. A router says the same of a host that there is not: that one cannot be reached proves a firewall only where
+the server is on this host. Who asks for a neighbour by ARP in vain is told after three seconds, whatever connects began meanwhile: these take any time up to that.
 """
 
 from __future__ import annotations
@@ -22,22 +23,26 @@ READS = {
     "tcp_connect": ("netns", "peer", "result", "errno", "duration_ns"),
     "tcp_reset": ("netns", "peer", "role", "direction", "saddr", "sport", "complete"),
 }
-_FAILED = TABLES["tcp_connect"].code("result", "failed")
+_OK, _FAILED = (TABLES["tcp_connect"].code("result", name) for name in ("ok", "failed"))
 _SENT, _RECEIVED = (TABLES["tcp_reset"].code("direction", name) for name in ("sent", "received"))
 #: What ICMP makes of a connect (net/ipv4/icmp.c, net/ipv6/icmp.c): host, network or protocol unreachable, or prohibited.
 _BY_ICMP = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EACCES, errno.ENOPROTOOPT, errno.EPROTO)
-_AT_ONCE_NS = 2_500_000_000  # near by, what comes back while the SYN is still being sent ends only the next try, a second later; who does not find a neighbour by ARP needs three
+_UNREACHED = (errno.EHOSTUNREACH, errno.ENETUNREACH)
+#: Near by, what comes back while the SYN is still being sent ends only the next try, a second later.
+_AT_ONCE_NS = SECOND // 2
+_ARP_NS, _FEW = 2_500_000_000, 0.1
 _LEAST, _MOST = 3, 0.5
 _SLACK_NS, _BEFORE_NS = SECOND // 2, 120 * SECOND
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """n: connects that a firewall refused; how: icmp or reset; failed: that failed in all."""
+    """n: connects that a firewall refused; how: icmp or reset; failed: that failed in all. sure: whether it can have been nothing else."""
 
     n: int
     how: str
     failed: int
+    sure: bool = True
 
 
 def refusal(raw: bytes, netns: int | None, episode: Episode, view: View) -> Refusal | None:
@@ -46,10 +51,12 @@ def refusal(raw: bytes, netns: int | None, episode: Episode, view: View) -> Refu
     failed = pick(rows, rows["result"] == _FAILED)
     if len(failed) < _LEAST:
         return None
-    at_once = (failed["duration_ns"] >= 0) & (failed["duration_ns"] < _AT_ONCE_NS)
-    icmp = int(np.count_nonzero(np.isin(failed["errno"], _BY_ICMP) & at_once))
-    if icmp > _MOST * len(failed):
-        return Refusal(icmp, "icmp", len(failed))
+    by_icmp, took = np.isin(failed["errno"], _BY_ICMP), failed["duration_ns"]
+    at_once = by_icmp & (took >= 0) & (took < SECOND + _AT_ONCE_NS) & (took % SECOND < _AT_ONCE_NS)
+    slow, icmp = np.count_nonzero(by_icmp & (took >= _ARP_NS)), int(np.count_nonzero(at_once))
+    if slow <= _FEW * len(failed) and icmp > _MOST * np.count_nonzero(rows["result"] != _OK):
+        sure = bool(view.servers.netns_of(raw, netns)) or not np.isin(failed["errno"][at_once], _UNREACHED).any()
+        return Refusal(icmp, "icmp", len(failed), sure)
     refused = pick(failed, failed["errno"] == errno.ECONNREFUSED)
     if len(refused) <= _MOST * len(failed):
         return None
@@ -57,11 +64,11 @@ def refusal(raw: bytes, netns: int | None, episode: Episode, view: View) -> Refu
     resets = view.rings["tcp_reset"].between(begun, over)
     received = in_netns(to_peer(resets, raw), netns)
     received = received[received["direction"] == _RECEIVED]
-    if len(received) <= 0.1 * len(refused):
-        seen = len(view.rings["tcp_reset"].between(begun - _BEFORE_NS, over)) > len(received)  # resets are told at all
-        return Refusal(len(refused), "icmp", len(failed)) if seen else None
+    if len(received) <= _FEW * len(refused):
+        told = view.rings["tcp_reset"].between(begun - _BEFORE_NS, begun - 1)["direction"] == _RECEIVED
+        return Refusal(len(refused), "icmp", len(failed)) if told.any() else None  # else none may be told, or kept
     if not view.servers.netns_of(raw, netns) or not (received["complete"] == 1).all():
         return None  # what its kernel does is not seen
     sent = resets[resets["direction"] == _SENT]
     sent = sent[own_ends(sent) == np.frombuffer(raw, "V18")[0]]
-    return Refusal(len(refused), "reset", len(failed)) if len(sent) <= 0.1 * len(refused) else None
+    return Refusal(len(refused), "reset", len(failed)) if len(sent) <= _FEW * len(refused) else None

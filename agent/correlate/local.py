@@ -15,11 +15,13 @@ from agent.columns import NULL_I64
 from agent.common.address import UNIX
 from agent.common.copies import pick
 from agent.correlate.rows import groups
+from agent.correlate.thresholds import SECOND
 from agent.correlate.words import text
 
 _ANY = (bytes(16), bytes(10) + b"\xff\xff" + bytes(4))  # also what stands for an address that is not known
 Server = tuple[str, int]
 _FORMER = 4  # of an address: who served it before, or serves it, too
+_FORMER_NS = 180 * SECOND  # what becomes of him is not kept for longer, and his number may be another's by then
 
 
 def is_loopback(raw: bytes) -> bool:
@@ -46,7 +48,7 @@ class Servers:
     def __init__(self, limit: int, age_ns: int) -> None:
         self._limit, self._age_ns = limit, age_ns
         self._known: dict[tuple[bytes, int, int], tuple[int, Server]] = {}  # who was not seen for longest is first
-        self._former: dict[tuple[bytes, int, int], deque[Server]] = {}
+        self._former: dict[tuple[bytes, int, int], deque[tuple[int, Server]]] = {}  # with when each was seen last
         self._netns: dict[tuple[bytes, int], set[int]] = {}
         self._newest_ns = NULL_I64
         self.dropped = 0
@@ -67,18 +69,15 @@ class Servers:
             before = self._known.pop((address, port, netns), None)
             if before is None or before[1] != server:
                 self.version += 1
-                self._displace((address, port, netns), before and before[1], server)
+                self._displace((address, port, netns), before, server)
             self._known[address, port, netns] = int(row["t_ns"]), server
             self._netns.setdefault((address, port), set()).add(netns)
             self._newest_ns = max(self._newest_ns, int(row["t_ns"]))
         self._forget()
 
-    def _displace(self, key: tuple[bytes, int, int], before: Server | None, server: Server) -> None:
-        others = self._former.setdefault(key, deque(maxlen=_FORMER))
-        if server in others:
-            others.remove(server)
-        if before and before not in others:
-            others.append(before)
+    def _displace(self, key: tuple[bytes, int, int], before: tuple[int, Server] | None, server: Server) -> None:
+        others = [other for other in self._former.get(key, ()) if other[1] not in (server, before and before[1])]
+        self._former[key] = deque([*others, before] if before else others, _FORMER)
 
     def _forget(self) -> None:
         while self._known:
@@ -114,7 +113,11 @@ class Servers:
         found = self._places(peer[:16], int.from_bytes(peer[16:18], "little"), netns, own_address)
         if len({self._known[key][1] for key in found}) != 1:
             return []
-        return [server for key in found for server in (self._known[key][1], *reversed(self._former.get(key, ())))]
+        return [server for key in found for server in (self._known[key][1], *self._before(key))]
+
+    def _before(self, key: tuple[bytes, int, int]) -> list[Server]:
+        since_ns = self._newest_ns - _FORMER_NS
+        return [server for at_ns, server in reversed(self._former.get(key, ())) if at_ns >= since_ns]
 
     def _places(self, address: bytes, port: int, netns: int | None, own_address: bool) -> list[tuple[bytes, int, int]]:
         near = is_loopback(address) or own_address

@@ -58,7 +58,7 @@ def brief(row: np.void) -> bool:
     """Whether its own parent, or who started that, killed it soon after its start: a test that ends what it had started. Nobody has come to depend on it, and who
     did talk with it says so."""
     mine = row["sender_is"] in (_BY["parent"], _BY["ancestor"])
-    return bool(row["kind"] == _KILLED and mine and 0 <= row["t_ns"] - row["proc_start_ns"] < _BRIEF_NS)
+    return bool(row["kind"] == _KILLED and mine and 0 <= int(row["t_ns"]) - int(row["proc_start_ns"]) < _BRIEF_NS)
 
 
 def _others(row: np.void) -> bool:

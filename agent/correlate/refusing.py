@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent.correlate.episode import Culprit, Episode, item
+from agent.correlate.local import is_loopback
 from agent.correlate.rows import known
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import SERVERS, View, place
@@ -64,6 +65,9 @@ def refusing(episode: Episode, view: View) -> list[Refusing]:
 def _refusing(episode: Episode, view: View) -> list[Refusing]:
     mine = episode.key[1]
     own = isinstance(mine, bytes)
+    here = not isinstance(episode.key[0], int) or view.home in (None, episode.key[0])
+    if isinstance(mine, bytes) and is_loopback(mine) and not here:
+        return []  # another's loopback: it is not the one that is polled
     polls = view.rings["queue_lag"].between(episode.start_ns - _BEFORE_NS, episode.end_ns + _NEAR_NS)
     found = []
     for raw in [mine] if isinstance(mine, bytes) else view.peers(episode):

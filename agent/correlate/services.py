@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from agent.correlate.answered import errors, said
+from agent.correlate.answered import faults, said
 from agent.correlate.catalogue import Symptom
 from agent.correlate.codes import Codes
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
 from agent.correlate.rows import groups, known, start_ticks
-from agent.correlate.series import Series
+from agent.correlate.series import SECONDS, Series
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import place
 from agent.correlate.watch import Watch
@@ -44,13 +44,15 @@ class ServiceWatch(Watch):
         self._names: dict[int, tuple[tuple[object, ...], str]] = {}
         self._refused: dict[tuple[str, bytes], int] = {}
         self.codes = Codes()
+        self._answering: dict[tuple[int, bytes], int] = {}  # when each was seen last
+        self._unwatched = 0
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         self.first_ns = {}
         decisions, polls = rows.get("limiter_decision"), rows.get("queue_lag")
         slots = np.union1d(self._decisions(second, decisions), self._brokers(second, polls))
         slots = np.union1d(slots, self._answers(second, rows.get("service_answer"))).astype(np.int64)
-        self.series.dropped = 0  # those who watch the same for other symptoms count them
+        self.series.dropped = self._unwatched  # of the others those count them who watch the same for other symptoms
         return slots
 
     def _decisions(self, second: int, d: np.ndarray | None) -> np.ndarray:
@@ -103,26 +105,37 @@ class ServiceWatch(Watch):
         if not len(a):
             return np.empty(0, np.int64)
         first, group = groups([a["netns"], a["peer"]])
-        failed = errors(a)
+        failed = faults(a)
         n, bad = np.bincount(group, a["count"]), np.bincount(group, a["count"] * failed)
-        slots = np.array([self.series.slot((int(a["netns"][i]), a["peer"][i].tobytes()), second) for i in first])
-        for g, slot in enumerate(slots.tolist()):
-            if slot < 0:
-                continue
-            key = int(a["netns"][first[g]]), a["peer"][first[g]].tobytes()
-            if self._names.get(slot, ((), ""))[0] != key:
-                self.codes.forget(slot)
-            self._names[slot] = key, ""
-            if bad[g]:
-                its = a[failed & (group == g)]
-                counts: Counter[str] = Counter()
-                for protocol, code, times in zip(its["protocol"], its["code"], its["count"], strict=True):
-                    counts[said(text(protocol), text(code))] += int(times)
-                begun = int(its["t_ns"].min()) - SECOND  # it is told at the end of an interval
-                self.codes.note(slot, second, begun, counts)
+        slots = np.array([self._server((int(a["netns"][i]), a["peer"][i].tobytes()), second) for i in first])
+        counts: dict[int, Counter[str]] = {}
+        begun: dict[int, int] = {}
+        its = (a[name][failed].tolist() for name in ("protocol", "code", "count", "t_ns"))
+        for slot, protocol, code, times, t_ns in zip(slots[group[failed]].tolist(), *its, strict=True):
+            if slot >= 0:
+                counts.setdefault(slot, Counter())[said(text(protocol), text(code))] += times
+                begun[slot] = min(begun.get(slot, t_ns), t_ns)
+        for slot in sorted(counts):
+            self.codes.note(slot, second, begun[slot] - SECOND, counts[slot])  # it is told at the end of an interval
         there = slots >= 0
         self.series.put(second, slots[there], n=n[there], errors=bad[there])
         return np.asarray(slots[there])
+
+    def _server(self, key: tuple[int, bytes], second: int) -> int:
+        """Whoever talks with many servers of his own leaves limiters and brokers their room."""
+        if key not in self._answering and len(self._answering) >= self.config.subjects:
+            self._answering = {k: at for k, at in self._answering.items() if at > second - SECONDS}
+            if len(self._answering) >= self.config.subjects:
+                self._unwatched += 1
+                return -1
+        slot = self.series.slot(key, second)
+        if slot < 0:
+            self._unwatched += 1
+            return -1
+        if self._names.get(slot, ((), ""))[0] != key:
+            self.codes.forget(slot)
+        self._answering[key], self._names[slot] = second, (key, "")
+        return slot
 
     def _turned_away(self, key: tuple[str, bytes], total: np.int64) -> int:
         if not known(np.array([total]))[0]:

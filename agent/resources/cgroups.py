@@ -57,14 +57,14 @@ def numbers(text: str) -> dict[str, int]:
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
-def read(path: str) -> str:
-    """A small file of the kernel's; empty where there is none."""
+def read(path: str, most: int = 4096) -> str:
+    """A small file of the kernel's, so many bytes of it; empty where there is none."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return ""
     try:
-        return os.read(fd, 4096).decode("utf-8", "replace")
+        return os.read(fd, most).decode("utf-8", "replace")
     except OSError:
         return ""
     finally:
@@ -97,7 +97,8 @@ class Group:
         self.throttled_ns = self._grown("ns", ns)
 
     def read_memory(self) -> None:
-        now = numbers(read(f"{self.place}/memory.events"))
+        # The other one tells of all cgroups below, too: what these met would be said of whoever is beside them.
+        now = numbers(read(f"{self.place}/memory.events.local") or read(f"{self.place}/memory.events"))
         self.modern = bool(now)
         if not now:
             now = {**numbers(read(f"{self.place}/memory.oom_control")), "max": one(f"{self.place}/memory.failcnt")}

@@ -13,6 +13,7 @@ from agent.resources.cgroups import numbers, one, read
 
 #: From which share of what it may do in an interval on a cgroup is at its limit.
 AT_LIMIT = 0.7
+_MOST = 1 << 16
 
 _V1 = {
     "read_bps": ("io", "Read"), "write_bps": ("io", "Write"), "read_iops": ("iops", "Read"), "write_iops": ("iops", "Write"),
@@ -56,36 +57,43 @@ class CgroupLimits:
                 yield Used(of[1], each_s, limit)
 
     def _read_limits(self) -> dict[Of, int]:
-        found: dict[Of, int] = {}
-        for line in read(f"{self.place}/io.max").splitlines():
-            device, *words = line.split()
-            for name, _, value in (word.partition("=") for word in words):
-                if name in _V2 and value.isdigit():
-                    found[(device, *_V2[name])] = int(value)
+        found = {(device, *_V2[name]): n for device, name, n in _named(f"{self.place}/io.max") if name in _V2}
         for name, of in _V1.items():
-            for line in read(f"{self.place}/blkio.throttle.{name}_device").splitlines():
-                device, _, value = line.partition(" ")
-                if value.isdigit():
-                    found[(device, *of)] = int(value)
+            for words in _lines(f"{self.place}/blkio.throttle.{name}_device"):
+                if len(words) == 2 and words[1].isdigit():
+                    found[(words[0], *of)] = int(words[1])
         return found
 
     def _read_done(self) -> dict[Of, int]:
-        done: dict[Of, int] = {}
-        for line in read(f"{self.place}/io.stat").splitlines():
-            device, *words = line.split()
-            for name, _, value in (word.partition("=") for word in words):
-                if name in _COUNTED and value.isdigit():
-                    done[(device, *_COUNTED[name])] = int(value)
+        done = {(device, *_COUNTED[name]): n for device, name, n in _named(f"{self.place}/io.stat") if name in _COUNTED}
         for kind, name in (("io", "io_service_bytes"), ("iops", "io_serviced")):
-            for line in read(f"{self.place}/blkio.throttle.{name}").splitlines():
-                words = line.split()
+            for words in _lines(f"{self.place}/blkio.throttle.{name}"):
                 if len(words) == 3 and words[2].isdigit():
                     done[words[0], kind, words[1]] = int(words[2])
         return done
 
     def pids(self) -> Iterator[Used]:
-        """Processes that could not be started since the last time, by its limit."""
-        now = numbers(read(f"{self.place}/pids.events")).get("max", -1)
+        """Processes that could not be started since the last time, by its limit; before Linux 6.11 by that of one above it, too."""
+        # Since then the other file tells of all cgroups below as well: what these met would be said of whoever is beside them.
+        now = numbers(read(f"{self.place}/pids.events.local") or read(f"{self.place}/pids.events")).get("max", -1)
         before, self._failed = self._failed, now
         if 0 <= before < now:
             yield Used("pids", one(f"{self.place}/pids.current"), one(f"{self.place}/pids.max"), now - before)
+
+
+def _lines(path: str) -> list[list[str]]:
+    """The words of each line that was read whole."""
+    text = read(path, _MOST)
+    return [line.split() for line in (text if len(text) < _MOST else text.rpartition("\n")[0]).splitlines()]
+
+
+def _named(path: str) -> Iterator[tuple[str, str, int]]:
+    """(device, name, number) of lines of a device and what it has. Some kernels end no line of a device that has nothing."""
+    for words in _lines(path):
+        device = ""
+        for word in words:
+            name, there, value = word.partition("=")
+            if not there:
+                device = word
+            elif value.isdigit():
+                yield device, name, int(value)

@@ -211,3 +211,15 @@ def test_who_served_an_address_before_is_remembered_for_a_while() -> None:
     assert [pid for _, pid in servers.of_late(REDIS, None, True)] == [905, 904, 903, 902, 900]
     assert servers.find(REDIS, None, True) == ("redis-server", 905)
     assert servers.of_late(REDIS[:16] + b"\x01\x00", None, True) == []
+
+
+def test_who_served_an_address_long_ago_is_its_server_no_more() -> None:
+    """His number may be another's."""
+    servers = Servers(limit=8, age_ns=600 * S)
+    for at, pid in ((0, 900), (1, 901), (170, 901), (200, 901)):
+        host = Host(1)
+        host.server(at, at + 1)
+        host.made[-1].rows["pid"] = pid
+        servers.learn(host.made[-1].rows)
+        late = [pid for _, pid in servers.of_late(REDIS, None, True)]
+        assert late == ([pid] if at in (0, 200) else [901, 900])

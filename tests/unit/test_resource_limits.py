@@ -94,6 +94,32 @@ def test_processes_that_a_real_cgroup_does_not_let_start() -> None:
             time.sleep(0.02)
 
 
+def test_what_a_cgroup_below_met_is_not_said_of_those_beside_it(tmp_path: Path) -> None:
+    """pids.events and memory.events are sums over the tree (the former since Linux 6.11); those of the cgroup alone stand beside them."""
+    limits, group = CgroupLimits(str(tmp_path)), cgroups.Group(str(tmp_path))
+    (tmp_path / "pids.current").write_text("40\n")
+    (tmp_path / "pids.max").write_text("40\n")
+    said = []
+    for all_, own in ((0, 0), (9, 0), (12, 3)):
+        (tmp_path / "pids.events").write_text(f"max {all_}\n")
+        (tmp_path / "pids.events.local").write_text(f"max {own}\n")
+        (tmp_path / "memory.events").write_text(f"low 0\nhigh {all_}\nmax 0\noom 0\noom_kill {all_}\n")
+        (tmp_path / "memory.events.local").write_text(f"low 0\nhigh {own}\nmax 0\noom 0\noom_kill {own}\n")
+        group.read_memory()
+        said.append((list(limits.pids()), group.met, group.killed))
+    assert said == [([], 0, 0), ([], 0, 0), ([Used("pids", 40, 40, 3)], 3, 3)]
+
+
+def test_lines_that_a_kernel_does_not_end_and_files_of_many_devices(tmp_path: Path) -> None:
+    limits = CgroupLimits(str(tmp_path))
+    many = "".join(f"7:{n} rbps=max wbps=2000000 riops=max wiops=max\n" for n in range(200))
+    (tmp_path / "io.max").write_text(many + "254:0 rbps=max wbps=1000000 riops=max wiops=max\n")
+    for n, at in ((5, 10), (6, 11)):
+        (tmp_path / "io.stat").write_text(f"\n7:1 7:2 254:0 rbytes=1 wbytes={n * MB} rios=1 wios=1\n")
+        told = list(limits.io(at * S))
+    assert told == [Used("io", MB, MB)]
+
+
 @pytest.mark.parametrize(
     ("limited", "cause"), [(True, ("disk", "throttled", "/c/api")), (False, ("syscall", "fsync", "/dev/sda"))]
 )
@@ -120,8 +146,16 @@ def test_who_may_start_no_more_processes_is_told_once_a_time() -> None:
     (found,) = latest(run(host, 60))
     assert (found["symptom"], found["cause"], found["cause_detail"]) == ("resource_low", "resource_limit", "pids")
     assert (found["culprit_pid"], found["culprit_object"]) == (APP_PID, "/c/api")
-    assert "could not start 7 processes or threads" in str(found["sentence"])
+    assert "The cgroup of the process python3 pid 4242 could not start 7 processes or threads" in str(found["sentence"])
     assert "its cgroup /c/api may have 40 processes and threads, and has them" in str(found["sentence"])
+
+
+def test_a_limit_that_may_be_that_of_a_cgroup_above_is_told_so() -> None:
+    host = Host(1).healthy(0, 60)
+    host.add("resource", 1, t_ns=T0 + 30 * S, pid=APP_PID, proc_start_ns=START, comm=b"python3", kind=code("resource", "kind", "pids"),
+             object=b"/c/api", interval_ns=S, used=3, limit=40, events=7)  # fmt: skip
+    (found,) = latest(run(host, 60))
+    assert "its cgroup /c/api, or one that this is in, had all the processes" in str(found["sentence"])
 
 
 def test_limits_of_whoever_is_watched_are_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

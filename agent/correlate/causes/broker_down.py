@@ -126,7 +126,7 @@ def behind(episode: Episode, view: View) -> Iterator[Verdict]:
 def _not_there(episode: Episode, view: View) -> Iterator[Verdict]:
     """A server answers with errors since another one that it asks refuses connects, or says that it is not ready."""
     for end in chain(episode, view)[-1:]:
-        if end.how == "refused":
+        if end.how == "refused" and end.errno != errno.EADDRNOTAVAIL:
             why = refused_by(end)
             words = tell("{who} {refused} {n} of {by}{why}", who=end.who, refused="did not let through" if why else "refused",
                          n=value(end.n, "connection"), by=end.by, why=f" ({why})" if why else "")  # fmt: skip

@@ -36,9 +36,18 @@ def _verdict(raw: bytes, netns: int | None, episode: Episode, view: View) -> Ite
     if seen is None:
         return
     how = _HOW[seen.how].format(name=name)
-    words = tell("a firewall on the way to {name} refused {n}: {how}", name=name, n=value(seen.n, "connection"), how=how)  # fmt: skip
+    who = "a firewall" if seen.sure else "a firewall, or a router,"
+    words = tell("{who} on the way to {name} refused {n}: {how}", who=who, name=name, n=value(seen.n, "connection"), how=how)  # fmt: skip
     entry = item("tcp_connect", "connects refused on the way", seen.n, "", column="errno", peer=name, failed=seen.failed)  # fmt: skip
-    yield Verdict(CAUSE.name, 0.96, place(name, raw, netns), words, (entry,), seen.how, Culprit(object=name))
+    yield Verdict(
+        CAUSE.name,
+        0.96 if seen.sure else 0.85,
+        place(name, raw, netns),
+        words,
+        (entry,),
+        seen.how,
+        Culprit(object=name),
+    )
 
 
 CAUSE = Cause(

@@ -43,10 +43,9 @@ def _verdict(episode: Episode, row: object, kind: int) -> Verdict:
         return Verdict(NAME, _SURE, episode.scope, words, (entry,), "fd", Culprit(episode.pid, episode.comm))
     if kind == PIDS:
         failed = float(row["events"])  # type: ignore[index]
-        most = (
-            tell("{limit} processes and threads", limit=value(limit)) if limit > 0 else "so many processes and threads"
-        )  # no limit any more
-        words = tell("its cgroup {where} may have {most}, and has them", where=where, most=most)
+        may = tell("its cgroup {where} may have {limit} processes and threads, and has them", where=where, limit=value(limit))  # fmt: skip
+        # Where it has fewer by now, they may have ended since; or, before Linux 6.11, the limit was that of another cgroup above it.
+        words = may if 0 < limit <= used else tell("its cgroup {where}, or one that this is in, had all the processes and threads that it may have", where=where)  # fmt: skip
         entry = item("resource", "processes that could not be started", failed, "", column="events", baseline=max(limit, 0.0), pid=episode.pid, subject=where)  # fmt: skip
         return Verdict(NAME, _SURE, f"pids {where}", words, (entry,), "pids", Culprit(episode.pid, episode.comm, where))
     words = tell("the file system {where}, which {who} writes to, has no room left", where=where, who=who)
@@ -81,6 +80,8 @@ def failing(episode: Episode, view: View) -> Iterator[Verdict]:
             detail, what = SAID[end.code]
             words = tell("{who} {what}: it said {said} to {n}{asked}", who=end.who, what=what, said=end.says, n=value(end.n, "request"), asked=end.asked)  # fmt: skip
             yield Verdict(NAME, _SURE, end.where, words, end.evidence(), detail, end.culprit)
+        elif end.how == "refused" and end.errno == errno.EADDRNOTAVAIL:
+            yield from _no_port(end.netns, end.raw, episode, view, end.name)
     for seat in seats(episode, view):
         yield from behind(seat, view)
     yield from of_brokers(episode, view)
@@ -91,6 +92,10 @@ def failing(episode: Episode, view: View) -> Iterator[Verdict]:
 def no_port(episode: Episode, view: View) -> Iterator[Verdict]:
     """Connects that failed before a SYN was sent: each port that one may have is in use to that peer, or waits there (TIME_WAIT)."""
     netns, raw = cast("tuple[int, bytes]", episode.key)
+    yield from _no_port(netns, raw, episode, view, "it")
+
+
+def _no_port(netns: int | None, raw: bytes, episode: Episode, view: View, to: str) -> Iterator[Verdict]:
     rows = in_netns(to_peer(view.during("tcp_connect", episode), raw), netns)
     failed = rows[rows["result"] == _FAILED]
     none = failed[failed["errno"] == errno.EADDRNOTAVAIL]
@@ -100,8 +105,9 @@ def no_port(episode: Episode, view: View) -> Iterator[Verdict]:
     row = none[first[int(np.argmax(np.bincount(group)))]]
     who, pid, name = text(row["comm"]), int(row["pid"]), peer(raw)
     words = tell(
-        "no local port was left for {n} to it, most of them of {who} (EADDRNOTAVAIL)",
+        "no local port was left for {n} to {to}, most of them of {who} (EADDRNOTAVAIL)",
         n=value(len(none), "connection"),
+        to=to,
         who=process(who, pid),
     )
     entry = item("tcp_connect", "connects without a port", len(none), "", column="errno", peer=name, errno=errno.EADDRNOTAVAIL)  # fmt: skip

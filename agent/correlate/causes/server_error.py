@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agent.correlate.answered import READS, chain
+from agent.correlate.answered import READS, FailedHop, chain
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Episode, Verdict
 from agent.correlate.view import View
@@ -18,17 +18,25 @@ _PASSED_ON, _SPOKEN, _ALONE = (
 
 
 def itself(episode: Episode, view: View) -> Iterator[Verdict]:
-    answers = [one for one in chain(episode, view) if one.how == "answered" and one.n]
+    hops = chain(episode, view)
+    answers = [one for one in hops if one.how == "answered" and one.n]
     if not answers:
         return
     *way, end = answers
     score = _PASSED_ON if way else _ALONE if end.protocol == "http" or end.code == "ERR" else _SPOKEN
     words = (
         tell("{who} answered with {said} to {n}{asked}", who=end.who, said=end.says, n=value(end.n, "request"), asked=end.asked)
-        if way
-        else tell("{who} says so itself ({said}), and nothing that it asks of others was seen to fail", who=end.who, said=end.says)
+        if len(hops) > 1
+        else tell("{who} says so itself ({said}){beside}", who=end.who, said=end.says, beside=_beside(end))
     )  # fmt: skip
     yield Verdict(CAUSE.name, score, end.where, words, end.evidence(), end.code, end.culprit, end.pids)
+
+
+def _beside(end: FailedHop) -> str:
+    """What is known of those that it asks itself."""
+    if end.speaks:
+        return ""
+    return ", and nothing that it asks of others was seen to fail more than usually" if end.pids else "; what it asks of others is not seen from here"  # fmt: skip
 
 
 CAUSE = Cause(

@@ -109,7 +109,7 @@ def clause(e: Episode) -> Words:
         return tell("The {who} was killed {when}", who=e.subject, when=when(e))
     if e.metric == "pids":
         return tell(
-            "The {who} could not start {n} processes or threads in a second {when}",
+            "The cgroup of the {who} could not start {n} processes or threads in a second {when}",
             who=e.subject,
             n=value(e.value),
             when=when(e),

@@ -63,10 +63,10 @@ def _answers(watch: ServiceWatch, second: Second) -> list[Episode]:
     opened: list[Episode] = []
     for slot in second.slots[np.nansum(lately, axis=1) >= _LEAST].tolist():
         at, skip = np.array([slot]), max(_WINDOWS)
-        before = float(np.nansum(watch.series.history("n", at, second.at, skip)))
-        if watch.series.seen("n", at, second.at, skip)[0] < watch.config.warm_s:
+        history = watch.series.history("n", at, second.at, skip)
+        before, known_s = float(np.nansum(history)), int(np.count_nonzero(~np.isnan(history)))
+        if known_s < watch.config.warm_s:
             continue
-        known_s = float(watch.series.seen("n", at, second.at, skip)[0])
         for s, least, much in _ANSWERED:
             n = float(np.nansum(watch.series.recent("n", at, second.at, s)))
             for one in watch.codes.lately(slot, second.at, s):
@@ -77,10 +77,12 @@ def _answers(watch: ServiceWatch, second: Second) -> list[Episode]:
                 )  # where all else stops, the usual errors are a larger share
                 if more and share >= usual + much and chance < _CHANCE:
                     watch.first_ns[slot] = one.first_ns
-                    told = _open(watch, slot, "answers", second.at, share, one.before / max(before, 1))
-                    for episode in told:
-                        episode.words = one.code
-                    opened += told
+                    usually, lasts = one.before / max(before, 1), watch.active.get((SYMPTOM.name, slot))
+                    worse = lasts is not None and share > lasts.value
+                    opened += _open(watch, slot, "answers", second.at, share, usually)
+                    episode = watch.active[SYMPTOM.name, slot]
+                    if worse or lasts is None:
+                        episode.words, episode.base = one.code, usually
                     break
     return opened
 
