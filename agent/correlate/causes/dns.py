@@ -81,6 +81,7 @@ def failing(episode: Episode, view: View) -> Iterator[Verdict]:
 def gone(episode: Episode, view: View) -> Iterator[Verdict]:
     """Lookups failed, with nothing else to suffer from it. Where nobody could be asked, the name server is the one that answered before."""
     rows = failed(view.own(view.during("dns_lookup", episode), episode))
+    rows = rows[rows["result"] >= 0]
     if not len(rows):
         return
     asked_ = rows["peer"][rows["peer"] != NO_PEER]
