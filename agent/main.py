@@ -48,8 +48,7 @@ def _families(config: Config) -> list[Any]:
     from agent.probes import discover
     from agent.tables import TABLES
 
-    off = {*config.without, *{"off": ("syscalls",), "full": ("calls",)}.get(config.syscalls, ()), *(("redis",) if config.redis_limiters == "off" else ()), *(() if config.unix_sockets else ("unix",)), *(() if config.redis_tls else ("redis_tls",))}  # fmt: skip
-    off |= {"redis_tls"} if "redis" in off else set()  # what would read its rows is not there
+    off = {*config.without, *{"off": ("syscalls",), "full": ("calls",)}.get(config.syscalls, ()), *(("redis",) if config.redis_limiters == "off" else ()), *(() if config.unix_sockets else ("unix",)), *(() if config.redis_tls and config.redis_limiters != "off" and "redis" not in config.without else ("redis_tls",))}  # fmt: skip
     found = discover(config.limiter_functions)
     TABLES.freeze()
     return [p for name, p in found.items() if name not in off and not (p.closer and config.investigate == "off")]

@@ -68,10 +68,11 @@ def test_what_is_lost_before_the_first_look_was_not_lost_before_the_start(tmp_pa
 
 #: Prints, by program, the operations (imm) of its atomic instructions.
 ATOMICS = """
-import json, sys
+import json, os, sys
 from agent.kernel.compiler import INSTRUCTION
 from agent.kernel.loader import Loader
 loader = Loader(json.load(sys.stdin))
+os.environ["BCC_KERNEL_SOURCE"] = str(loader.job["include"])
 loader.facts()
 codes = loader.compile(list(loader.sources))._programs
 print(json.dumps({name: [imm for op, _, _, imm in INSTRUCTION.iter_unpack(code) if op in (0xC3, 0xDB)] for name, code in codes.items()}))
