@@ -91,10 +91,8 @@ class Brokers(Failing, Owning):
                     self._failed(message.failures)
         except NoMessage as error:
             self.process.fail(f"sent what is no message: {error}")
-        except BlockingIOError:
+        except (BlockingIOError, ConnectionResetError):  # a reset comes before what was still said
             pass
-        except ConnectionResetError:
-            self.process.drained = True
         if dropped:
             yield losses("intake", Loss(self.name, dropped, t_ns=now_ns))
         if pieces:

@@ -108,18 +108,24 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]
                 inner.transport.abort()
 
     async def _pass_on(self, sender: OtlpSender, reader: asyncio.StreamReader, inner: asyncio.StreamWriter) -> None:
-        """Until the client ends, or sends what is too long for headers. Who sends more frames than a user may has to wait."""
+        """Until the client ends, or sends what is too long for headers. Whose user has sent more frames than one may has to wait, also on a new connection."""
         blocks = HeaderBlocks()
+        wait_s = self._pace.wait_s(sender.uid, 0, time.monotonic())
         with contextlib.suppress(OSError):
-            while data := await reader.read(_PIECE_BYTES):
+            while True:
+                if wait_s:
+                    self._desk.counts["held_up"] += 1
+                    await asyncio.sleep(wait_s)
+                if not (data := await reader.read(_PIECE_BYTES)):
+                    return
                 before = blocks.frames
-                if not blocks.fit(data):
+                fits = blocks.fit(data)
+                # Before anything that may end: gRPC closes the connection of who sends what it does not like.
+                wait_s = self._pace.wait_s(sender.uid, blocks.frames - before, time.monotonic())
+                if not fits:
                     return
                 inner.write(data)
                 await inner.drain()
-                if wait_s := self._pace.wait_s(sender.uid, blocks.frames - before, time.monotonic()):
-                    self._desk.counts["held_up"] += 1
-                    await asyncio.sleep(wait_s)
 
     async def _export(self, signal: str, context: Any) -> bytes:
         try:

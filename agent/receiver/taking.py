@@ -94,6 +94,7 @@ class Desk:
             self.counts["metrics"] += 1
             return Taken()
         data = unpacked(data) if packed else data
+        await sender.named(_KNOWN_S)  # before its turn, which others wait for
         async with self._turns[len(data) > SMALL_BYTES].of(sender.uid):
             rows, rejected, why = await self._mapped(signal, data, as_json)
             data = b""
@@ -101,8 +102,6 @@ class Desk:
             if given < len(rows):
                 self.counts["over_rate"] += len(rows) - given
                 rejected, why = rejected + len(rows) - given, why or "more decisions than a user may send a second"
-            if given:
-                await sender.named(_KNOWN_S)
             sent = await self._hand_over(sender, rows[:given])
         if sent < given:
             self.counts["unsent"] += given - sent

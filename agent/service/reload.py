@@ -160,14 +160,15 @@ def appliers(
         ask(config)
 
     def ask(config: Config) -> None:
-        brokers.use(config.brokers, config.poll_s)
+        if brokers in loop.sources:  # else it is left out: nobody would read what a process of its says
+            brokers.use(config.brokers, config.poll_s)
 
     def look(config: Config) -> None:
         assert closer is not None
         closer.on = config.investigate != "off"
 
     def receive(config: Config) -> None:
-        if receiver is not None:
+        if receiver in loop.sources:
             receiver.use(config)
 
     def keys(config: Config) -> None:

@@ -8,12 +8,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from agent.demo.processes import child
 from agent.lab.kind import Fault, kinds
 from agent.lab.plan import one
 from agent.lab.program import programs
@@ -22,6 +24,7 @@ from agent.lab.report import injected
 from agent.lab.sitting import Sitting
 from agent.lab.stage import ledger
 from agent.lab.stage.cgroups import roots
+from agent.lab.stage.realm import ENDED_S, Realm, reap
 from agent.lab.stage.stage import GUESTS, Stage
 from agent.lab.truth import RECORDING, Truth
 from tests.patience import PATIENCE
@@ -156,6 +159,31 @@ def test_a_stage_ends_beside_other_children_of_its_process(tmp_path: Path) -> No
             assert _children() == before, "whom the run had is waited for, and nobody else"
         finally:
             other.kill()
+
+
+def test_the_realm_is_entered_beside_threads_and_whatever_became_of_its_descriptors() -> None:
+    """A number that something closes twice may be another file's by then."""
+    realm = Realm()
+    theirs = os.readlink(f"/proc/{realm.first}/ns/mnt")
+
+    def inside() -> None:
+        null = os.open(os.devnull, os.O_RDONLY)
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # the listing's own
+                if os.readlink(f"/proc/self/fd/{fd}") == theirs:
+                    os.dup2(null, int(fd))
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+        realm.enter_mounts()
+        assert os.readlink("/proc/thread-self/ns/mnt") == theirs
+
+    try:
+        with realm.forking():
+            pid = child(inside)
+        assert os.waitpid(pid, 0)[1] == 0
+    finally:
+        os.kill(realm.first, signal.SIGKILL)
+        assert reap([realm.first], ENDED_S) == []
+        realm.close()
 
 
 def _children() -> set[int]:

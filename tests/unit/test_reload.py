@@ -6,10 +6,14 @@ import os
 import signal
 import subprocess
 import time
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from agent.config import resolve
+from agent.queues.process import Brokers
 from agent.service import reload
 from tests.patience import PATIENCE
 
@@ -54,3 +58,16 @@ def test_one_that_does_not_die_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) 
             child.wait()
     one._end()
     assert one._ending == []
+
+
+@pytest.mark.parametrize("left_out", [False, True])
+def test_what_was_left_out_starts_no_process(left_out: bool) -> None:
+    brokers = Brokers({}, 1.0)
+    loop: Any = SimpleNamespace(sources=[] if left_out else [brokers])
+    other: Any = None
+    try:
+        apply = reload.appliers(loop, other, other, brokers, None)
+        apply["brokers"](replace(resolve({}, {}), brokers={"redis": ("redis://127.0.0.1:1",)}))
+        assert len(brokers.processes()) == (not left_out)
+    finally:
+        brokers.close()

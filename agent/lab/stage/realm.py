@@ -68,7 +68,6 @@ class Realm:
                 reap([self.first], ENDED_S)
                 raise AgentError("the laboratory's namespaces could not be set up", why="see the message above")
         self._pids = os.open(f"/proc/{self.first}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-        self._mounts = os.open(f"/proc/{self.first}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         self._root = os.open(f"/proc/{self.first}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     @contextmanager
@@ -81,17 +80,18 @@ class Realm:
             checked(_libc.setns(self._home, _NEWPID), "setns")
 
     def enter_mounts(self) -> None:
-        """The calling thread, for good."""
-        checked(
-            _libc.unshare(_FS), "unshare"
-        )  # libraries start threads after a fork, and what shares its root may not move: EINVAL
-        checked(_libc.setns(self._mounts, _NEWNS), "setns")
+        """The calling thread of a child of ``forking``, for good: there the realm's first process is 1, whatever became of our descriptors."""
+        checked(_libc.unshare(_FS), "unshare")  # threads that libraries start after a fork keep their root
+        first = os.pidfd_open(1)
+        # With its pid namespace, which is ours already: of mounts alone the kernel wants a root that nobody shares, and a moment's thread is enough for EINVAL.
+        checked(_libc.setns(first, _NEWNS | _NEWPID), "setns")
+        os.close(first)
         os.fchdir(self._root)  # else the root would be the namespace's, also where ours is a directory of it (chroot)
         os.chroot(".")
 
     def close(self) -> None:
-        """Lets go of it: mounts last as long as somebody holds their namespace."""
-        for fd in (self._home, self._pids, self._mounts, self._root):
+        """Lets go of it: mounts last as long as somebody holds their namespace, or a directory of it."""
+        for fd in (self._home, self._pids, self._root):
             os.close(fd)
 
 
