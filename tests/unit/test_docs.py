@@ -16,6 +16,7 @@ from agent.ask.window import this_boot
 from agent.batch import make
 from agent.cli.main import cli
 from agent.config import Config, read_file
+from agent.correlate.catalogue import causes, symptoms
 from agent.limiters import decision
 from agent.queues.catalogue import brokers
 from agent.store.hot import HotStore

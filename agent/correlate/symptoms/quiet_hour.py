@@ -33,7 +33,7 @@ def judge(watch: HourWatch, second: Second) -> list[Episode]:
 
 def clause(e: Episode) -> Words:
     return tell(
-        "{who} {did} nothing for {took}, and at this hour of the day usually {n} in an hour, with pauses of {base} at most, {when}",
+        "{who} {did} nothing for {took}, and usually has {n} in this hour of the day, with pauses of {base} at most, {when}",
         who=capital(e.subject),
         did="decided" if e.metric == "silent" else "was asked",
         took=measured(e.value, e.unit),
