@@ -115,6 +115,7 @@ def told(row: dict[str, Any], began_ns: int, left_open: str = "") -> list[str]:
         ),
         *(_wrapped(f"culprit  {culprit}", "  ", 11) if (culprit := _culprit(row)) else []),
         *(_wrapped(f"next     {todo}", "  ", 11) if (todo := _todo(row)) else []),
+        *([f"  page     docs/findings.md#{page}"] if (page := _page(row)) else []),
     ]
     others = [c for c in row["causes"] if c["cause"] != row["cause"]]
     if others:
@@ -159,6 +160,15 @@ def _todo(row: dict[str, Any]) -> str:
         return cause.todo
     symptom = symptoms().get(row["symptom"])
     return symptom.todo if symptom else ""
+
+
+def _page(row: dict[str, Any]) -> str:
+    """Where the documents have more about it (made by tests/docs); empty where this version does not know the word."""
+    from agent.correlate.catalogue import causes, symptoms
+
+    if row["cause"] in causes() and row["cause"] != "unknown":
+        return f"cause-{row['cause']}"
+    return f"symptom-{row['symptom']}" if row["symptom"] in symptoms() else ""
 
 
 def _meaning(cause: str) -> str:

@@ -14,7 +14,7 @@ from agent.correlate.guard import Guard
 from agent.correlate.limiters import took
 from agent.correlate.rows import among, groups, start_ticks
 from agent.correlate.shortage import CPU, DISK, FD, OOM, PIDS, full
-from agent.correlate.starved import STEAL
+from agent.correlate.starved import HOSTS
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
 from agent.correlate.words import process, text
@@ -90,7 +90,9 @@ class ScarcityWatch(Watch):
 
     def _processors(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         resource, delays, waits, decisions = (rows.get(table) for table in READS)
-        withheld = resource[(resource["kind"] == CPU) & (resource["object"] != STEAL)] if resource is not None else None
+        withheld = (
+            resource[(resource["kind"] == CPU) & ~np.isin(resource["object"], HOSTS)] if resource is not None else None
+        )
         sums: dict[int, dict[str, float]] = {}
         known = resource[resource["pid"] > 0] if resource is not None else None
         if known is not None and len(known):  # of whom nothing is said here, nothing was withheld

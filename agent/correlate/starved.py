@@ -16,7 +16,7 @@ from agent.correlate.words import process, text
 from agent.tables import TABLES
 
 CPU = TABLES["resource"].code("kind", "cpu")
-STEAL = b"steal"
+HOSTS = b"steal", b"pressure"  # what the whole host waited, and nobody by itself
 _BY = ("by_pid", "by_comm")
 READS = {
     **SYSCALLS,
@@ -31,7 +31,7 @@ _CROWDED = 0.8
 @dataclass(frozen=True)
 class Starved:
     """waited_ns: how long a process's threads were ready to run, but did not. by: (comm, pid) of who ran for most of it, where a program did for SHARE of it (several
-    processes may have its name: the one that ran longest); by_ns: how long that program. group: the cgroup whose quota withheld the processor, for throttled_ns. stolen_ns: by the hypervisor, of all processors."""
+    processes may have its name: the one that ran longest); by_ns: how long that program. group: the cgroup whose quota withheld the processor, for throttled_ns. stolen_ns: by the hypervisor, of all processors; pressed_ns: while any task of the host waited (PSI)."""
 
     waited_ns: float
     by: tuple[str, int] | None = None
@@ -39,6 +39,7 @@ class Starved:
     group: str = ""
     throttled_ns: float = 0.0
     stolen_ns: float = 0.0
+    pressed_ns: float = 0.0
 
     @property
     def detail(self) -> str:
@@ -82,9 +83,8 @@ def starved(pid: int, episode: Episode, view: View) -> Starved:
     who, by_ns = _by(rows, "wait_ns") if len(rows) else _by(single, "duration_ns")
     told = view.rings["resource"].between(episode.start_ns, episode.end_ns + SECOND)
     told = told[(told["kind"] == CPU) & (told["waited_ns"] > 0)]
-    stolen = told["object"] == STEAL
     group, throttled = "", 0.0
-    mine = told[(told["pid"] == pid) & ~stolen]
+    mine = told[(told["pid"] == pid) & ~np.isin(told["object"], HOSTS)]
     for i in groups([mine["object"]])[0] if len(mine) else ():
         ns = float(mine["waited_ns"][mine["object"] == mine["object"][i]].sum())
         if ns > throttled:
@@ -95,7 +95,7 @@ def starved(pid: int, episode: Episode, view: View) -> Starved:
         by_ns,
         group,
         throttled,
-        float(told["waited_ns"][stolen].sum()),
+        *(float(told["waited_ns"][told["object"] == of].sum()) for of in HOSTS),
     )
 
 

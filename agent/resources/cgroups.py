@@ -118,5 +118,11 @@ def one(path: str) -> int:
     return int(text) if text.isdigit() else -1
 
 
+def pressure_ns(text: str) -> int:
+    """Of a pressure file (PSI), for how long in all something waited; -1 where the kernel keeps no count."""
+    found = next((line.rpartition("total=")[2] for line in text.splitlines() if line.startswith("some ")), "")
+    return int(found) * 1000 if found.isdigit() else -1
+
+
 def mounts() -> Mounts:
     return Mounts.parse(Path("/proc/mounts").read_text(encoding="utf-8", errors="surrogateescape"))

@@ -67,7 +67,7 @@ class Resources:
         self._whole = False  #: every other poll; between them only descriptors, which run out at once
         self._polled_ns = 0
         self._own = os.getpid()
-        self._steal = -1
+        self._steal = self._pressed = -1
 
     def fds(self) -> list[int]:
         return []
@@ -131,7 +131,7 @@ class Resources:
                 yield batch_of(rows, now_ns, POLL_NS)
             return
         since_ns, self._polled_ns = self._polled_ns or now_ns, now_ns
-        rows, used = self._stolen(), list[dict[str, Any]]()
+        rows, used = [*self._stolen(), *self._pressure()], list[dict[str, Any]]()
         self._read_groups()
         self._read_limits(now_ns)
         for key, one in list(self.watched.items()):
@@ -216,6 +216,13 @@ class Resources:
         stolen, self._steal = (ticks - self._steal if self._steal >= 0 else 0), ticks
         waited_ns = stolen * 10_000_000
         return [{"kind": "cpu", "object": "steal", "waited_ns": waited_ns}] if waited_ns >= POLL_NS // 10 else []
+
+    def _pressure(self) -> list[dict[str, Any]]:
+        """For how long some task of this host waited for a processor (PSI)."""
+        ns, before = cgroups.pressure_ns(cgroups.read("/proc/pressure/cpu")), self._pressed
+        self._pressed = ns
+        waited_ns = ns - before if min(ns, before) >= 0 else 0
+        return [{"kind": "cpu", "object": "pressure", "waited_ns": waited_ns}] if waited_ns >= POLL_NS // 10 else []
 
 
 def due(told: dict[str, tuple[int, tuple[int, int]]], kind: str, used: int, limit: int, now_ns: int) -> bool:

@@ -9,7 +9,7 @@ from agent.tables.shared import INTERVAL, PROC, table
 DECLARED = (
     table("resource", "what a watched process (one that reports decisions, or serves others) has of something at a poll: where that nears its end or is withheld, and now and then", *PROC,
           enum("kind", "cpu memory fd disk oom io iops pids", "processor, memory, descriptors, a file system's room; oom: the kernel killed it for want of memory; io, iops: bytes and requests to a disk that its cgroup limits; pids: processes and threads of its cgroup"),
-          text("object", 128, "the cgroup that withholds it, or the file system; steal: the hypervisor of this host"), INTERVAL,
+          text("object", 128, "the cgroup that withholds it, or the file system; steal: the hypervisor of this host; pressure: how long any task of the host waited (PSI)"), INTERVAL,
           i64("used", "descriptors, or bytes; of a file system that is short of them, files; io, iops: in a second"), i64("limit", "how many it may have; cpu: periods of the quota in the interval"),
           i64("events", "in the interval: periods in which a quota withheld the processor, charges beyond the memory's limit, processes killed; pids: that could not be started"),
           i64("faults", "memory: pages that it had to read in the interval"), i64("waited_ns", "cpu: for how long it was withheld, summed over processors", "ns"),

@@ -6,11 +6,12 @@ from typing import NamedTuple
 
 
 class Entry(NamedTuple):
-    """said: the diagnosis of today can say it; else the word is kept for a rule to come, and for counters and queries that name it."""
+    """said: the diagnosis of today can say it; else the word is kept for a rule to come, and for counters and queries that name it. todo: the next step."""
 
     name: str
     meaning: str
     said: bool
+    todo: str = ""
 
 
 def symptoms() -> list[Entry]:
@@ -20,7 +21,8 @@ def symptoms() -> list[Entry]:
 
     said = catalogue.symptoms()
     return [
-        Entry(name, said[name].meaning if name in said else _SYMPTOMS[name], name in said) for name in SYMPTOMS.split()
+        Entry(name, said[name].meaning, True, said[name].todo) if name in said else Entry(name, _SYMPTOMS[name], False)
+        for name in SYMPTOMS.split()
     ]
 
 
@@ -30,7 +32,10 @@ def causes() -> list[Entry]:
     from agent.tables import CAUSES
 
     said = catalogue.causes()
-    return [Entry(name, said[name].meaning if name in said else _CAUSES[name], name in said) for name in CAUSES.split()]
+    return [
+        Entry(name, said[name].meaning, True, said[name].todo) if name in said else Entry(name, _CAUSES[name], False)
+        for name in CAUSES.split()
+    ]
 
 
 _SYMPTOMS = {

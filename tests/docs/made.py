@@ -183,10 +183,16 @@ def _reloaded() -> list[str]:
 
 
 def symptoms() -> str:
-    return _table(
-        ("symptom", "what is wrong", "said today"),
-        [(f"`{s.name}`", s.meaning, "yes" if s.said else "-") for s in catalogue.symptoms()],
+    table = _table(
+        ("symptom", "what is wrong", "what to look at first", "said today"),
+        [(f"`{s.name}`", s.meaning, s.todo or "-", "yes" if s.said else "-") for s in catalogue.symptoms()],
     )
+    return _anchored("symptom", table)
+
+
+def _anchored(what: str, table: str) -> str:
+    """With what `tickscope explain` names as the page (agent/cli/explain.py)."""
+    return re.sub(r"^\| `(\w+)`", rf'| <a id="{what}-\1"></a>`\1`', table, flags=re.MULTILINE)
 
 
 def causes() -> str:
@@ -196,8 +202,9 @@ def causes() -> str:
         c.name: [k.name for k in kinds().values() if any(r.cause == c.name for r in k.right)]
         for c in catalogue.causes()
     }
-    return _table(("cause", "what it means", "said today", "faults of the laboratory for which it is a right answer"),
-                  [(f"`{c.name}`", c.meaning, "yes" if c.said else "-", " ".join(f"`{k}`" for k in of[c.name]) or "-") for c in catalogue.causes()])  # fmt: skip
+    heads = ("cause", "what it means", "what to do next", "faults of the laboratory for which it is a right answer")
+    rows = [(f"`{c.name}`", c.meaning, c.todo or "-", " ".join(f"`{k}`" for k in of[c.name]) or "-") for c in catalogue.causes()]  # fmt: skip
+    return _anchored("cause", _table(heads, rows))
 
 
 def thresholds() -> str:

@@ -91,6 +91,26 @@ def test_a_quota_is_told_from_a_busy_host() -> None:
     assert only(host.without("resource"))["cause_detail"] == ""
 
 
+def test_what_the_kernel_says_of_the_host_is_evidence_and_no_quota() -> None:
+    def stall(host: Host) -> None:
+        host.stalled_decision(31.4, 1.4, children=False)
+        kept_off(host)
+        host.add(
+            "resource",
+            2,
+            t_ns=T0 + np.array([31, 32]) * S,
+            kind=code("resource", "kind", "cpu"),
+            object=b"pressure",
+            waited_ns=700 * MS,
+            interval_ns=S,
+        )
+
+    found = only(around_stall(stall))
+    assert (found["cause"], found["cause_detail"]) == ("cpu", "preempted")
+    (entry,) = (e for e in found["evidence"] if e.get("object") == "pressure")  # type: ignore[attr-defined]
+    assert entry["value"] == 1.4 * S
+
+
 def test_a_quota_that_withholds_the_processor_is_a_symptom() -> None:
     host = Host()
     host.decisions(0, UNTIL, rate=8)

@@ -16,6 +16,7 @@ from agent.ask.window import this_boot
 from agent.batch import make
 from agent.cli.main import cli
 from agent.config import Config, read_file
+from agent.correlate.catalogue import causes, symptoms
 from agent.limiters import decision
 from agent.queues.catalogue import brokers
 from agent.store.hot import HotStore
@@ -199,3 +200,11 @@ def test_what_a_real_run_said_is_there() -> None:
         assert len(said) > sum(line.startswith("$ ") for line in said), block
     for picture in (LIVE, CLOCK):
         assert picture.read_text().startswith(("<svg", "<?xml"))
+
+
+def test_the_page_that_explain_names_has_each_symptom_and_cause_with_its_next_step() -> None:
+    page = PAGES["docs/findings.md"]
+    for what, all_of in (("cause", causes()), ("symptom", symptoms())):
+        for name, one in all_of.items():
+            (line,) = (line for line in page.splitlines() if f'<a id="{what}-{name}"></a>' in line)
+            assert one.todo.replace("<", "\\<").replace(">", "\\>").replace("*", "\\*").replace("|", "\\|") in line

@@ -80,6 +80,12 @@ def test_counters_of_both_versions(tmp_path: Path, modern: bool) -> None:
     assert group.killed == 0
 
 
+def test_for_how_long_something_waited() -> None:
+    text = "some avg10=12.31 avg60=16.34 avg300=17.06 total=442687272\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n"
+    assert cgroups.pressure_ns(text) == 442_687_272_000
+    assert cgroups.pressure_ns("") == cgroups.pressure_ns("some total=\n") == -1
+
+
 def test_a_group_that_is_gone_says_nothing(tmp_path: Path) -> None:
     group = Group(str(tmp_path / "gone"))
     group.read_cpu()

@@ -24,6 +24,8 @@ def _hungry(who: str, queued: float, pid: int | None, score: float, of: Starved)
         entries.append(item("cpu_wait", "of it, while another ran", of.by_ns, "ns", column="wait_ns", pid=of.by[1], comm=of.by[0]))  # fmt: skip
     if of.group:
         entries.append(item("resource", "withheld by a quota", of.throttled_ns, "ns", column="waited_ns", pid=pid, subject=of.group))  # fmt: skip
+    if of.pressed_ns:
+        entries.append(item("resource", "some task of the host waited for a CPU (PSI)", of.pressed_ns, "ns", column="waited_ns", object="pressure"))  # fmt: skip
     return Verdict(
         CAUSE.name,
         score,

@@ -1,0 +1,171 @@
+"""What limiters and services usually have to do at this hour of the day.
+
+An hour is a 24th of a day of CLOCK_BOOTTIME: no step of the wall clock moves it, and a replay has the same ones. Of each hour of the last week it is kept how often there was
+something to do, and the longest pause. An hour was busy if it held ``_LEAST`` requests, without a pause of a third of it, and so did the one before and the one after: so nobody is late who
+only begins or ends earlier than yesterday, or by another time of the year.
+
+One is silent that has nothing to do for three times the longest pause of the busy days at this hour, and for ``_LEAST_S``. If requests come at random that befalls one that has ``_LEAST`` an hour
+once in some ten years, and others more seldom. Three days must have been busy; so must have been this day a week before, or, where that is not known, all days, and it had to do within the last hour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from agent.correlate.catalogue import Symptom
+from agent.correlate.episode import Episode
+from agent.correlate.guard import Guard
+from agent.correlate.rows import groups
+from agent.correlate.series import Series
+from agent.correlate.thresholds import CorrelatorConfig
+from agent.correlate.watch import Watch
+from agent.correlate.words import process, text
+from agent.tables import TABLES
+
+#: What a symptom of these reads.
+READS = {
+    "limiter_decision": ("limiter_id",),
+    "limiter_rate": ("limiter_id", "seen_allowed", "seen_refused", "allowed", "refused"),
+    "service_latency": ("sport", "netns", "requests", "waiting"),
+    "process_event": ("kind",),
+}
+HOUR, _KEPT = 3600, 192
+_DAYS, _WEEK = np.arange(1, 8) * 24, 6
+_AROUND = np.array([-1, 0, 1])
+_LEAST, _LEAST_S, _RATIO, _ALIKE = 60, 60, 3, 3
+_GAP_S = 10  # in which nothing at all came: the host slept, or nobody looked
+_MOST = 1 << 32  # requests a second that are believed
+_ENDS = [TABLES["process_event"].code("kind", name) for name in ("killed", "exited", "oom_killed")]
+
+
+class HourWatch(Watch):
+    """One subject is one limiter of all processes of one name, or one port of a network namespace. last: the last second in which it had something to do."""
+
+    def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
+        super().__init__(config, symptoms, guard)
+        most = 2 * config.subjects
+        self.series = Series((), most)
+        self.last, self.told = np.zeros(most, np.int64), np.zeros(most, np.int64)
+        self._who: dict[int, tuple[tuple[object, ...], int, int, str]] = {}  # by slot: key, pid, start tick, name
+        self._ended: set[int] = set()
+        self._first = np.zeros(most, np.int64)
+        self._n, self._pause = np.zeros((most, _KEPT), np.float32), np.zeros((most, _KEPT), np.uint16)  # 0: not known
+        self._now, self._longest = np.zeros(most), np.zeros(most, np.int64)
+        self._hour = self._since = self._at = -1
+
+    def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+        self._pass(second)
+        for key, n, row in (*_limiters(rows), *_ports(rows)):
+            slot = self.series.slot(key, second)
+            if slot < 0:
+                continue
+            if slot not in self._who or self._who[slot][0] != key:
+                self._n[slot] = self._pause[slot] = self._now[slot] = self._longest[slot] = 0
+                self._first[slot] = self.last[slot] = second
+            self._longest[slot] = max(self._longest[slot], second - max(self.last[slot], self._hour * HOUR))
+            self._now[slot] += n
+            self.last[slot] = second
+            self._who[slot] = key, int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000, text(row["comm"])
+            self._ended.discard(slot)
+        self.series.dropped = 0  # those who watch the same for other symptoms count them
+        self._end_of(rows.get("process_event"))
+        return np.array(sorted(self._who), np.int64)
+
+    def _pass(self, second: int) -> None:
+        hour = second // HOUR
+        if self._at < 0 or second - self._at > _GAP_S:
+            for unseen in range(max(self._hour, hour - _KEPT), hour):
+                self._pause[:, unseen % _KEPT] = 0
+            self._since, self._hour = second, hour
+            self._now[:] = self._longest[:] = 0
+        while self._hour < hour:
+            begin, end = self._hour * HOUR, (self._hour + 1) * HOUR
+            whole = (np.maximum(self._first, self._since) <= begin) & (self.told < begin)
+            longest = np.maximum(self._longest, end - np.maximum(self.last, begin)).clip(1)
+            self._pause[:, self._hour % _KEPT] = np.where(whole, longest, 0)
+            self._n[:, self._hour % _KEPT] = self._now
+            self._now[:] = self._longest[:] = 0
+            self._hour += 1
+        self._at = second
+
+    def _end_of(self, events: np.ndarray | None) -> None:
+        """What becomes of one whose process ended is others' to tell."""
+        if events is not None and len(events):
+            gone = {int(pid) for pid in events["pid"][np.isin(events["kind"], _ENDS)]}
+            self._ended |= {slot for slot, (_, pid, _, _) in self._who.items() if pid in gone}
+
+    def overdue(self, slots: np.ndarray, second: int) -> list[tuple[int, int, int, float]]:
+        """Of those that have nothing to do for too long: (slot, since when, longest pause of such hours, how often they usually have)."""
+        begun = np.maximum(self.last[slots], max(self._hour * HOUR, self._since))
+        late = second + 1 - begun > _LEAST_S
+        slots, begun = slots[late], begun[late]
+        if not len(slots):
+            return []
+        hours = (self._hour - _DAYS[:, None] + _AROUND) % _KEPT
+        n, pause = self._n[slots][:, hours], self._pause[slots][:, hours]
+        known = (pause > 0).all(axis=2)
+        busy = known & ((pause <= HOUR // _RATIO) & (n >= _LEAST)).all(axis=2)
+        goes = (self.last[slots] > second - HOUR) & (busy == known).all(axis=1)
+        due = (busy.sum(axis=1) >= _ALIKE) & np.where(known[:, _WEEK], busy[:, _WEEK], goes)
+        longest = np.where(busy, pause[:, :, 1], 0).max(axis=1).astype(np.int64)
+        due &= (second + 1 - begun > _RATIO * longest) & (self.told[slots] <= self.last[slots])
+        return [
+            (int(slots[i]), int(begun[i]), int(longest[i]), float(np.median(n[i, busy[i], 1])))
+            for i in np.flatnonzero(due)
+            if int(slots[i]) not in self._ended and not self._replaced(int(slots[i]))
+        ]
+
+    def _replaced(self, slot: int) -> bool:
+        """A limiter that is named by its address is another one after each start of its program."""
+        (what, name), *_ = self._who[slot]
+        return isinstance(what, str) and any(
+            name == key[1] and self._first[other] > self.last[slot] for other, (key, *_) in self._who.items()
+        )
+
+    def describe(self, symptom: str, slot: int) -> Episode:
+        key, pid, tick, comm = self._who[slot]
+        who = process(comm, pid if pid > 0 else None)
+        limiter = isinstance(key[0], str)
+        subject, metric = (f"limiter {key[0]} ({who})", "silent") if limiter else (f"{who} on port {key[1]}", "unasked")
+        episode = Episode(symptom, key, slot, subject, f"{pid}/{tick}", 0, 0, metric, "ns", 0.0, 0.0, 0.0, 0)
+        episode.pid, episode.start_tick, episode.comm = pid if pid > 0 else None, tick, comm
+        if isinstance(key[1], int):
+            episode.facts["port"] = float(key[1])
+        return episode
+
+    def _end(self, second: int) -> None:
+        """How long one goes on its symptom says."""
+        for key, episode in list(self.active.items()):
+            if second - episode.last_bad >= self.config.quiet_s:
+                del self.active[key]
+
+
+_Seen = tuple[tuple[object, ...], float, np.void]
+
+
+def _limiters(rows: Mapping[str, np.ndarray]) -> list[_Seen]:
+    d, rate = rows.get("limiter_decision"), rows.get("limiter_rate")
+    seen: list[_Seen] = []
+    if d is not None and len(d):
+        first, group = groups([d["limiter_id"], d["comm"]])
+        n = np.bincount(group)
+        seen += [((text(d[i]["limiter_id"]), text(d[i]["comm"])), float(n[g]), d[i]) for g, i in enumerate(first)]
+    for row in rate if rate is not None else ():
+        told, more = (sum(max(0, int(row[c])) for c in names) for names in (READS["limiter_rate"][1:3], READS["limiter_rate"][3:]))  # fmt: skip
+        if more > 0 and row["limiter_id"] != b"others":
+            seen.append(((text(row["limiter_id"]), text(row["comm"])), float(max(0, more - told)), row))
+    return seen
+
+
+def _ports(rows: Mapping[str, np.ndarray]) -> list[_Seen]:
+    s = rows.get("service_latency")
+    if s is None:
+        return []
+    s = s[((s["requests"] > 0) | (s["waiting"] > 0)) & (s["sport"] > 0) & (s["pid"] > 0)]
+    if not len(s):
+        return []
+    first, group = groups([s["netns"], s["sport"]])
+    n = np.bincount(group, s["requests"].clip(0, _MOST))
+    return [((int(s[i]["netns"]), int(s[i]["sport"])), float(n[g]), s[i]) for g, i in enumerate(first)]

@@ -1,0 +1,61 @@
+"""Limiters and services that have nothing to do at an hour at which they always had."""
+
+from __future__ import annotations
+
+from agent.correlate.catalogue import Symptom
+from agent.correlate.episode import Episode
+from agent.correlate.hours import READS, HourWatch
+from agent.correlate.thresholds import SECOND
+from agent.correlate.watch import Second
+from agent.correlate.words import Words, capital, measured, tell, value, when
+
+
+def judge(watch: HourWatch, second: Second) -> list[Episode]:
+    now = second.at + 1
+    for episode in watch.active.values():
+        if (last := int(watch.last[episode.slot])) * SECOND > episode.start_ns:
+            if episode.last_bad == second.at - 1 and last == second.at:
+                episode.end_ns = last * SECOND
+        elif second.at - watch.told[episode.slot] < watch.config.adopt_s:
+            watch.extend(episode, second.at, float(now * SECOND - episode.start_ns))
+    opened = []
+    for slot, begun, pause, n in watch.overdue(second.slots, second.at):
+        if (SYMPTOM.name, slot) in watch.active:
+            continue
+        episode = watch.describe(SYMPTOM.name, slot)
+        episode.start_ns, episode.base, episode.bar = begun * SECOND, float(pause * SECOND), float(3 * pause * SECOND)
+        episode.facts["n_base"] = n
+        watch.told[slot] = second.at
+        watch.open(episode, second.at, float((now - begun) * SECOND), 1)
+        opened.append(episode)
+    return opened
+
+
+def clause(e: Episode) -> Words:
+    return tell(
+        "{who} {did} nothing for {took}, and usually has {n} in this hour of the day, with pauses of {base} at most, {when}",
+        who=capital(e.subject),
+        did="decided" if e.metric == "silent" else "was asked",
+        took=measured(e.value, e.unit),
+        n=value(e.facts.get("n_base"), "decision" if e.metric == "silent" else "request"),
+        base=measured(e.base, e.unit),
+        when=when(e),
+    )
+
+
+SYMPTOM = Symptom(
+    "quiet_hour",
+    88,
+    "a limiter or a service has nothing to do for far longer than it ever had at this hour of the day",
+    "a limiter of a program, or a port",
+    "ns",
+    "limiter_decision",
+    READS,
+    clause,
+    "see who asks it, and whether they still run and reach it: tickscope query tcp_connect --group-by peer; tickscope query process_event",
+    HourWatch,
+    judge,
+    shared=True,
+    tables={"unasked": "service_latency"},
+    explained_by={"process_stopped": "silence", "process_killed": "silence", "process_restarted": "silence"},
+)

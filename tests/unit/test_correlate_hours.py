@@ -1,0 +1,138 @@
+"""Limiters and services that are silent at an hour at which they never are; and those that are silent at this hour each day, of which nothing is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import pytest
+
+from agent.batch import Batch, make
+from agent.correlate.catalogue import symptoms
+from agent.correlate.correlator import Correlator
+from agent.correlate.episode import Episode
+from agent.correlate.hours import HourWatch
+from agent.correlate.rows import compact
+from agent.correlate.thresholds import CorrelatorConfig
+from tests.unit.correlate_scenarios import APP_PID, START, S, latest
+
+HOUR, DAY, STEP = 3600, 86_400, 10
+SINCE = 100 * DAY
+Works = Callable[[int], bool]
+
+
+def decision(second: int, limiter: bytes = b"api", comm: bytes = b"shop") -> np.ndarray:
+    return make("limiter_decision", 1, t_ns=second * S, pid=APP_PID, proc_start_ns=START, comm=comm, limiter_id=limiter, library=b"own", result=0, duration_ns=500_000, cost=1.0).rows  # fmt: skip
+
+
+def answer(second: int) -> np.ndarray:
+    return make("service_latency", 1, t_ns=second * S, pid=APP_PID, proc_start_ns=START, comm=b"shop", sport=8080, netns=7, requests=3, waiting=0, interval_ns=S).rows  # fmt: skip
+
+
+def silences(works: Works, until: int, table: str = "limiter_decision", more: Iterable[tuple[int, str, np.ndarray]] = (), seed: int = 0) -> list[Episode]:  # fmt: skip
+    """What the watch opens in so many seconds; works: whether there is something to do then, two requests a minute at random."""
+    watch, found = HourWatch(CorrelatorConfig(), [symptoms()["quiet_hour"]]), []
+    row = compact(table, (decision if table == "limiter_decision" else answer)(SINCE))
+    asked = np.random.default_rng(seed).random(until // STEP) < STEP / 30
+    others = {second: {of: compact(of, rows)} for second, of, rows in more}
+    for n, there in enumerate(asked):
+        rows = {table: row} if there and works(n * STEP) else {}
+        found += watch.step(SINCE + n * STEP, rows | others.get(n * STEP, {}))
+    return found
+
+
+def hour(t: int) -> int:
+    return t % DAY // HOUR
+
+
+def office(t: int) -> bool:
+    return 8 <= hour(t) < 18 and t // DAY % 7 < 5
+
+
+@pytest.mark.parametrize("table", ["limiter_decision", "service_latency"])
+def test_silence_at_an_hour_that_is_always_busy_is_told(table: str) -> None:
+    cut = 4 * DAY + 11 * HOUR + 700
+    (one,) = silences(lambda t: office(t) and t < cut, 5 * DAY, table)
+    assert cut - 120 < one.start_ns // S - SINCE <= cut
+    assert 60 < one.value / S < 3 * 400
+    assert one.facts["n_base"] == pytest.approx(120 if table == "limiter_decision" else 360, rel=0.3)
+
+
+def test_silence_at_an_hour_that_is_usually_silent_is_not_told() -> None:
+    assert silences(office, 15 * DAY) == []  # nights, weekends, and mornings after them
+
+
+def test_one_that_does_not_begin_at_its_hour_is_told_once_its_week_is_known() -> None:
+    def begins(t: int) -> bool:
+        return office(t) and t < 14 * DAY
+
+    (one,) = silences(begins, 15 * DAY)  # a Monday
+    assert hour(one.start_ns // S) == 9  # the hour before and after must be busy, too
+
+
+def test_two_days_are_too_few() -> None:
+    assert silences(lambda t: t < 3 * DAY + 2 * HOUR, 3 * DAY + 5 * HOUR)
+    assert silences(lambda t: t < 2 * DAY + 2 * HOUR, 2 * DAY + 5 * HOUR) == []
+
+
+def test_who_goes_home_an_hour_earlier_is_not_silent() -> None:
+    def works(t: int) -> bool:
+        return 8 <= hour(t) < (17 if t > 8 * DAY else 18)
+
+    assert silences(works, 12 * DAY) == []
+
+
+def test_of_one_whose_process_ended_others_tell() -> None:
+    cut = 4 * DAY + 11 * HOUR
+    gone = make("process_event", 1, t_ns=(SINCE + cut) * S, pid=APP_PID, proc_start_ns=START, kind=3).rows
+    assert silences(lambda t: t < cut, 5 * DAY, more=[(cut, "process_event", gone)]) == []
+
+
+def test_time_in_which_nobody_looked_is_no_silence() -> None:
+    watch = HourWatch(CorrelatorConfig(), [symptoms()["quiet_hour"]])
+    row = compact("limiter_decision", decision(SINCE))
+    told = []
+    for n in range(0, 5 * DAY, STEP):
+        if not 4 * DAY + 11 * HOUR < n < 4 * DAY + 11 * HOUR + 1200:  # suspended
+            told += watch.step(SINCE + n, {"limiter_decision": row} if n % 30 == 0 else {})
+    assert told == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_requests_are_no_silence(seed: int) -> None:
+    assert silences(lambda _: True, 9 * DAY, seed=seed) == []
+
+
+def test_it_is_a_finding_without_a_cause_and_alike_in_each_replay() -> None:
+    cut = 4 * DAY + 11 * HOUR
+    row = compact("limiter_decision", decision(SINCE))
+
+    def findings() -> list[Batch]:
+        correlator, out = Correlator(), []
+        (watch,) = (one for one in correlator._watches if isinstance(one, HourWatch))
+        for n in range(0, cut, STEP):
+            watch.step(SINCE + n, {"limiter_decision": row} if n % 30 == 0 else {})
+        for n in range(cut, cut + 300, STEP):  # the host tells something all the time
+            correlator.feed(Batch("limiter_decision", decision(SINCE + n, b"other", b"web")))
+            out += correlator.advance((SINCE + n + STEP) * S - 1)
+        return out
+
+    first, again = findings(), findings()
+    assert [b.rows.tobytes() for b in first] == [b.rows.tobytes() for b in again]
+    (found,) = latest(first)
+    assert (found["symptom"], found["cause"], found["state"]) == ("quiet_hour", "unknown", "open")
+    assert str(found["sentence"]).startswith("Limiter api (shop pid 4242) decided nothing for ")
+    assert "and usually has 120 decisions in this hour of the day, with pauses of 30 s at most" in str(found["sentence"])  # fmt: skip
+
+
+def test_a_limiter_that_has_another_name_after_each_start_is_replaced() -> None:
+    cut = 4 * DAY + 11 * HOUR
+    new = decision(SINCE + cut, b"rate.Limiter@0xc0")
+    assert silences(lambda t: t < cut, cut + HOUR, more=[(cut + 20, "limiter_decision", new)]) == []
+
+
+def test_memory_is_bounded() -> None:
+    watch = HourWatch(CorrelatorConfig(subjects=4), [symptoms()["quiet_hour"]])
+    for n in range(100):
+        watch.step(SINCE + n, {"limiter_decision": compact("limiter_decision", decision(SINCE + n, b"%d" % n))})
+    assert len(watch._who) <= 8
