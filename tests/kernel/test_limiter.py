@@ -56,7 +56,8 @@ def plain_facts(watch: Watch, rows: np.ndarray, pid: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["plain", "pie", "stripped", "piestripped", "2019", "go1.17.13", "go1.19.13", "go1.21.13"]
+    "kind",
+    ["plain", "pie", "stripped", "piestripped", "noopt", "race", "cgo", "2019", "go1.17.13", "go1.19.13", "go1.21.13"],
 )
 def test_allow_in_every_kind_of_binary(watch: Callable[..., Watch], own: Callable[[str], Path], kind: str) -> None:
     """1009 decisions of one goroutine, of a process that was there before the agent."""
