@@ -185,7 +185,9 @@ func asGoLimiter() call {
 }
 
 func asRedisRate() call {
-	client := redis.NewClient(&redis.Options{Network: "unix", Addr: os.Getenv("REDIS_SOCKET"), MaxRetries: -1})
+	addr := os.Getenv("REDIS_SOCKET")
+	network := map[bool]string{true: "unix", false: "tcp"}[strings.HasPrefix(addr, "/")]
+	client := redis.NewClient(&redis.Options{Network: network, Addr: addr, MaxRetries: -1})
 	lim := redis_rate.NewLimiter(client)
 	limit := redis_rate.PerHour(5)
 	return func(i int) {
