@@ -274,6 +274,34 @@ def test_unused_binary_is_let_go(watch: Callable[..., Watch], own: Callable[[str
     program.end()
 
 
+@pytest.mark.parametrize("way", ["written to", "replaced"])
+def test_another_program_in_its_place_while_it_has_its_probes(
+    watch: Callable[..., Watch], own: Callable[[str], Path], tmp_path: Path, way: str
+) -> None:
+    """It was built otherwise: probes at the former places would end it. Written to where nobody runs it, as `cp` does; replaced while it runs."""
+    path, other = own("plain"), Path(shutil.copy(go_binary("noopt"), tmp_path / "other"))
+    w = watch()
+    first = Limits.start(path, "allow", 101)
+    w.until(lambda: bool((one := w.of(path)) and one.links))
+    one = w.of(path)
+    assert len(first.go()) == 101
+    if way == "written to":
+        first.end()
+        shutil.copyfile(other, path)  # the same inode
+        w.until(lambda: not one.links)
+    else:
+        other.rename(path)
+    second = Limits.start(path, "allow", 211)
+    w.until(lambda: any(b is not one and b.path == str(path) and bool(b.links) for b in w.limiters.binaries.values()))
+    truth = second.go()
+    rows = w.rows(second.pid, 211)
+    assert names(rows) == [t["result"] for t in truth]
+    bracketed(rows, truth)
+    second.end()
+    if way == "replaced":
+        first.end()
+
+
 def unused(w: Watch) -> None:
     """The targets' slow rescan, as if it were later."""
     start = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
