@@ -225,10 +225,12 @@ def _place(binary: GoBinary, mine: Matched, one: Probed) -> None:
     if mine.inlined and not decisions:
         one.remedy = f"build it with -gcflags={mine.packages[0]}=-l, and without -pgo"
         raise ElfError(f"{', '.join(mine.inlined)} is inlined wherever it is called, so nothing can be probed")
+    if troubles and mine.copies:
+        unsure = any("not certain" in trouble for trouble in troubles)
+        one.remedy = (
+            f"declare its function in limiter_functions{', or build it optimised (no -N, no -race)' if unsure else ''}"
+        )
     if not decisions:
         raise ElfError(troubles[0] if troubles else "nothing of it decides")
     if troubles:
         one.state, one.reason = "degraded", "; ".join(troubles)
-        if mine.copies:
-            unsure = any("not certain" in trouble for trouble in troubles)
-            one.remedy = f"declare its function in limiter_functions{', or build it optimised (no -N, no -race)' if unsure else ''}"

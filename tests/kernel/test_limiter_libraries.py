@@ -135,11 +135,15 @@ def test_each_decision_as_the_program_was_told(
     watch: Callable[..., Watch], own: Callable[[str], Path], redis: str, kind: str
 ) -> None:
     """Processes that were there before the agent; ``older``: versions with other types and fields."""
-    path = own(kind)
-    programs = {mode: Limits.start(path, mode, count, REDIS_SOCKET=redis) for mode, count in COUNTS.items()}
+    path, unsure = own(kind), kind in ("noopt", "race")  # a copy of x/time/rate is known by its first instructions
+    modes = [mode for mode in COUNTS if not (unsure and mode == "tollbooth")]
+    programs = {mode: Limits.start(path, mode, COUNTS[mode], REDIS_SOCKET=redis) for mode in modes}
     subprocess.run(["redis-cli", "-s", redis, "flushall"], check=True, stdout=subprocess.DEVNULL)
     w = watch()
-    w.until(lambda: w.attached_to(path, *LIBRARIES.values()))
+    w.until(lambda: w.attached_to(path, *(LIBRARIES[mode] for mode in modes)))
+    if unsure:
+        one = w.of(path, LIBRARIES["tollbooth"])
+        assert (one.state, "build it optimised" in one.remedy) == ("unavailable", True)
     for mode, program in programs.items():
         one = w.of(path, LIBRARIES[mode])
         assert (one.state, one.reason) == ("attached", "")
