@@ -1,4 +1,4 @@
-"""How often limiters decide, what share they refuse, and how much of their limits is used: over the last seconds, as gauges.
+"""How often limiters decide, what share they refuse, how much of their limits is used, and what watching them costs: over the last seconds, as gauges.
 
 The most active limiters only. Members and keys are counted by the bits that their hashes set (linear counting), so that a limiter takes 4 kB, however many it has.
 """
@@ -13,6 +13,7 @@ import numpy as np
 
 from agent.batch import Batch
 from agent.tables import TABLES
+from agent.tables.limiters import WATCHED_NS
 from exporters.aggregate import MetricStore
 from exporters.fold import Attributes
 
@@ -24,6 +25,7 @@ _BITS = 4096
 _SAME = ("limiter_id", "comm", "library")
 _TABLE = TABLES["limiter_decision"]
 _ADMITTED = tuple(_TABLE.code("result", name) for name in ("allowed", "delayed"))
+_UPROBE = _TABLE.code("source", "uprobe")
 _FAILED = tuple(_TABLE.code("result", name) for name in ("refused", "error"))
 
 
@@ -37,6 +39,7 @@ class _Used:
     judged: float = 0.0
     failed: float = 0.0
     units: float = 0.0
+    probed: float = 0.0
     limit_per_s: float = math.nan
     bits: np.ndarray = field(default_factory=lambda: np.zeros(_BITS, np.bool_))
 
@@ -92,6 +95,7 @@ class LimiterUse:
         member = self._mixed(rows, ("member", "key"))
         weights = {
             "decisions": np.ones(len(rows)),
+            "probed": (rows["source"] == _UPROBE).astype(np.float64),
             "judged": (rows["result"] >= 0).astype(np.float64),
             "failed": np.isin(rows["result"], _FAILED).astype(np.float64),
             "units": np.where(
@@ -138,7 +142,7 @@ class LimiterUse:
     def _set(self, seconds: float, now_ns: int) -> None:
         self._used = {number: one for number, one in self._used.items() if now_ns - one.seen_ns < _FORGOTTEN_NS}
         gauges: dict[str, list[tuple[Attributes, float]]] = {
-            name: [] for name in ("rate", "refused_share", "limit", "use")
+            name: [] for name in ("rate", "refused_share", "limit", "use", "watch_cost")
         }
         for one in self._used.values():
             limit = one.limit_per_s * one.apart()
@@ -148,7 +152,9 @@ class LimiterUse:
             if limit > 0:
                 gauges["limit"].append((one.attributes, limit))
                 gauges["use"].append((one.attributes, one.units / seconds / limit))
-            one.decisions = one.judged = one.failed = one.units = 0.0
+            if one.probed:
+                gauges["watch_cost"].append((one.attributes, one.probed / seconds * WATCHED_NS / 1e9))
+            one.decisions = one.judged = one.failed = one.units = one.probed = 0.0
             if one.seen_ns > now_ns - EVERY_NS:
                 one.bits[:] = False
         for name, values in gauges.items():

@@ -151,6 +151,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("tickscope.limiter.refused_share", "1", "gauge", "Share of a limiter's decisions that were refused, or failed; not there while it does not decide.", ""),
     Metric("tickscope.limiter.limit", "{unit}/s", "gauge", "Limit of all of a limiter's members and keys that decided together, units a second.", ""),
     Metric("tickscope.limiter.use", "1", "gauge", "What a limiter let through, of its limit; above 1 while a burst is spent.", ""),
+    Metric("tickscope.limiter.watch_cost", "1", "gauge", "What probes at a limiter take of one CPU; not there for those that tell themselves, or are seen on the wire.", ""),
     # What the agent observes of itself (exporters/observed.py).
     *(Metric(f"tickscope.{name}", unit, instrument, text, "") for name, unit, instrument, text in (
         ("build.info", "{info}", "gauge", "Always 1; version, Python and kernel are labels."),

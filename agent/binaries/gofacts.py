@@ -192,13 +192,14 @@ def _refuse(binary: GoBinary, seen: Seen, one: Probed) -> None:
     """Sets the reason where the registers or the struct are not the known ones."""
     minor = binary.build.minor if binary.build else None
     if binary.machine != X86_64:
-        one.reason = "limiter probes are made for x86-64 only"
+        one.reason, one.remedy = "limiter probes are made for x86-64 only", "build it with GOARCH=amd64"
     elif minor is None or minor < REGISTER_ABI_MINOR or "noregabi" in one.go_version:
         one.reason = f"built by {one.go_version or 'an unknown Go'}: calls pass arguments in registers only since go1.{REGISTER_ABI_MINOR}"
     else:
         one.reason = seen.refusal(one.library_version)
     if one.reason:
-        one.state, one.remedy = "unavailable", f"rebuild the program with a current Go and a current {seen.module}"
+        one.state = "unavailable"
+        one.remedy = one.remedy or f"rebuild the program with a current Go and a current {seen.module}"
 
 
 def _place(binary: GoBinary, mine: Matched, one: Probed) -> None:
@@ -224,10 +225,12 @@ def _place(binary: GoBinary, mine: Matched, one: Probed) -> None:
     if mine.inlined and not decisions:
         one.remedy = f"build it with -gcflags={mine.packages[0]}=-l, and without -pgo"
         raise ElfError(f"{', '.join(mine.inlined)} is inlined wherever it is called, so nothing can be probed")
+    if troubles and mine.copies:
+        unsure = any("not certain" in trouble for trouble in troubles)
+        one.remedy = (
+            f"declare its function in limiter_functions{', or build it optimised (no -N, no -race)' if unsure else ''}"
+        )
     if not decisions:
         raise ElfError(troubles[0] if troubles else "nothing of it decides")
     if troubles:
         one.state, one.reason = "degraded", "; ".join(troubles)
-        if mine.copies:
-            unsure = any("not certain" in trouble for trouble in troubles)
-            one.remedy = f"declare its function in limiter_functions{', or build it optimised (no -N, no -race)' if unsure else ''}"

@@ -17,8 +17,6 @@ _RESULTS = {
     "cancelled": "cancelled",
     "errors": "error",
 }
-#: Of watching a decision of a Go program at its begin and its return (docs/costs.md), ns.
-_WATCHED_NS = 12_000
 _PLACES = ("program", "path", "build_id", "site", "file", "line")
 
 
@@ -100,6 +98,7 @@ def _judged(row: dict[str, Any]) -> dict[str, Any]:
 def _worked_out(row: dict[str, Any], boot: str, now_ns: int) -> dict[str, Any]:
     """How often it decides, from its first decision in the window until now, or until its last one where its process is gone."""
     from agent.common.alive import gone
+    from agent.tables.limiters import WATCHED_NS
 
     dead = row["boot_id"] != boot or (row["pid"] is not None and gone(row["pid"], row["proc_start_ns"]))
     state = "gone" if dead else None if row["pid"] is None else "alive"
@@ -118,5 +117,5 @@ def _worked_out(row: dict[str, Any], boot: str, now_ns: int) -> dict[str, Any]:
         "per_s": round(per_s, 3),
         "refused_share": failed / judged if judged else None,
         "limit_use": min(units / most, 1.0) if most and not row["unlimited"] else None,
-        "watch_cost": row["seen"] / seconds * _WATCHED_NS / 1e9 if row["source"] == "uprobe" else None,
+        "watch_cost": row["seen"] / seconds * WATCHED_NS / 1e9 if row["source"] == "uprobe" else None,
     }

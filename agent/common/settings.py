@@ -79,7 +79,7 @@ class Section:
 
     def text(self, key: str, value: object, what: str) -> str:
         """what: for people, for example ``a URL``."""
-        if not isinstance(value, str):
+        if not isinstance(value, str) or any("\ud800" <= letter <= "\udfff" for letter in value):  # halves of a letter
             raise self.wrong(key, value, f"it is {what}")
         return value
 

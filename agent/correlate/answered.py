@@ -73,7 +73,7 @@ def faults(rows: np.ndarray) -> np.ndarray:
     provoked = (rows["protocol"] == b"mysql") & np.isin(rows["code"], _PROVOKED_MYSQL)
     for begin in _PROVOKED:
         provoked |= (rows["protocol"] == b"postgresql") & np.char.startswith(rows["code"], begin)
-    return errors(rows) & ~provoked
+    return np.asarray(errors(rows) & ~provoked)
 
 
 def said(protocol: str, code: str) -> str:
@@ -206,7 +206,8 @@ def _asks(server: FailedHop, episode: Episode, view: View) -> FailedHop | None:
     if most is not None and most[2] >= _LEAST:
         why = Counter(to_peer(failed, most[0])["errno"].tolist()).most_common(1)[0][0]
         found.insert(0, FailedHop(*most[:2], "refused", most[2], errno=max(why, 0)))
-    given = _unusual(*(given_up(*parts) for parts in zip(closes, connects, strict=True)), episode)
+    now, then = (given_up(*parts) for parts in zip(closes, connects, strict=True))
+    given = _unusual(now, then, episode)
     if given is not None:
         found.append(FailedHop(*given[:2], "given_up", given[2]))
     return max((one for one in found if one is not None), key=lambda one: one.n, default=None)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from agent.columns import boolean, enum, f64, i64, text
 from agent.tables.shared import INTERVAL, PROC, table
 
+#: Of watching a decision of a Go program at its begin and its return (docs/costs.md), ns.
+WATCHED_NS = 12_000
+
 # fmt: off
 DECLARED = (
     table("limiter_decision", "one decision of a rate limiter", *PROC, text("limiter_id", 64, "which limiter: the program, what it is, and who asks it", "rate_limiting.limiter.id"),

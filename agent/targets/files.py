@@ -19,12 +19,14 @@ from agent.targets.analyst import Analyst, Unexamined
 from agent.targets.asked import HOST, Ask, FileId, Release, Stamp, Target
 from agent.targets.shares import OverShareError, Owner, Shares
 from agent.targets.unseen import UnseenPrograms
+from agent.targets.writes import Writes
 
 
 class _File:
     def __init__(self, stamp: Stamp, keep: bool) -> None:
         self.stamp, self.keep, self.unused, self.gone = stamp, keep, 0, False
         self.releases: list[Release] = []
+        self.written = -1
         self.taken: list[tuple[Owner, int]] = []
         #: All by ask: who was asked, and need not be again; whose share did not allow what its probes would have taken (0: of something else than descriptors); attempts that failed;
         #: what forgets what was told of it.
@@ -56,6 +58,7 @@ class Files:
             failures,
             multi,
         )
+        self.writes = Writes()
         self._files: dict[FileId, _File] = {}
         self._facts: OrderedDict[tuple[object, ...], Any] = OrderedDict()
         #: Whether a device is that of an overlay which root has mounted: others could tell the inode and ctime of somebody else's file.
@@ -130,6 +133,8 @@ class Files:
         """What somebody makes of a file. Anybody can put files here, so no fault in one may stop the scan."""
         number, taken = id(ask), len(file.taken)
         release = None
+        if file.written < 0:  # before it is read
+            file.written = self.writes.watch(target.fd)
         try:
             facts = yield from self._examine(ask, file.stamp, target, others)
             if facts is not None:
@@ -162,6 +167,8 @@ class Files:
             say(f"tickscope: cannot examine {printable(target.path)}: {type(error).__name__}: {error}")
         if release is None:
             self._give_back(file, taken)
+            if not file.releases:
+                self._unwatch(file)
         else:
             file.releases.append(release)
         if file.gone:  # let go of meanwhile
@@ -256,9 +263,16 @@ class Files:
             if file.unused > 1:
                 self._let_go(key)
 
+    def let_go_of_written(self) -> None:
+        """Takes the probes from files that are written to; who runs one then is looked at anew."""
+        if written := self.writes.heard():
+            for key in [key for key, file in self._files.items() if file.written in written]:
+                self._let_go(key)
+
     def close(self) -> None:
         for key in list(self._files):
             self._let_go(key)
+        self.writes.close()
         detach.finish()
 
     def _let_go(self, key: FileId) -> None:
@@ -269,9 +283,14 @@ class Files:
     def _end(self, file: _File) -> None:
         for release in (*file.releases, *file.told.values()):
             release()
+        self._unwatch(file)
         file.releases.clear()
         file.told.clear()
         self._give_back(file, 0)
+
+    def _unwatch(self, file: _File) -> None:
+        self.writes.forget(file.written)
+        file.written = -1
 
     def _give_back(self, file: _File, keep: int) -> None:
         while len(file.taken) > keep:

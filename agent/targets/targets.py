@@ -120,7 +120,7 @@ class Targets:
         self._arm()
 
     def fds(self) -> list[int]:
-        return [self._timer.fd, *self._helper.fds(), *self.analyst.fds(), *self.images.fds()]
+        return [self._timer.fd, *self.files.writes.fds(), *self._helper.fds(), *self.analyst.fds(), *self.images.fds()]
 
     def on_exec(self, records: np.ndarray) -> None:
         """Takes records of ``struct exec_event``."""
@@ -137,6 +137,7 @@ class Targets:
 
     def drain(self, now_ns: int) -> Iterable[Batch]:
         """Looks at what is due, for at most about 10 ms at a time."""
+        self.files.let_go_of_written()
         if not self._full_ns:
             self.start()
         elif self._full_ns <= now_ns:

@@ -21,7 +21,7 @@ from tests.kernel.go_fixture import go_binary
 from tests.system.agent import Agent
 
 #: Calls a second, 0: a closed loop; and how they are made.
-LOADS = {"closed loop": [], "open loop, 10,000 a second": ["-rate", "10000"], "open loop, 100,000 a second": ["-rate", "100000"],
+LOADS = {"closed loop": [], "open loop, 10,000 a second": ["-rate", "10000"], "open loop, 100,000 a second": ["-rate", "100000"], "open loop, 1,000,000 a second": ["-rate", "1000000"],
          "closed loop, 50 us of work each": ["-work", "50000"]}  # fmt: skip
 
 

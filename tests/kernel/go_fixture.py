@@ -45,9 +45,20 @@ def _toolchain(version: str) -> str:
     return str(root / "bin/go")
 
 
-def _build(out: Path, program: str, args: list[str], toolchain: str, pie: bool) -> str:
+#: Arguments by kind; of those that C takes part in, too.
+_ARGS = {
+    "stripped": ["-ldflags=-s -w"],
+    "older": ["-modfile=older.mod"],
+    "2019": ["-modfile=first.mod"],
+    "noopt": ["-gcflags=all=-N -l"],
+}
+_CGO = {"race": ["-race"], "cgo": ["-ldflags=-linkmode=external"]}
+
+
+def _build(out: Path, program: str, kind: str, toolchain: str, pie: bool) -> str:
     """Builds from the module proxy, else offline from Debian's package; what went wrong, or an empty text."""
-    env = os.environ | {"CGO_ENABLED": "0"}
+    args = (_ARGS | _CGO).get(kind, [])
+    env = os.environ | {"CGO_ENABLED": str(int(kind in _CGO))}
     go = _toolchain(toolchain) if toolchain else "go"
     if toolchain:
         env |= {"GOTOOLCHAIN": "local", "GOFLAGS": "", "GOENV": "off"}
@@ -80,8 +91,8 @@ def _build(out: Path, program: str, args: list[str], toolchain: str, pie: bool) 
 
 
 def go_binary(kind: str = "plain", program: str = "limits") -> Path:
-    """A build of a program: ``plain``, ``pie``, ``stripped`` (by the linker), ``piestripped`` (by strip), or ``go1.NN.MM``;
-    of ``libraries``, ``older`` has older versions of them; of ``limits``, ``2019`` has a type whose fields lay elsewhere.
+    """A build of a program: ``plain``, ``pie``, ``stripped`` (by the linker), ``piestripped`` (by strip), ``noopt`` (neither optimised nor inlined), ``race``, ``cgo`` (linked with
+    libc by the system's linker), or ``go1.NN.MM``; of ``libraries``, ``older`` has older versions of them; of ``limits``, ``2019`` has a type whose fields lay elsewhere.
 
     Skips where there is no Go, or no toolchain of that version to be had; a current Go that cannot build is a failure.
     """
@@ -95,10 +106,7 @@ def go_binary(kind: str = "plain", program: str = "limits") -> Path:
     out.parent.mkdir(parents=True, exist_ok=True)
     fresh = out.with_name(f".{os.getpid()}-{out.name}")
     toolchain = kind if kind.startswith("go1") else ""
-    args = {"stripped": ["-ldflags=-s -w"], "older": ["-modfile=older.mod"], "2019": ["-modfile=first.mod"]}.get(
-        kind, []
-    )
-    problem = _build(fresh, program, args, toolchain, kind.startswith("pie"))
+    problem = _build(fresh, program, kind, toolchain, kind.startswith("pie"))
     assert not problem, problem
     if kind == "piestripped":
         subprocess.run(["strip", str(fresh)], check=True)

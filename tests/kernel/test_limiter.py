@@ -56,7 +56,8 @@ def plain_facts(watch: Watch, rows: np.ndarray, pid: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["plain", "pie", "stripped", "piestripped", "2019", "go1.17.13", "go1.19.13", "go1.21.13"]
+    "kind",
+    ["plain", "pie", "stripped", "piestripped", "noopt", "race", "cgo", "2019", "go1.17.13", "go1.19.13", "go1.21.13"],
 )
 def test_allow_in_every_kind_of_binary(watch: Callable[..., Watch], own: Callable[[str], Path], kind: str) -> None:
     """1009 decisions of one goroutine, of a process that was there before the agent."""
@@ -271,6 +272,34 @@ def test_unused_binary_is_let_go(watch: Callable[..., Watch], own: Callable[[str
     program.go()
     assert len(w.rows(program.pid, 5)) == 5
     program.end()
+
+
+@pytest.mark.parametrize("way", ["written to", "replaced"])
+def test_another_program_in_its_place_while_it_has_its_probes(
+    watch: Callable[..., Watch], own: Callable[[str], Path], tmp_path: Path, way: str
+) -> None:
+    """It was built otherwise: probes at the former places would end it. Written to where nobody runs it, as `cp` does; replaced while it runs."""
+    path, other = own("plain"), Path(shutil.copy(go_binary("noopt"), tmp_path / "other"))
+    w = watch()
+    first = Limits.start(path, "allow", 101)
+    w.until(lambda: bool((one := w.of(path)) and one.links))
+    one = w.of(path)
+    assert len(first.go()) == 101
+    if way == "written to":
+        first.end()
+        shutil.copyfile(other, path)  # the same inode
+        w.until(lambda: not one.links)
+    else:
+        other.rename(path)
+    second = Limits.start(path, "allow", 211)
+    w.until(lambda: any(b is not one and b.path == str(path) and bool(b.links) for b in w.limiters.binaries.values()))
+    truth = second.go()
+    rows = w.rows(second.pid, 211)
+    assert names(rows) == [t["result"] for t in truth]
+    bracketed(rows, truth)
+    second.end()
+    if way == "replaced":
+        first.end()
 
 
 def unused(w: Watch) -> None:

@@ -19,7 +19,7 @@ from agent.common.address import UNIX
 from agent.kernel import bpf
 from agent.probes.beside.redis_ends import RedisServers
 from agent.probes.beside.redis_flows import Ends
-from tests.kernel.test_redis_wire import BUCKET, GCRA_LIKE, Rig, told
+from tests.kernel.test_redis_wire import BUCKET, GCRA_LIKE, Rig, go_asks, told
 from tests.servers.test_redis_streams import Redis
 
 
@@ -87,6 +87,14 @@ def test_pipelines_transactions_and_long_requests(rig: Rig, place: Path, protoco
         counts
     )  # the one of the transaction, behind a text that lies in pages: its place is lost, and found again
     assert (counts[name, "allowed"], counts[name, "refused"]) == (log.count(1) - 1, log.count(0))
+
+
+def test_go_redis_with_redis_rate(rig: Rig, place: Path) -> None:
+    client = redis.Redis(unix_socket_path=str(place))
+    client.flushall()
+    log = go_asks(rig, str(place), 101)
+    client.flushall()
+    assert log.total() == 101 and min(log.values()) > 10
 
 
 def test_a_program_of_another_language_and_one_that_begins_later(rig: Rig, place: Path) -> None:

@@ -28,6 +28,7 @@ from agent.probes.beside.redis_reader import RedisReader
 from agent.probes.beside.redis_wire import RedisWire
 from agent.service.redis_said import appliers, state
 from agent.tables import TABLES
+from tests.kernel.go_fixture import Limits, go_binary
 from tests.kernel.local_attach import LocalAttacher
 from tests.patience import PATIENCE
 from tests.servers.test_redis_streams import Redis
@@ -155,6 +156,25 @@ def test_python_limits_by_its_own_account(rig: Rig, server: Redis) -> None:
     assert told(rows) == counted and sum(counted.values()) == 39
     assert set(rows["window_ns"].tolist()) == {3600 * 10**9} and (rows["duration_ns"] > 0).all()
     assert set(rows["comm"].tolist()) <= {b"python", b"pytest", b"python3"} and len(set(rows["key"].tolist())) == 3
+
+
+def go_asks(rig: Rig, address: str, count: int) -> collections.Counter[tuple[str, str]]:
+    """What a Go program was answered by redis_rate, which is what was seen."""
+    program = Limits.start(go_binary("plain", "libraries"), "redis", count, REDIS_SOCKET=address)
+    truth: list[dict[str, object]] = []
+    rows = rig.during(lambda: truth.extend(program.go()))
+    program.end()
+    log = collections.Counter(("github.com/go-redis/redis_rate", str(one["result"])) for one in truth)
+    assert told(rows) == log
+    assert rows["remaining"].tolist() == [one["remaining"] for one in truth]
+    assert set(rows["comm"].tolist()) == {b"libraries-plain"} and len(set(rows["key"].tolist())) == 3
+    return log
+
+
+def test_go_redis_with_redis_rate(rig: Rig, server: Redis) -> None:
+    redis.Redis(port=server.port).flushall()
+    log = go_asks(rig, f"127.0.0.1:{server.port}", 103)
+    assert log.total() == 103 and min(log.values()) > 10
 
 
 @pytest.mark.parametrize("protocol", [2, 3])

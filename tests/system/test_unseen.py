@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.system.agent import Agent
-from tests.unit.test_unseen_kinds import go_of_32_bits, static_openssl
+from tests.unit.test_unseen_kinds import go_for, static_openssl
 
 
 def test_programs_that_cannot_be_watched_are_rows(start: Callable[..., Agent], tmp_path: Path) -> None:
     go32, stripped = tmp_path / "limits32", tmp_path / "shakes"
-    go_of_32_bits(go32)
+    go_for(go32)
     static_openssl(stripped)
     subprocess.run(["strip", stripped], check=True)
     agent = start().ready()

@@ -55,10 +55,9 @@ def many_pointers() -> bytes:
     return elf(head + table.ljust(4096, b"\0") + struct.pack("<Q", _BASE + 64) * 100_000)
 
 
-def many_returns() -> bytes:
-    """A function of 256 KB of RET instructions."""
+def many_returns(size: int = 1 << 18) -> bytes:
+    """A function of so many RET instructions."""
     head = note().ljust(64, b"\0")
-    size = 1 << 18
     table = pclntab(b"golang.org/x/time/rate.(*Limiter).reserveN", size, _BASE + 64).ljust(4096, b"\0")
     code_at = _BASE + 64 + len(table) + 64
     moduledata = struct.pack("<Q", _BASE + 64) + struct.pack("<3Q", code_at, code_at + size, code_at)

@@ -102,6 +102,7 @@ def test_use_of_the_limit_in_ten_seconds() -> None:
     told = {m.name: series for m, series in store.collect()}
     values = {name: told[f"tickscope.limiter.{name}"][0].value for name in ("rate", "refused_share", "limit", "use")}
     assert values == {"rate": 100.0, "refused_share": 0.75, "limit": 50.0, "use": 0.5}
+    assert "tickscope.limiter.watch_cost" not in told
     assert dict(told["tickscope.limiter.rate"][0].attributes) == {
         "rate_limiting.limiter.id": "shop:pay",
         "process.command": "shop",
@@ -118,6 +119,17 @@ def test_use_of_the_limit_in_ten_seconds() -> None:
     use.offer(make("tcp_rtt", 1, t_ns=5 * EVERY_NS))
     assert len(next(series for m, series in store.collect() if m.name == "tickscope.limiter.rate")) == MOST
     assert use.losses()["limiter_limit"] == MOST + 1
+
+
+def test_what_watching_costs_is_told_of_those_with_probes() -> None:
+    store, source = MetricStore(), TABLES["limiter_decision"].by_name["source"]
+    use = LimiterUse(store)
+    for name, limiter in (("uprobe", b"probed"), ("redis", b"wire")):
+        use.offer(make("limiter_decision", 5000, t_ns=S, limiter_id=limiter, result=0, source=source.code(name)))
+    use.offer(make("tcp_rtt", 1, t_ns=S + EVERY_NS))
+    (one,) = next(series for m, series in store.collect() if m.name == "tickscope.limiter.watch_cost")
+    assert dict(one.attributes) == {"rate_limiting.limiter.id": "probed"}
+    assert one.value == 500 * 12e-6
 
 
 def test_refusals_of_a_limiter_are_counted_from_0() -> None:

@@ -201,6 +201,27 @@ def test_nothing_turns_or_grows_while_the_helper_is_silent(
     assert turns < 15
 
 
+def test_a_file_that_is_written_to_loses_its_probes_at_once_and_gets_others(
+    rig: Rig, program: Program, library: Path
+) -> None:
+    """Else breakpoints would be put where its former content had instructions. One that is replaced by renaming keeps them: those who run it have the former one."""
+    program.maps(library)
+    rig.scan()
+    assert rig.live == [str(library)]
+    with library.open("ab") as file:
+        file.write(b"another")
+    assert select.select(rig.targets.files.writes.fds(), [], [], 5)[0]
+    rig.turn()
+    assert rig.live == []
+    program.do()
+    rig.scan()
+    assert rig.live == [str(library)]
+    shutil.copy("/bin/true", library.with_name("next"))
+    library.with_name("next").rename(library)
+    rig.turn()
+    assert len(rig.live) == 1
+
+
 def test_what_is_told_of_a_process_is_what_its_last_look_left_out(rig: Rig, program: Program, library: Path) -> None:
     """However often a file that is mapped too often changes its name."""
     program.maps(library, MAPPINGS_A_FILE + 1)

@@ -36,11 +36,11 @@ def static_openssl(out: Path) -> None:
     )
 
 
-def go_of_32_bits(out: Path) -> None:
-    """Builds the program with limiters for a 32-bit processor."""
+def go_for(out: Path, processor: str = "386") -> None:
+    """Builds the program with limiters for another processor."""
     if not shutil.which("go"):
         pytest.skip("needs Go: apt install golang")
-    env = os.environ | {"GOARCH": "386", "CGO_ENABLED": "0"}
+    env = os.environ | {"GOARCH": processor, "CGO_ENABLED": "0"}
     mods = [[], ["-modfile=old.mod"]]
     done = [
         subprocess.run(
@@ -65,13 +65,26 @@ def test_openssl_in_a_stripped_program(tmp_path: Path) -> None:
 
 def test_a_32_bit_go_program(tmp_path: Path) -> None:
     out = tmp_path / "limits32"
-    go_of_32_bits(out)
+    go_for(out)
     with out.open("rb") as file:
         found = gofacts.examine(file.fileno())
     assert found is not None
     assert (found.state, "32-bit Go" in found.reason, found.remedy) == (
         "unavailable",
         True,
+        "build it with GOARCH=amd64",
+    )
+
+
+def test_a_go_program_of_another_processor(tmp_path: Path) -> None:
+    out = tmp_path / "limits-arm"
+    go_for(out, "arm64")
+    with out.open("rb") as file:
+        found = gofacts.examine(file.fileno())
+    assert found is not None
+    assert (found.state, found.reason, found.remedy) == (
+        "unavailable",
+        "limiter probes are made for x86-64 only",
         "build it with GOARCH=amd64",
     )
 

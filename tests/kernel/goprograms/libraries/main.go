@@ -18,6 +18,9 @@ import (
 	"time"
 	"unsafe"
 
+	sentinel "github.com/alibaba/sentinel-golang/api"
+	"github.com/alibaba/sentinel-golang/core/flow"
+	"github.com/alibaba/sentinel-golang/logging"
 	"github.com/didip/tollbooth/v7"
 	"github.com/go-redis/redis_rate/v10"
 	juju "github.com/juju/ratelimit"
@@ -182,7 +185,9 @@ func asGoLimiter() call {
 }
 
 func asRedisRate() call {
-	client := redis.NewClient(&redis.Options{Network: "unix", Addr: os.Getenv("REDIS_SOCKET"), MaxRetries: -1})
+	addr := os.Getenv("REDIS_SOCKET")
+	network := map[bool]string{true: "unix", false: "tcp"}[strings.HasPrefix(addr, "/")]
+	client := redis.NewClient(&redis.Options{Network: network, Addr: addr, MaxRetries: -1})
 	lim := redis_rate.NewLimiter(client)
 	limit := redis_rate.PerHour(5)
 	return func(i int) {
@@ -204,8 +209,42 @@ func asRedisRate() call {
 	}
 }
 
+// asSentinel asks resources with a rule of 5 an hour each.
+func asSentinel() call {
+	logging.ResetGlobalLoggerLevel(logging.ErrorLevel) // it logs to stdout
+	var rules []*flow.Rule
+	for i := 0; i < 3; i++ {
+		rules = append(rules, &flow.Rule{Resource: key(i), Threshold: 5, StatIntervalInMs: 3600000})
+	}
+	_, err := flow.LoadRules(rules)
+	check(err)
+	return func(i int) {
+		d := decision{Key: key(i), Start: boottime(), Cost: int64(1 + i%2)}
+		entry, blocked := sentinel.Entry(d.Key, sentinel.WithBatchCount(uint32(d.Cost)), sentinel.WithFlag(7))
+		d.Result = name(blocked == nil)
+		record(d)
+		if blocked == nil {
+			entry.Exit()
+		}
+	}
+}
+
+// asPaced asks a resource whose rule lets one go each 10 ms, and refuses who would wait for more than 25.
+func asPaced() call {
+	logging.ResetGlobalLoggerLevel(logging.ErrorLevel)
+	_, err := flow.LoadRules([]*flow.Rule{{Resource: "paced", Threshold: 100, ControlBehavior: flow.Throttling, MaxQueueingTimeMs: 25}})
+	check(err)
+	return func(i int) {
+		d := decision{Key: "paced", Start: boottime(), Cost: 1}
+		_, blocked := sentinel.Entry(d.Key)
+		d.Result = name(blocked == nil)
+		record(d)
+	}
+}
+
 var modes = map[string]func() call{
 	"uber": asUber, "juju": asJuju, "tollbooth": asTollbooth, "throttled": asThrottled, "ulule": asUlule, "golimiter": asGoLimiter, "redis": asRedisRate,
+	"sentinel": asSentinel, "paced": asPaced,
 }
 
 // MODE@50: by so many goroutines at once.

@@ -1,0 +1,54 @@
+"""Files with probes that somebody writes to. The kernel would go on to put breakpoints where the former content had instructions, into what is started of the file from then on."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes as ct
+import os
+import struct
+
+_FLAGS, _MODIFY = 0o2004000, 0x2  # IN_NONBLOCK | IN_CLOEXEC; IN_MODIFY, which a truncation is, too
+_EVENT = struct.Struct("iIII")
+
+
+class Writes:
+    """``fds`` is readable when there is one. Who may not read a file is not told of it; where there is no inotify, nobody is told of any."""
+
+    def __init__(self) -> None:
+        self._libc = ct.CDLL(None, use_errno=True)
+        self._fd = self._libc.inotify_init1(_FLAGS)
+        self._watched: dict[int, int] = {}  # of one inode there is one, whoever asks
+
+    def fds(self) -> list[int]:
+        return [self._fd] if self._fd >= 0 else []
+
+    def watch(self, file: int) -> int:
+        """From now on; a number for it, or -1."""
+        number = int(self._libc.inotify_add_watch(self._fd, f"/proc/self/fd/{file}".encode(), _MODIFY))
+        if number >= 0:
+            self._watched[number] = self._watched.get(number, 0) + 1
+        return number
+
+    def forget(self, number: int) -> None:
+        left = self._watched.pop(number, 0) - 1
+        if left > 0:
+            self._watched[number] = left
+        elif left == 0:
+            self._libc.inotify_rm_watch(self._fd, number)
+
+    def heard(self) -> set[int]:
+        """Numbers of those that were written to."""
+        found = set[int]()
+        with contextlib.suppress(BlockingIOError):
+            while self._fd >= 0 and (data := os.read(self._fd, 4096)):
+                at = 0
+                while at < len(data):
+                    number, _, _, length = _EVENT.unpack_from(data, at)
+                    found.add(number)
+                    at += _EVENT.size + length
+        return found & self._watched.keys()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1

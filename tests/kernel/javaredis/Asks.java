@@ -1,0 +1,51 @@
+import io.github.bucket4j.BucketConfiguration;
+import io.github.bucket4j.redis.lettuce.Bucket4jLettuce;
+import io.lettuce.core.RedisClient;
+import io.lettuce.core.ScriptOutputType;
+import java.io.InputStream;
+import java.nio.charset.StandardCharsets;
+import java.time.Duration;
+import java.util.List;
+import java.util.Map;
+import java.util.Scanner;
+import java.util.function.BooleanSupplier;
+import redis.clients.jedis.JedisPooled;
+
+/** Limiters in Redis as Java's clients ask for them: Asks PORT SCRIPT. Reads lines KIND COUNT, asks so often, and says what it was answered, a digit each. */
+public final class Asks {
+    public static void main(String[] args) throws Exception {
+        int port = Integer.parseInt(args[0]);
+        String script = args[1];
+        String gateway;
+        try (InputStream in = Asks.class.getResourceAsStream("/META-INF/scripts/request_rate_limiter.lua")) {
+            gateway = new String(in.readAllBytes(), StandardCharsets.UTF_8);
+        }
+        JedisPooled jedis = new JedisPooled("127.0.0.1", port);
+        RedisClient client = RedisClient.create("redis://127.0.0.1:" + port);
+        var lettuce = client.connect().sync();
+        String sha = lettuce.scriptLoad(gateway);
+        var configuration = BucketConfiguration.builder().addLimit(limit -> limit.capacity(5).refillIntervally(5, Duration.ofHours(1))).build();
+        var bucket = Bucket4jLettuce.casBasedBuilder(client).build().builder().build("bucket".getBytes(StandardCharsets.UTF_8), () -> configuration);
+        String[] user = {"request_rate_limiter.{anna}.tokens", "request_rate_limiter.{anna}.timestamp"};
+        Map<String, BooleanSupplier> kinds = Map.of(
+                "jedis", () -> first(jedis.eval(script, List.of("rate:jedis"), List.of("7", "7", "60", "1"))),
+                "lettuce", () -> first(lettuce.eval(script, ScriptOutputType.MULTI, new String[] {"rate:lettuce"}, "7", "7", "60", "1")),
+                "gateway", () -> first(lettuce.evalsha(sha, ScriptOutputType.MULTI, user, "1", "5", "", "1")),
+                "bucket4j", () -> bucket.tryConsume(1));
+        System.out.println("ready");
+        Scanner lines = new Scanner(System.in);
+        while (lines.hasNext()) {
+            BooleanSupplier one = kinds.get(lines.next());
+            StringBuilder said = new StringBuilder();
+            for (int count = lines.nextInt(); count > 0; count--) {
+                said.append(one.getAsBoolean() ? '1' : '0');
+            }
+            System.out.println(said);
+        }
+        System.exit(0);
+    }
+
+    private static boolean first(Object reply) {
+        return ((Long) ((List<?>) reply).get(0)) == 1;
+    }
+}

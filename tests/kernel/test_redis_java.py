@@ -1,0 +1,72 @@
+"""Limiters in a real Redis that Java asks: jedis, lettuce, Bucket4j, and the script of Spring Cloud Gateway's jar. Every decision by the program's own log."""
+
+from __future__ import annotations
+
+import collections
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kernel.test_redis_wire import GCRA_LIKE, Rig, told
+from tests.servers.test_redis_streams import Redis
+
+SOURCES = Path(__file__).parent / "javaredis"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the classes and the libraries are."""
+    path = tmp_path_factory.mktemp("java")
+    for needed in ("mvn", "javac"):
+        if shutil.which(needed) is None:
+            pytest.skip(f"no {needed}: Java's libraries come by Maven")
+    shutil.copytree(SOURCES, path, dirs_exist_ok=True)
+    fetch = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={path}"]
+    got = subprocess.run(fetch, cwd=path, capture_output=True, text=True, check=False)
+    if got.returncode:
+        pytest.skip(f"the clients cannot be had: {got.stdout[-300:]}")
+    subprocess.run(["javac", "-d", path, "-cp", f"{path}/*", path / "Asks.java"], check=True)
+    return path
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[tuple[Rig, Redis]]:
+    server = Redis(tmp_path)
+    one = Rig("on", {server.port})
+    yield one, server
+    one.close()
+    server.process.kill()
+    server.process.wait()
+
+
+def test_each_client_and_library(built: Path, rig: tuple[Rig, Redis]) -> None:
+    wire, server = rig
+    argv = ["java", "-Xshare:auto", "-XX:TieredStopAtLevel=1", "-cp", f"{built}:{built}/*", "Asks", str(server.port), GCRA_LIKE]  # fmt: skip
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdin is not None and program.stdout is not None
+        assert any(line == "ready\n" for line in program.stdout)
+        for kind, library, count in (
+            ("jedis", "github.com/go-redis/redis_rate", 13),
+            ("lettuce", "github.com/go-redis/redis_rate", 17),
+            ("gateway", "spring-cloud-gateway", 19),
+            ("bucket4j", "io.github.bucket4j", 11),
+        ):
+            said: list[str] = []
+
+            def asks(kind: str = kind, count: int = count, said: list[str] = said) -> None:
+                assert program.stdin is not None and program.stdout is not None
+                program.stdin.write(f"{kind} {count}\n")
+                program.stdin.flush()
+                said.append(program.stdout.readline().strip())
+
+            rows = wire.during(asks)
+            log = collections.Counter((library, ("refused", "allowed")[int(digit)]) for digit in said[0])
+            assert log.total() == count and log[library, "refused"] > 0
+            if kind == "bucket4j":  # it decides itself, and writes what it let through
+                del log[library, "refused"]
+            assert told(rows) == log, kind
+            assert set(rows["pid"].tolist()) == {program.pid}
+        program.stdin.close()

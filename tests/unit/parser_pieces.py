@@ -1,0 +1,254 @@
+"""Hostile inputs for the parsers of limiters that are nobody else's: ``python -m tests.unit.parser_pieces [INPUTS] [NAME...]`` tries a million of each.
+
+What comes over connections has its own: redis_pieces.py (RESP, records of the kernel), otlp_pieces.py (OTLP).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from agent.binaries import gobuild, gofacts, gopcln, gox86, openssl, ownfunction
+from agent.binaries.elf import Elf, ElfError
+from agent.binaries.symbolnames import pattern, plain
+from agent.binaries.symbols import nearest
+from agent.binaries.unwind import function_at
+from agent.common.settings_file import parse as settings_file
+from agent.errors import AgentError
+from agent.limiters import model_settings, script_settings
+from agent.limiters.decision import FLOATS, INTEGERS, Decoder
+from agent.limiters.functions import meanings, settings
+from agent.limiters.functions.words import GO, SYSTEM_V, WordError
+from agent.limiters.functions.words import parse as word
+from agent.limiters.script import VALUES, RedisCall, expression
+from tests.unit.hostile_elf import many_returns
+
+_STRANGE: list[Any] = [None, True, False, 0, -1, 1 << 63, 1 << 70, -1.5, 1e308, float("inf"), float("nan"), "", "\0", "ü", "\ud800", "x" * 600, [], {}, [1, [2]], {"a": {"b": 1}}, "..", "1..0", "..-1", "other"]  # fmt: skip
+_WORDS = ["ax", "rdi", "edi", "di+24", "(ax+8)+16", "limiter+8", "sp+8", "xmm0", "i32", "f64", "bool", "int", "ms", "s", "+", "(", ")", "reply.0", "arg.1", "key.99", "match.0", ">", "==", "/", "-", "-0", "1e9", "99999", "4096", "eax+ 4095"]  # fmt: skip
+_CODE = bytes.fromhex(
+    "493b6610760a554889e54883ec10488944242048895c2428f0480fb10d00000000e800000000eb0cc3c5f8778b0424ff24c500000000f30f1efa3effe0c3"
+)
+
+
+def mutated(rng: random.Random, data: bytes, most: int = 4) -> bytes:
+    raw = bytearray(data)
+    for _ in range(rng.randint(1, most)):
+        at = rng.randrange(len(raw) + 1)
+        match rng.randrange(5):
+            case 0 if at < len(raw):
+                raw[at] = rng.randrange(256)
+            case 1:
+                raw[at:at] = rng.randbytes(rng.randint(1, 9))
+            case 2:
+                del raw[at : at + rng.randint(1, 9)]
+            case 3:
+                del raw[at:]
+            case _:
+                raw[at:at] = raw[at : at + rng.randrange(32)]
+    return bytes(raw)
+
+
+def value(rng: random.Random) -> Any:
+    return rng.choice(_STRANGE) if rng.random() < 0.3 else " ".join(rng.choices(_WORDS, k=rng.choice((1, 1, 2, 3))))
+
+
+def section(rng: random.Random, keys: Sequence[str], most: int = 5) -> dict[str, Any]:
+    return {key: value(rng) for key in rng.sample([*keys, "unknown"], rng.randint(1, min(len(keys), most)))}
+
+
+def message(rng: random.Random) -> None:
+    given = {"limiter": "a", "result": "allowed", "key": "k", **dict.fromkeys(FLOATS, 1.5), **dict.fromkeys(INTEGERS, 7)}  # fmt: skip
+    given |= section(rng, ["limiter", "result", "key", "t_ns", "trace_id", "library", "dropped", *FLOATS, *INTEGERS], 2)
+    if rng.random() < 0.5:
+        given |= {name: rng.choice([0, 3, 2.5, 1 << 40]) for name in given if name not in ("limiter", "result")}
+    data = b"<190>Nov 23 10:11:12 host nginx: " * rng.randrange(2) + json.dumps(given).encode()
+    _decoder().parse(mutated(rng, data) if rng.random() < 0.5 else data)
+
+
+@cache
+def _decoder() -> Decoder:
+    return Decoder("hashed")
+
+
+def places(rng: random.Random) -> None:
+    text = " ".join(
+        (rng.choice(("i32", "f64", "bool", "int", "")), rng.choice(_WORDS[:9]), rng.choice(("ms", "s", "")))
+    )
+    text = mutated(rng, text.encode()).decode("latin-1") if rng.random() < 0.4 else text
+    word(value(rng) if rng.random() < 0.2 else text, rng.choice((GO, SYSTEM_V)), rng.random() < 0.5, rng.random() < 0.7)
+
+
+def values(rng: random.Random) -> None:
+    terms = ("reply", "reply.0", "reply.99", "arg.1", "key.0", "match.1", "match.0", "-1.5", "1", "999999999999999")
+    text = rng.choice(terms)
+    if rng.random() < 0.7:
+        text = f"{text} {rng.choice(('>', '<=', '==', '-', '/', '*', '**'))} {rng.choice(terms)}"
+    term = expression(mutated(rng, text.encode()).decode("latin-1") if rng.random() < 0.4 else text, rng.random() < 0.3)
+    reply = rng.choice([*_STRANGE, [b"1", None, [2]], b"7", 3])
+    term(RedisCall("EVAL", "", [b"k"] * rng.randrange(3), [rng.randbytes(3), b"1e999"], reply))
+
+
+def answers(rng: random.Random) -> None:
+    good: list[Any] = [0, 1, 7, "2..5", "..-1", "9..", [3, "4..6"], "other"]
+    given = {name: rng.choice(good) if rng.random() < 0.8 else rng.choices(_STRANGE, k=3) for name in rng.sample(list(meanings.CODES), 2)}  # fmt: skip
+    meanings.parse(given)
+
+
+def functions(rng: random.Random) -> None:
+    """What is wrong with one is kept beside it; ``limiter_functions`` that are no list are refused."""
+    one: dict[str, Any] = {"name": "a", "program": "/bin/a", "language": rng.choice(["go", "c"]), "symbol": "f", "results": {"result": "bool ax"}}  # fmt: skip
+    if rng.random() < 0.6:
+        one |= section(rng, ["name", "program", "build_id", "language", "symbol", "address", "offset", "algorithm", "clock", "window", "limit", "per_s", "burst", "slots", "arguments", "results"], 2)  # fmt: skip
+    for part, keys in (("arguments", ["limiter", "key", "key_size", "cost", "limit", "now"]), ("results", ["result", "wait", "error", "remaining", "allowed", "refused"])):  # fmt: skip
+        if rng.random() < 0.3:
+            one[part] = section(rng, keys, 2)
+    kept = settings.entries(rng.choice([[one], [one], [one, one], one, "x"]), "t.yaml", {})
+    settings.replayed(settings.functions(kept))
+    if "wrong" in kept[0]:
+        raise AgentError(str(kept[0]["wrong"]))
+
+
+def scripts(rng: random.Random) -> None:
+    one = {"command": "CL.X", "key": "a:", "allowed": "reply.0 == 1", "limit": "arg.0"}
+    script_settings.parse({"a": {**one, **section(rng, ["script", "function", "command", "key", "allowed", "step_immune", *VALUES], 2)} if rng.random() < 0.9 else value(rng)})  # fmt: skip
+
+
+def models(rng: random.Random) -> None:
+    one = {"model": "GCRA", "clock": "wall", "per_s": 5, "burst": 2.5, "window": "1s", "slots": 3, "shared": True}
+    model_settings.parse({"a*": {**one, **section(rng, model_settings.KEYS, 2)} if rng.random() < 0.9 else value(rng)})
+
+
+_YAML = b"limiter_functions:\n  - name: a  # x\n    arguments: {limiter: ax, key: 'si'}\n    allowed: [1, 2..3]\nlimiter_names:\n  \"a*\": b\n"
+
+
+def yaml(rng: random.Random) -> None:
+    text = mutated(rng, _YAML, 8).decode("utf-8", "replace")
+    settings_file(Path("t.yaml"), text + rng.choice(["", "\n&a [*a]", "[" * 50, "\n? [a]\n: 1", "\n? {a: 1}\n: 1", "\n!!python/object:x {}"]))  # fmt: skip
+
+
+def code(rng: random.Random) -> None:
+    data = rng.randbytes(rng.randint(1, 40)) if rng.random() < 0.3 else mutated(rng, _CODE)
+    for read in (gox86.return_offsets, gox86.lock_offset, gox86.stack_check, lambda text: gox86.spills(text, {})):
+        with suppress(ElfError):
+            read(data.ljust(16, b"\x90"))
+    gox86.instructions(data)
+
+
+def tables(rng: random.Random) -> None:
+    with suppress(ElfError):
+        gopcln.pc_values(mutated(rng, bytes((2, 4, 1, 8, 130, 1, 3, 0))), rng.choice((1, 4)), rng.randrange(1 << 20))
+    with suppress(ElfError):
+        gopcln.parse_func(rng.randbytes(rng.randrange(60)), rng.choice((4, 8)))
+    header = rng.choice(gopcln.magics(1)) + b"".join(rng.choice((1, 80, 200, 1 << 20, 1 << 63)).to_bytes(8, "little") for _ in range(8))  # fmt: skip
+    gopcln.parse(mutated(rng, header) if rng.random() < 0.5 else header, rng.choice((300, 1 << 20)))
+
+
+def build(rng: random.Random) -> None:
+    text = b"0" * 16 + b"path\ta\nmod\ta\tv1\ndep\tb\tv2\th\n=>\tc\tv3\n" + b"1" * 16
+    gobuild.parse(*gobuild.inline_strings(mutated(rng, bytes((5,)) + b"go1.2" + bytes((len(text),)) + text)))
+
+
+def names(rng: random.Random) -> None:
+    text = "".join(rng.choices("shop::Window<int>(){}[]&*~ operator,_ZN4RZv0-9ü\1\2", k=rng.randint(1, 30)))
+    with suppress(ValueError):
+        pattern(text, rng.choice(("c", "c++", "rust"))).search(b"_ZN4shop6Window3incEv\0")
+    plain(mutated(rng, b"_ZN4shop6Window3incEv").decode("latin-1"))
+    nearest(text, {"shop::inc": "a", "inc": "b"})
+
+
+_SOURCE = "#include <string.h>\nint left;\nint allow(const char *k, int n) { if (strlen(k) + n > (unsigned)left) return 0; left -= n; return 1; }\nint outer(int n) { return allow(\"a\", n); }\n"  # fmt: skip
+_ASKED = {"library": "own:a", "entry": "e", "left": "l", "returned": "r", "address": None, "offset": None, "build_id": "", "mapped": True}  # fmt: skip
+
+
+@cache
+def _library() -> bytes:
+    with tempfile.TemporaryDirectory() as here:
+        out = Path(here) / "a.so"
+        subprocess.run(["gcc", "-O1", "-s", "-fPIC", "-shared", "-nostartfiles", "-x", "c", "-", "-o", out], input=_SOURCE, text=True, check=True)  # fmt: skip
+        return out.read_bytes()
+
+
+class _File:
+    """In memory; what was changed of it is put back."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content, self.fd = content, os.memfd_create("hostile")
+        self.said = [at for at, byte in enumerate(content) if byte]  # all else is mostly padding
+        os.write(self.fd, content)
+
+    def changed(self, rng: random.Random) -> int:
+        """Headers above all; sometimes it is cut off."""
+        os.ftruncate(self.fd, len(self.content))
+        os.pwrite(self.fd, self.content, 0)
+        for _ in range(rng.choice((1, 1, 3, 20))):
+            at = rng.choice((rng.randrange(0x200), rng.choice(self.said), rng.choice(self.said)))
+            os.pwrite(self.fd, rng.choice((b"\xff" * 8, bytes(8), rng.randbytes(8), rng.randbytes(1), (1 << rng.randrange(64)).to_bytes(8, "little"))), at)  # fmt: skip
+        if rng.random() < 0.1:
+            os.ftruncate(self.fd, rng.randrange(len(self.content)))
+        return self.fd
+
+
+@cache
+def _file(which: str) -> _File:
+    return _File(_library() if which == "elf" else many_returns(64))
+
+
+def elf(rng: random.Random) -> None:
+    fd = _file("elf").changed(rng)
+    with suppress(ElfError):
+        openssl.facts([fd], program=rng.random() < 0.5)
+    one = {**_ASKED, "symbol": rng.choice(("allow", "outer", "nothing")), "language": rng.choice(("c", "c++", "rust"))}
+    facts = ownfunction.facts([fd], [one if rng.random() < 0.5 else {**one, "symbol": "", "address": rng.randrange(0x3000)}], near=rng.random() < 0.1)  # fmt: skip
+    opened = Elf(fd)
+    function_at(opened, rng.randrange(0x3000))
+    opened.symbols([b"strlen", b"left"])
+    if facts and facts["probed"][0]["state"] == "unavailable":
+        raise ElfError(facts["probed"][0]["reason"])
+
+
+def go(rng: random.Random) -> None:
+    found = gofacts.examine(_file("go").changed(rng))
+    if found and found.probed and found.probed[0].state == "unavailable":
+        raise ElfError(found.probed[0].reason)
+
+
+#: What each may say of an input, beside taking it.
+PARSERS: dict[str, tuple[Callable[[random.Random], None], tuple[type[BaseException], ...]]] = {
+    "message": (message, (ValueError, RecursionError)), "places": (places, (WordError,)), "values": (values, (ValueError,)), "answers": (answers, (ValueError,)),
+    "functions": (functions, (AgentError,)), "scripts": (scripts, (AgentError,)), "models": (models, (AgentError,)), "yaml": (yaml, (AgentError,)), "code": (code, (ElfError,)),
+    "tables": (tables, (ElfError,)), "build": (build, ()), "names": (names, ()), "elf": (elf, (ElfError, OSError)), "go": (go, (ElfError, OSError)),
+}  # fmt: skip
+
+
+def attack(name: str, inputs: int, seed: int = 1) -> Counter[str]:
+    """How many were taken, and refused with a reason. Anything else that comes out is the parser's fault."""
+    rng, told = random.Random(seed), Counter[str]()
+    parse, refusals = PARSERS[name]
+    for number in range(inputs):
+        try:
+            parse(rng)
+            told["taken"] += 1
+        except refusals:
+            told["refused"] += 1
+        except Exception as error:
+            error.add_note(f"{name}: input {number} of seed {seed}")
+            raise
+    return told
+
+
+if __name__ == "__main__":
+    wanted = int(sys.argv[1]) if len(sys.argv) > 1 else 10**6
+    for one in sys.argv[2:] or PARSERS:
+        began = time.process_time()
+        print(f"{one}: {dict(attack(one, wanted))} of {wanted:,} in {time.process_time() - began:.0f} s", flush=True)

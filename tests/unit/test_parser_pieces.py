@@ -1,0 +1,14 @@
+"""Hostile inputs of each parser: taken, or refused with a reason, and nothing else. A million of each: parser_pieces.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.parser_pieces import PARSERS, attack
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_hostile_inputs_are_taken_or_refused(name: str) -> None:
+    told = attack(name, 2_003)
+    assert told["taken"] > 10, told
+    assert not PARSERS[name][1] or told["refused"] > 10, told
