@@ -256,7 +256,7 @@ class GoBinary(Elf):
     def _moduledata_candidates(self) -> Iterator[int]:
         """Addresses of aligned words that point to the pclntab, as moduledata's first one does."""
         base, _ = self._pclntab
-        needle = struct.pack("<Q", base)
+        needle = struct.pack("<Q", base % (1 << 64))  # a file may say more, and nothing agrees then
         for start, piece in self._search_area(_WRITABLE):
             at = piece.find(needle)
             while at >= 0:
