@@ -15,11 +15,12 @@ from agent.correlate.chain import hops
 from agent.correlate.consumption import consumption
 from agent.correlate.episode import Episode, Verdict
 from agent.correlate.fates import Fate
+from agent.correlate.fates_over import LESS, after, back, over
 from agent.correlate.pairs import reads
 from agent.correlate.polled import polled
 from agent.correlate.rows import groups, known
 from agent.correlate.thresholds import SECOND
-from agent.correlate.view import View, to_peer
+from agent.correlate.view import View
 from agent.correlate.waits import NETWORK, PEERS, SHARE, on_peers
 from agent.tables import TABLES
 
@@ -33,10 +34,7 @@ _LEAD_NS = 2 * SECOND  # how long an end is felt only after it
 _LATE_NS = 20 * SECOND  # a message must be old before it is late
 _AGED_NS = 5 * SECOND  # who goes on takes what waits within this
 _UNREAD = ("age_s", "lag")  # of a queue, what no consumer was handed yet
-_TICK_NS = 10_000_000
 _SURE = 0.99
-_CONNECTED = TABLES["tcp_connect"].code("result", "ok")
-_CONNECTS, _OVER = 2, 0.6  # so many connects, and how much less it explains then
 
 
 @dataclass(frozen=True)
@@ -89,21 +87,9 @@ def peers(episode: Episode, view: View) -> list[Blow]:
         names = {pid: comm for comm, pid in served}
         blows = _named(_during(episode, view, [*names], wait.longest, _SURE * share * wait.sure), names)
         found += [
-            replace(b, score=b.score * _OVER) if _over(b.fate, wait.raw, served, episode, view) else b for b in blows
+            replace(b, score=b.score * LESS) if over(b.fate, wait.raw, served, episode, view) else b for b in blows
         ]
     return found
-
-
-def _over(fate: Fate, raw: bytes, served: list[tuple[str, int]], episode: Episode, view: View) -> bool:
-    """Whether another process had taken the place of one that ended: before that one ended in order, as at a reload; or was connected to before anything was slow."""
-    if fate.stop or not fate.again:
-        return False
-    talks = view.rings["tcp_rtt"].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND)
-    begun = talks["proc_start_ns"][talks["pid"] == served[0][1]]
-    if fate.orderly and len(begun) and begun.max() < fate.from_ns - _TICK_NS:
-        return True
-    connects = view.own(view.rings["tcp_connect"].between(fate.from_ns, episode.start_ns), episode)
-    return bool(np.count_nonzero(to_peer(connects, raw)["result"] == _CONNECTED) >= _CONNECTS)
 
 
 def _named(blows: list[Blow], names: dict[int, str]) -> list[Blow]:
@@ -193,18 +179,13 @@ def consumers(episode: Episode, view: View) -> list[Blow]:
     blows = [blow for blow in blows if not blow.fate.orderly]
     if episode.metric in _UNREAD:
         grown, talks = consumption(episode, view).grown, talks[talks["t_ns"] <= episode.start_ns + SECOND]
-        blows = [blow for blow in blows if blow.fate.stop or not (grown or _back(blow.fate, talks))]
+        blows = [blow for blow in blows if blow.fate.stop or not (grown or back(blow.fate, talks))]
     since_ns = episode.start_ns - _AGED_NS
     return [
         b
         for b in blows
         if b.fate.from_ns <= episode.start_ns + 2 * SECOND and (not b.fate.stop or b.fate.to_ns >= since_ns)
     ]
-
-
-def _back(fate: Fate, talks: np.ndarray) -> bool:
-    """Whether another process of that program, and no older than its end, talks."""
-    return bool(np.any((talks["comm"] == fate.comm.encode()) & (talks["proc_start_ns"] >= fate.from_ns - _TICK_NS)))
 
 
 def _servers(raw: bytes, episode: Episode, view: View) -> list[tuple[str, int]]:
@@ -230,16 +211,10 @@ def _during(
         from_ns, to_ns = max(fate.from_ns, episode.start_ns - lead_ns), min(fate.to_ns, episode.end_ns + SECOND)
         if to_ns < from_ns:
             continue
-        dose = min(1.0, (to_ns - from_ns) / max(needed_ns * 0.8, 1.0)) if fate.stop else _after(fate, episode)
+        dose = min(1.0, (to_ns - from_ns) / max(needed_ns * 0.8, 1.0)) if fate.stop else after(fate, episode)
         replaced = not fate.stop and isinstance(pids, list) and pids[0] != fate.pid
         blows.append(Blow(together(replace(fate, again=True) if replaced else fate, events), sure * dose))
     return blows
-
-
-def _after(fate: Fate, episode: Episode) -> float:
-    """How well an end explains what lasted, by the share that came after it."""
-    lasted, before = episode.end_ns - episode.start_ns, (fate.first_ns or fate.from_ns) - episode.start_ns
-    return float(np.clip(2 * (1 - before / max(lasted, 1)), 0.0, 1.0))
 
 
 def _cgroups(events: np.ndarray, view: View, episode: Episode, pids: Collection[int]) -> set[int]:
