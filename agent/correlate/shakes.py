@@ -15,7 +15,7 @@ from agent.tables import TABLES
 _OK, FAILED = (TABLES["tls_handshake"].code("result", name) for name in ("ok", "failed"))
 SERVER = TABLES["tls_handshake"].code("role", "server")
 #: What a symptom of handshakes reads.
-READS = {"tls_handshake": ("netns", "saddr", "sport", "peer", "role", "result", "error")}
+READS = {"tls_handshake": ("netns", "saddr", "sport", "peer", "role", "result", "error", "duration_ns")}
 
 
 def served_at(rows: np.ndarray) -> np.ndarray:
@@ -24,9 +24,10 @@ def served_at(rows: np.ndarray) -> np.ndarray:
 
 
 class HandshakeWatch(EndWatch):
-    """One subject is one ip:port, in one network namespace. ok: handshakes that were through; failed, served: that failed, as clients and as its server saw it."""
+    """One subject is one ip:port, in one network namespace. ok: handshakes that were through; failed, served: that failed, as clients and as its server saw it.
+    med_ns, longest_ns: what half of those that were through took at most, and the slowest, as clients of this host saw it, else as the server did."""
 
-    metrics = ("ok", "failed", "served")
+    metrics = ("ok", "failed", "served", "med_ns", "longest_ns")
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         done = rows.get("tls_handshake")
@@ -49,4 +50,10 @@ class HandshakeWatch(EndWatch):
         fits = slots >= 0
         values = {"ok": np.maximum(well, well_there), "failed": failed, "served": served}
         self.series.put(second, slots[fits], **{name: of[chosen][fits] for name, of in values.items()})
+        for slot, one in zip(slots[fits].tolist(), chosen[fits].tolist(), strict=True):
+            through = (group == one) & good
+            took = done["duration_ns"][through & (there if not well[one] else ~there)]
+            if len(took):
+                middle, longest = (np.array([float(of(took))]) for of in (np.median, np.max))
+                self.series.put(second, np.array([slot]), med_ns=middle, longest_ns=longest)
         return slots[fits]

@@ -12,5 +12,5 @@ def _declared(room: str, later: str) -> str:
 
 
 #: What a finding may say. The counters of findings start at 0 for each of them.
-SYMPTOMS = _declared("symptoms", "handshake_latency redelivery rebalancing entries_lost duplicates")
+SYMPTOMS = _declared("symptoms", "redelivery rebalancing entries_lost duplicates")
 CAUSES = _declared("causes", "")

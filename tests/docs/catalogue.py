@@ -39,7 +39,6 @@ def causes() -> list[Entry]:
 
 
 _SYMPTOMS = {
-    "handshake_latency": "TLS handshakes take longer than usual",
     "redelivery": "messages are delivered more than once",
     "rebalancing": "a consumer group changes again and again",
     "entries_lost": "entries went before anybody read them",

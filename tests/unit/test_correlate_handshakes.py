@@ -1,4 +1,4 @@
-"""TLS handshakes that fail, by the address that they are made with."""
+"""TLS handshakes that fail or take long, by the address that they are made with."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ UNTIL = 60
 BAD = np.arange(30, 36, 0.25)
 
 
-def shakes(host: Host, at: np.ndarray, error: bytes | None = None, role: str = "client") -> None:
+def shakes(host: Host, at: np.ndarray, error: bytes | None = None, role: str = "client", ms: float = 3) -> None:
     own = {"peer": np.frombuffer(API, "V18")} if role == "client" else {
         "saddr": np.frombuffer(API[:16], "V16"), "sport": 443, "peer": np.frombuffer(peer("10.0.0.77", 40000), "V18")}  # fmt: skip
     host.add("tls_handshake", len(at), t_ns=T0 + (at * S).astype(np.int64), pid=APP_PID, proc_start_ns=START, comm=b"curl", netns=1,
              role=code("tls_handshake", "role", role), result=code("tls_handshake", "result", "ok" if error is None else "failed"),
-             error=error or b"", duration_ns=3 * MS, **own)  # fmt: skip
+             error=error or b"", duration_ns=int(ms * MS), **own)  # fmt: skip
 
 
 def service(error: bytes, before: bool = True, role: str = "client", every: float = 0.25) -> Host:
@@ -61,3 +61,34 @@ def test_a_few_among_many_are_none() -> None:
     shakes(host, np.arange(0, UNTIL, 0.05))
     shakes(host, BAD, b"connection closed")
     assert latest(run(host, UNTIL)) == []
+
+
+def slow(round_trip_ms: float | None = 0.2, role: str = "client", share: float = 1.0) -> Host:
+    """From 30 to 36 s handshakes take half a second each, of that share of them; round trips tell what the way is like, where any are seen."""
+    host = Host()
+    for a, b in ((0, 30), (36, UNTIL)):
+        shakes(host, np.arange(a, b, 0.25), role=role)
+    shakes(host, BAD[: int(share * len(BAD))], role=role, ms=500)
+    shakes(host, BAD[int(share * len(BAD)) :], role=role)
+    if round_trip_ms is not None:
+        at = np.arange(0, UNTIL) + 0.9
+        us = np.where((at > 30) & (at < 36), round_trip_ms * 1000, 200).astype(np.int64)
+        host.add("tcp_rtt", len(at), t_ns=T0 + (at * S).astype(np.int64), pid=APP_PID, proc_start_ns=START, comm=b"curl", netns=1, role=code("tcp_rtt", "role", "client"),
+                 peer=np.frombuffer(API, "V18"), samples=20, rtt_sum_us=us * 20, rtt_min_us=us, rtt_max_us=us, srtt_us=us, interval_ns=S)  # fmt: skip
+    return host
+
+
+def test_handshakes_that_take_long_while_the_way_is_as_quick_as_ever() -> None:
+    (one,) = latest(run(slow(), UNTIL))
+    assert (one["symptom"], one["cause"], one["culprit_object"]) == ("handshake_latency", "tls", "10.0.0.2:443")
+    assert "TLS handshakes with 10.0.0.2:443 took up to 500 ms instead of 3 ms" in str(one["sentence"])
+    assert one["state"] == "closed"
+
+
+@pytest.mark.parametrize("host", [slow(share=0.08), slow(None)], ids=["a few of them", "the way is not known"])
+def test_what_is_not_known_to_be_slow_by_itself_is_not_told(host: Host) -> None:
+    assert [f for f in latest(run(host, UNTIL)) if f["cause"] == "tls"] == []
+
+
+def test_a_slow_way_makes_handshakes_slow() -> None:
+    assert {f["cause"] for f in latest(run(slow(450), UNTIL))} == {"network_rtt"}

@@ -10,6 +10,7 @@ import numpy as np
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Culprit, Episode, Verdict, item
 from agent.correlate.local import in_netns
+from agent.correlate.onway import on_way
 from agent.correlate.shakes import FAILED, SERVER, served_at
 from agent.correlate.shakes import READS as SHAKES
 from agent.correlate.starved import READS, cpu_share
@@ -18,6 +19,7 @@ from agent.correlate.waits import HANDSHAKES, PEERS, SHARE, on_peers, spent
 from agent.correlate.words import peer, span, tell, text, value
 
 _CERTIFICATE = "certificate: "
+_MOST = 8  # processes that are looked at
 
 
 def handshakes(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -36,14 +38,15 @@ def handshakes(episode: Episode, view: View) -> Iterator[Verdict]:
         yield Verdict(CAUSE.name, 0.0, "", took if len(rows) else "no slow TLS handshake in it", (entry,))
         return
     longest = float(rows["duration_ns"].max())
-    name = peer(rows["peer"][int(np.argmax(rows["duration_ns"]))].tobytes())
+    raw = rows["peer"][int(np.argmax(rows["duration_ns"]))].tobytes()
+    name = peer(raw)
     on_the_way = any(p.name == name and (p.slower or p.again) for p in on_peers(episode, view))
     words = tell("a TLS handshake{by} took {longest}", by=f" with {name}" if name else "", longest=span(longest))
     yield Verdict(
         CAUSE.name,
         # Where its round trips were slow, it is the network's.
         (0.98 if threaded else 0.85) * share * (0.5 if on_the_way else 1.0) * (1 - cpu_share(episode, view)),
-        episode.scope,
+        _with(raw, view.netns(episode, raw)) if name else episode.scope,
         words,
         (
             item(
@@ -57,6 +60,32 @@ def handshakes(episode: Episode, view: View) -> Iterator[Verdict]:
             ),
         ),
     )
+
+
+def slow(episode: Episode, view: View) -> Iterator[Verdict]:
+    """With nothing else to suffer from it, where the way is as quick as ever."""
+    netns, raw = cast("tuple[int, bytes]", episode.key)
+    p = on_way(episode, view)
+    if p.crowded:
+        yield Verdict(CAUSE.name, 0.0, "", "this host's processors were so busy that all of it is slow")
+        return
+    if p.way.slower or p.again:
+        return
+    quick = p.way.quickest if p.way.quickest is not None else p.way.worst
+    if quick is None or quick * 1e3 >= SHARE * episode.value:
+        return
+    rows = in_netns(view.during("tls_handshake", episode), netns)
+    who = {*np.unique(rows["pid"][served_at(rows) == np.frombuffer(raw, "V18")[0]])[:_MOST].tolist()}
+    if any(view.starved_ns(pid, episode) >= SHARE * (episode.end_ns - episode.start_ns) for pid in who):
+        yield Verdict(CAUSE.name, 0.0, "", "who made them waited for processors")
+        return
+    words = tell("its TLS handshakes took up to {longest} while {quick} were enough for a round trip to it", longest=span(episode.value), quick=span(quick * 1e3))  # fmt: skip
+    entry = item("tls_handshake", "the slowest handshake", episode.value, "ns", column="duration_ns", peer=p.name)
+    yield Verdict(CAUSE.name, 0.8, _with(raw, netns), words, (entry,), "", Culprit(object=p.name))
+
+
+def _with(raw: bytes, netns: int | None) -> str:
+    return f"handshakes with {place(peer(raw), raw, netns)}"
 
 
 def failing(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -75,7 +104,7 @@ def failing(episode: Episode, view: View) -> Iterator[Verdict]:
         "{n} with it failed{why}", n=value(len(rows), "TLS handshake"), why=f", mostly with: {reason}" if reason else ""
     )
     entry = item("tls_handshake", "handshakes failed", len(rows), "", column="result", peer=name, error=reason)
-    yield Verdict(CAUSE.name, 0.9 if reason.startswith(_CERTIFICATE) else 0.75, f"handshakes with {place(name, raw, netns)}", words, (entry,),
+    yield Verdict(CAUSE.name, 0.9 if reason.startswith(_CERTIFICATE) else 0.75, _with(raw, netns), words, (entry,),
                   "certificate" if reason.startswith(_CERTIFICATE) else "", Culprit(object=name))  # fmt: skip
 
 
@@ -86,5 +115,10 @@ CAUSE = Cause(
     {**HANDSHAKES, **PEERS, **READS, "tls_handshake": (*HANDSHAKES["tls_handshake"], *SHAKES["tls_handshake"])},
     "where they fail, see the certificate and what both ends speak (openssl s_client -connect ADDRESS); where they are slow, keep connections open, or resume sessions: "
     "tickscope query tls_handshake --group-by peer,error",
-    {"decision_latency": handshakes, "service_latency": handshakes, "handshake_failures": failing},
+    {
+        "decision_latency": handshakes,
+        "service_latency": handshakes,
+        "handshake_failures": failing,
+        "handshake_latency": slow,
+    },
 )

@@ -1,0 +1,76 @@
+"""TLS handshakes with an address take far longer than they ever do."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agent.correlate.catalogue import Symptom
+from agent.correlate.episode import Episode
+from agent.correlate.shakes import READS, HandshakeWatch
+from agent.correlate.thresholds import SECOND
+from agent.correlate.watch import Second
+from agent.correlate.words import Words, measured, tell, value, when
+
+_WITHIN_S = 5
+_LEAST, _SHARE, _RATIO, _SLOW_NS = 3, 0.5, 5.0, 100_000_000
+
+
+def judge(watch: HandshakeWatch, second: Second) -> list[Episode]:
+    """Bad: three or more handshakes of the last five seconds, in half or more of the seconds that had any, where half of a second's took 100 ms or longer, and five times as long as in nine of ten seconds."""
+    series, at = watch.series, second.at
+    slots = second.slots[series.last("med_ns", second.slots, at) > _SLOW_NS]
+    if not len(slots):
+        return []
+    took, longest, ok = (series.recent(metric, slots, at, _WITHIN_S) for metric in ("med_ns", "longest_ns", "ok"))
+    usual = series.baseline("med_ns", slots, at, _WITHIN_S)
+    slow = took > np.maximum(_SLOW_NS, _RATIO * usual.high)[:, None]
+    many = (np.where(slow, ok, 0).sum(axis=1) >= _LEAST) & (slow.sum(axis=1) >= _SHARE * (~np.isnan(took)).sum(axis=1))
+    opened = []
+    for i in np.flatnonzero(many & slow[:, -1] & (usual.seen >= watch.config.warm_s)):
+        slot, worst = int(slots[i]), float(longest[i][slow[i]].max())
+        episode = watch.active.get((SYMPTOM.name, slot))
+        if episode is not None:
+            watch.extend(episode, at, worst)
+            episode.facts["slow"] += float(ok[i, -1])
+            continue
+        first = at - _WITHIN_S + 1 + int(np.argmax(slow[i]))
+        episode = watch.describe(SYMPTOM.name, slot)
+        episode.metric, episode.unit, episode.base = "med_ns", SYMPTOM.unit, float(usual.median[i])
+        episode.start_ns = int((first + 1) * SECOND - worst)
+        episode.facts["slow"] = float(ok[i][slow[i]].sum())
+        watch.open(episode, at, worst, at - first + 1)
+        opened.append(episode)
+    return opened
+
+
+def clause(e: Episode) -> Words:
+    return tell(
+        "{n} with {peer} took up to {took} instead of {base} {when}",
+        n=value(e.facts["slow"], "TLS handshake"),
+        peer=e.subject,
+        took=measured(e.value, e.unit),
+        base=measured(e.base, e.unit),
+        when=when(e),
+    )
+
+
+SYMPTOM = Symptom(
+    "handshake_latency",
+    61,
+    "TLS handshakes with an address take far longer than they ever do; told where it is known why",
+    "an address",
+    "ns",
+    "tls_handshake",
+    READS,
+    clause,
+    "see how long each took, and how much of it in the library itself: tickscope query tls_handshake --group-by peer",
+    HandshakeWatch,
+    judge,
+    bare=False,
+    measured={"med_ns": "duration_ns"},
+    explained_by={
+        "network_rtt": "connect_latency",
+        "network_loss": "connect_latency",
+        "process_stopped": "connect_latency",
+    },
+)
