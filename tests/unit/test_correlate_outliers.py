@@ -7,7 +7,7 @@ import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 
 from agent.correlate.outliers import bars
-from tests.unit.correlate_scenarios import APP_PID, MS, START, T0, Host, S, latest, run
+from tests.unit.correlate_scenarios import APP_PID, MS, START, T0, UNTIL, Host, S, latest, run
 
 DAYS, DAY_S, WINDOW = 2, 86_400, 124
 
@@ -100,3 +100,15 @@ def test_stalls_that_come_all_the_time_become_usual() -> None:
     found = stalls_of(host, 1200)
     assert len(found) == 13
     assert round(found[-1][1]) == 1500
+
+
+@pytest.mark.parametrize("ms", [25, 60, 90])
+def test_one_decision_in_eight_that_takes_fifty_times_the_usual_is_a_symptom(ms: int) -> None:
+    host = Host()
+    host.decisions(0, UNTIL, ms=0.4)
+    rows = host.made[-1].rows
+    at = (rows["t_ns"] - T0) / S
+    rows["duration_ns"][(at > 30) & (at < 45) & (np.random.default_rng(2).random(len(at)) < 0.12)] = ms * MS
+    (one,) = latest(run(host, UNTIL))
+    assert one["symptom"] == "decision_latency"
+    assert f"took up to {ms} ms" in str(one["sentence"])

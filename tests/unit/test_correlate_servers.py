@@ -223,3 +223,27 @@ def test_who_served_an_address_long_ago_is_its_server_no_more() -> None:
         servers.learn(host.made[-1].rows)
         late = [pid for _, pid in servers.of_late(REDIS, None, True)]
         assert late == ([pid] if at in (0, 200) else [901, 900])
+
+
+def test_a_redis_that_is_asked_by_two_addresses_is_one() -> None:
+    other, pid = peer("10.0.0.1", 6399), 5151
+
+    def asked(host: Host, a: float, b: float) -> None:
+        for part in (host.decisions, host.rtt, host.server, host.accept, host.web):
+            part(a, b)
+        host.decisions(a, b, limiter=b"two", pid=pid)
+        host.rtt(a, b, to=other, pid=pid)
+        t = T0 + (np.arange(a, b) * S).astype(np.int64)
+        host.add("tcp_rtt", len(t), t_ns=t, pid=900, proc_start_ns=START, comm=b"redis-server", role=code("tcp_rtt", "role", "server"), sport=6399,
+                 saddr=np.frombuffer(other[:16], "V16"), peer=np.frombuffer(peer("10.0.0.1", 41000), "V18"), samples=10, rtt_sum_us=450, rtt_max_us=50, rtt_min_us=40, srtt_us=45)  # fmt: skip
+
+    host, end = Host(), T0 + int(31.4 * S)
+    asked(host, 0, 30)
+    host.stalled_decision(31.4, 1.4)
+    host.add("limiter_decision", 1, t_ns=end, pid=pid, tid=pid, proc_start_ns=START, comm=b"python3", limiter_id=b"two", library=b"own", cost=1.0, result=0, duration_ns=int(1.4 * S))  # fmt: skip
+    host.add("slow_syscall", 1, t_ns=end - 20 * US, pid=pid, tid=pid, proc_start_ns=START, comm=b"python3", kind=code("slow_syscall", "kind", "waiting"),
+             peer=np.frombuffer(other, "V18"), syscall=b"recvfrom", fd_type=b"socket", duration_ns=int(1.4 * S) - 50 * US, blocked_ns=int(1.4 * S) - 60 * US, run_queue_ns=10 * US, sock_id=78)  # fmt: skip
+    asked(host, 31.4, UNTIL)
+    (one,) = latest(run(host, UNTIL))
+    assert one["cause"] == "broker_slow"
+    assert "limiter two (python3 pid 5151)" in str(one["sentence"])
