@@ -58,6 +58,6 @@ PROBE = Probe(
     rings=(Ring("redis_tls_users", "redis_tls_user", _kept, wake=True),),
     maps=("redis_tls_processes", "redis_tls_connections", "redis_tls_counts"),
     options={"REDIS_TLS_EACH_NS": 50_000_000, "REDIS_TLS_MOST": 64},
-    after=("tcp", "redis"),
+    after=("redis",),
     setup=setup,
 )
