@@ -87,7 +87,7 @@ def gone(episode: Episode, view: View) -> Iterator[Verdict]:
 
 def _failed(rows: np.ndarray, episode: Episode, view: View) -> np.ndarray:
     rows = failed(view.own(rows, episode))
-    return np.asarray(rows[rows["result"] >= 0])
+    return np.asarray(rows[(rows["result"] >= 0) & (rows["result"] < len(RESULT.names))])
 
 
 def _more(episode: Episode, view: View) -> np.ndarray:
