@@ -56,7 +56,10 @@ class HourWatch(Watch):
         self._hour = self._since = self._at = -1
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        self._pass(second)
+        if rows:
+            self._pass(second)
+        elif second - self._at > _GAP_S:  # that others still look at such seconds tells nothing
+            return np.empty(0, np.int64)
         for key, n, row in (*_limiters(rows), *_ports(rows)):
             slot = self.series.slot(key, second)
             if slot < 0:

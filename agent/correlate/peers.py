@@ -127,8 +127,9 @@ class PeerWatch(EndWatch):
         waits = (second + 1) * SECOND - since.astype(np.float64)
         resent = np.array([counts.get(key, 0) for key in keys], np.float64)
         fits = slots >= 0
-        lately = self.series.recent("floor_us", slots.clip(0), int(since.min()) // SECOND, _LOOKED_S)
-        fits &= (np.count_nonzero(~np.isnan(lately), axis=1) >= _REGULAR * _LOOKED_S) | (tries >= _TRIES)
+        for i in np.flatnonzero(fits & (tries < _TRIES)):
+            lately = self.series.recent("floor_us", slots[i : i + 1], int(since[i]) // SECOND, _LOOKED_S)
+            fits[i] = np.count_nonzero(~np.isnan(lately)) >= _REGULAR * _LOOKED_S
         self.series.put(second, slots[fits], again=resent[fits], wait_ns=waits[fits], dark=np.ones(int(fits.sum())))
         return slots[fits]
 

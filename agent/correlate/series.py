@@ -54,6 +54,7 @@ class Series:
         self._values = np.empty((len(metrics), 0, SECONDS), np.float32)
         self._usual = np.empty((0, SECONDS), np.bool_)
         self._second: int | None = None
+        self._full = -1  # the last second in which there was no room
         self.dropped = 0
 
     def begin(self, second: int) -> None:
@@ -90,8 +91,11 @@ class Series:
             self._values = np.concatenate([self._values, room], axis=1)
             self._usual = np.concatenate([self._usual, np.ones((more, SECONDS), np.bool_)])
             return len(self._slot)
+        if self._full == second:
+            return -1
         key, slot = min(self._slot.items(), key=lambda item: (self._seen[item[1]], item[1]))
         if self._seen[slot] > second - SECONDS:
+            self._full = second
             return -1
         del self._slot[key]
         return slot

@@ -81,8 +81,11 @@ class Group:
     throttled: int = 0
     throttled_ns: int = 0
     met: int = 0
-    killed: int = 0  #: in this interval or the last: who is killed takes a while to end
-    _killed: int = 0
+    #: In this interval or the last, since who is killed takes a while to end: of its own processes, and with those of all cgroups below.
+    killed: int = 0
+    killed_below: int = 0
+    there: bool = True
+    _killed: tuple[int, int] = (0, 0)
     _before: dict[str, int] = field(default_factory=dict)
 
     def _grown(self, name: str, now: int) -> int:
@@ -98,13 +101,16 @@ class Group:
 
     def read_memory(self) -> None:
         # The other one tells of all cgroups below, too: what these met would be said of whoever is beside them.
-        now = numbers(read(f"{self.place}/memory.events.local") or read(f"{self.place}/memory.events"))
+        below = numbers(read(f"{self.place}/memory.events"))
+        now = numbers(read(f"{self.place}/memory.events.local")) or below
         self.modern = bool(now)
         if not now:
             now = {**numbers(read(f"{self.place}/memory.oom_control")), "max": one(f"{self.place}/memory.failcnt")}
         self.met = self._grown("met", max(0, now.get("max", 0) + now.get("high", 0)))
-        before, self._killed = self._killed, self._grown("killed", now.get("oom_kill", 0))
-        self.killed = self._killed + before
+        self.there = os.path.isdir(self.place)
+        before = self._killed
+        self._killed = self._grown("killed", now.get("oom_kill", 0)), self._grown("below", below.get("oom_kill", 0))
+        self.killed, self.killed_below = (sum(pair) for pair in zip(before, self._killed, strict=True))
 
     def memory(self) -> tuple[int, int]:
         """(bytes used, limit), -1 where there is none."""

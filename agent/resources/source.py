@@ -200,9 +200,17 @@ class Resources:
         for place in dict.fromkeys((*one.io, *one.pids)):
             for at in self._met.get(place, ()):
                 yield {**mine, "object": place, **at._asdict()}
-        killed = next((place for place in one.memory if self._groups[place].killed), None)
-        if gone and killed is not None:
-            yield {**mine, "kind": "oom", "object": killed, "events": self._groups[killed].killed}
+        if gone and (killed := self._killed(one)) is not None:
+            yield {**mine, "kind": "oom", "object": killed[0], "events": killed[1]}
+
+    def _killed(self, one: Watched) -> tuple[str, int] | None:
+        """(cgroup, how many) of processes that the kernel killed where it was. Whose cgroup ended with it is counted in the one above alone, with all that are below that."""
+        groups = [self._groups[place] for place in one.memory]
+        own = next((group for group in groups if group.killed), None)
+        if own is not None or not groups or groups[0].there:
+            return (own.place, own.killed) if own is not None else None
+        left = next((group for group in groups if group.there), None)
+        return (left.place, left.killed_below) if left is not None and left.killed_below else None
 
     def _files(self, one: Watched, now_ns: int) -> Iterable[dict[str, Any]]:
         used = process.descriptors(one.pid)

@@ -26,7 +26,7 @@ class _File:
     def __init__(self, stamp: Stamp, keep: bool) -> None:
         self.stamp, self.keep, self.unused, self.gone = stamp, keep, 0, False
         self.releases: list[Release] = []
-        self.written = -1
+        self.written: list[int] = []
         self.taken: list[tuple[Owner, int]] = []
         #: All by ask: who was asked, and need not be again; whose share did not allow what its probes would have taken (0: of something else than descriptors); attempts that failed;
         #: what forgets what was told of it.
@@ -72,9 +72,9 @@ class Files:
         return file in self._files
 
     def wanting(self, file: FileId, owner: Owner | None = None) -> bool:
-        """Whether it is to be offered again: attaching failed, or was refused for want of descriptors, and this owner's share (None: the refused one's) has them now."""
+        """Whether it is to be offered again: it was written to, attaching failed, or was refused for want of descriptors, and this owner's share (None: the refused one's) has them now."""
         known = self._files.get(file)
-        return known is not None and bool(known.tries.keys() - known.asked or self._allowed(known, owner))
+        return known is None or bool(known.tries.keys() - known.asked or self._allowed(known, owner))
 
     def _allowed(self, file: _File, owner: Owner | None) -> list[int]:
         """Asks that were refused, and would not be now."""
@@ -133,11 +133,11 @@ class Files:
         """What somebody makes of a file. Anybody can put files here, so no fault in one may stop the scan."""
         number, taken = id(ask), len(file.taken)
         release = None
-        if file.written < 0:  # before it is read
-            file.written = self.writes.watch(target.fd)
+        watched = self.writes.watch(target.fd)  # before it is read
+        file.written.append(watched)
         try:
             facts = yield from self._examine(ask, file.stamp, target, others)
-            if facts is not None:
+            if facts is not None and not file.gone:
                 release = yield from ask.found(target, facts)
             file.tries.pop(number, None)
             self._forget(file, number)
@@ -167,8 +167,7 @@ class Files:
             say(f"tickscope: cannot examine {printable(target.path)}: {type(error).__name__}: {error}")
         if release is None:
             self._give_back(file, taken)
-            if not file.releases:
-                self._unwatch(file)
+            self._unwatch(file, watched)
         else:
             file.releases.append(release)
         if file.gone:  # let go of meanwhile
@@ -266,7 +265,7 @@ class Files:
     def let_go_of_written(self) -> None:
         """Takes the probes from files that are written to; who runs one then is looked at anew."""
         if written := self.writes.heard():
-            for key in [key for key, file in self._files.items() if file.written in written]:
+            for key in [key for key, file in self._files.items() if not written.isdisjoint(file.written)]:
                 self._let_go(key)
 
     def close(self) -> None:
@@ -283,14 +282,16 @@ class Files:
     def _end(self, file: _File) -> None:
         for release in (*file.releases, *file.told.values()):
             release()
-        self._unwatch(file)
+        for number in list(file.written):
+            self._unwatch(file, number)
         file.releases.clear()
         file.told.clear()
         self._give_back(file, 0)
 
-    def _unwatch(self, file: _File) -> None:
-        self.writes.forget(file.written)
-        file.written = -1
+    def _unwatch(self, file: _File, number: int) -> None:
+        if number in file.written:  # else it was let go of meanwhile
+            file.written.remove(number)
+            self.writes.forget(number)
 
     def _give_back(self, file: _File, keep: int) -> None:
         while len(file.taken) > keep:

@@ -137,7 +137,6 @@ class Targets:
 
     def drain(self, now_ns: int) -> Iterable[Batch]:
         """Looks at what is due, for at most about 10 ms at a time."""
-        self.files.let_go_of_written()
         if not self._full_ns:
             self.start()
         elif self._full_ns <= now_ns:
@@ -183,6 +182,7 @@ class Targets:
         return not under_way and self.images.due_s() > time.monotonic()
 
     def _pump(self) -> None:
+        self.files.let_go_of_written()
         self._helper.pump()
         self._meter.settle()
         self.analyst.pump()

@@ -7,7 +7,9 @@ import ctypes as ct
 import os
 import struct
 
-_FLAGS, _MODIFY = 0o2004000, 0x2  # IN_NONBLOCK | IN_CLOEXEC; IN_MODIFY, which a truncation is, too
+_FLAGS = 0o2004000  # IN_NONBLOCK | IN_CLOEXEC
+_MODIFY = 0x80000002  # IN_MODIFY, which a truncation is, too; IN_ONESHOT: else who writes on and on leaves the queue no room for others
+_OVERFLOW = -1
 _EVENT = struct.Struct("iIII")
 
 
@@ -24,7 +26,8 @@ class Writes:
 
     def watch(self, file: int) -> int:
         """From now on; a number for it, or -1."""
-        number = int(self._libc.inotify_add_watch(self._fd, f"/proc/self/fd/{file}".encode(), _MODIFY))
+        path = f"/proc/self/fd/{file}".encode()
+        number = int(self._libc.inotify_add_watch(self._fd, path, ct.c_uint32(_MODIFY)))
         if number >= 0:
             self._watched[number] = self._watched.get(number, 0) + 1
         return number
@@ -37,7 +40,7 @@ class Writes:
             self._libc.inotify_rm_watch(self._fd, number)
 
     def heard(self) -> set[int]:
-        """Numbers of those that were written to."""
+        """Numbers of those that were written to, each once; all where the queue had no room."""
         found = set[int]()
         with contextlib.suppress(BlockingIOError):
             while self._fd >= 0 and (data := os.read(self._fd, 4096)):
@@ -46,7 +49,7 @@ class Writes:
                     number, _, _, length = _EVENT.unpack_from(data, at)
                     found.add(number)
                     at += _EVENT.size + length
-        return found & self._watched.keys()
+        return self._watched.keys() & found if _OVERFLOW not in found else set(self._watched)
 
     def close(self) -> None:
         if self._fd >= 0:

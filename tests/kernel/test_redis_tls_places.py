@@ -109,6 +109,7 @@ def test_a_library_that_cannot_be_probed_costs_nothing_again_and_again(tmp_path:
 
 
 def test_a_file_that_was_written_to_gets_no_probes(tmp_path: Path, certs: Path) -> None:
+    """Where nobody tells of it, as of a file that the agent may not read."""
     other = tmp_path / "libssl.so.3"
     shutil.copy(LIBSSL, other)
     text = "import ctypes, socket, sys; kept = ctypes.CDLL(sys.argv[1]); print(flush=True); input(); s = socket.create_connection(('127.0.0.1', int(sys.argv[2]))); input()"
@@ -117,6 +118,7 @@ def test_a_file_that_was_written_to_gets_no_probes(tmp_path: Path, certs: Path) 
         with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
             assert child.stdin and child.stdout and child.stdout.readline() == b"\n"
             rig.until(lambda: place(rig, other) is not None)
+            rig.targets.files.writes.close()
             with other.open("r+b") as file:
                 file.seek(0, os.SEEK_END)
                 file.write(b"\0")
@@ -137,6 +139,7 @@ def test_nothing_is_attached_while_limiters_are_off(tmp_path: Path, certs: Path)
         rig.pump()
         assert not rig.tls._users and rig.loaded.families["redis_tls"].reason == "redis_limiters is off"
         use(dataclasses.replace(off, redis_limiters="on", redis_decisions_per_s=20_000))
+        assert "0 processes" in rig.loaded.families["redis_tls"].reason
         rig.reads(client.child.pid)
         client.decide("rate:a", 1)
         rig.take(0)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tests.unit.correlate_scenarios import START, T0, UNTIL, Host, S, around_stall, call, latest, run
+import pytest
+
+from agent.columns import NULL_I64
+from tests.unit.correlate_scenarios import APP_PID, START, T0, UNTIL, Host, S, around_stall, call, code, latest, run
 
 MB = 1_000_000
 WRITER = {
@@ -76,3 +79,18 @@ def test_a_lock_on_a_file_is_no_matter_of_its_disk() -> None:
     one = found({"written_bytes": 20 * MB}, syscall=b"flock", holder_pid=9, holder_comm=b"other")
     assert (one["cause"], one["cause_detail"]) == ("syscall", "flock")
     assert "no other process was seen" not in str(one["ruled_out"])
+
+
+@pytest.mark.parametrize(("cgroup", "culprit"), [(7, 77), (8, NULL_I64)])
+def test_what_a_cgroup_may_do_on_a_disk_is_used_up_by_those_in_it(cgroup: int, culprit: int) -> None:
+    def stall(host: Host) -> None:
+        host.stalled_decision(31.4, 1.4, children=False)
+        host.add("resource", 1, t_ns=T0 + 32 * S, pid=APP_PID, proc_start_ns=START, kind=code("resource", "kind", "io"), object=b"/sys/fs/cgroup/shop",
+                 interval_ns=S, used=MB, limit=MB)  # fmt: skip
+        call(host, syscall=b"fsync", fd_type=b"file", device=b"sda", written_bytes=1024, frozen=0, cgroup_id=7)
+        call(host, **(WRITER | {"written_bytes": 20 * MB, "cgroup_id": cgroup}))
+
+    (one,) = latest(run(around_stall(stall), UNTIL))
+    assert (one["cause"], one["cause_detail"], one["culprit_object"]) == ("disk", "throttled", "/sys/fs/cgroup/shop")
+    assert one["culprit_pid"] == culprit
+    assert ("backup" in str(one["sentence"])) == (culprit == 77)

@@ -19,6 +19,8 @@ from tests.unit.correlate_scenarios import APP_PID, START, S, latest
 HOUR, DAY, STEP = 3600, 86_400, 10
 SINCE = 100 * DAY
 Works = Callable[[int], bool]
+#: What the host tells all the time.
+BESIDE = {"tcp_rtt": make("tcp_rtt", 1, t_ns=SINCE * S).rows}
 
 
 def decision(second: int, limiter: bytes = b"api", comm: bytes = b"shop") -> np.ndarray:
@@ -36,7 +38,7 @@ def silences(works: Works, until: int, table: str = "limiter_decision", more: It
     asked = np.random.default_rng(seed).random(until // STEP) < STEP / 30
     others = {second: {of: compact(of, rows)} for second, of, rows in more}
     for n, there in enumerate(asked):
-        rows = {table: row} if there and works(n * STEP) else {}
+        rows = {table: row} if there and works(n * STEP) else BESIDE
         found += watch.step(SINCE + n * STEP, rows | others.get(n * STEP, {}))
     return found
 
@@ -88,13 +90,17 @@ def test_of_one_whose_process_ended_others_tell() -> None:
     assert silences(lambda t: t < cut, 5 * DAY, more=[(cut, "process_event", gone)]) == []
 
 
-def test_time_in_which_nobody_looked_is_no_silence() -> None:
+@pytest.mark.parametrize("followed", [False, True])
+def test_time_in_which_nobody_looked_is_no_silence(followed: bool) -> None:
+    """followed: a finding is open meanwhile, and so each second is looked at once the host is awake."""
     watch = HourWatch(CorrelatorConfig(), [symptoms()["quiet_hour"]])
     row = compact("limiter_decision", decision(SINCE))
     told = []
     for n in range(0, 5 * DAY, STEP):
         if not 4 * DAY + 11 * HOUR < n < 4 * DAY + 11 * HOUR + 1200:  # suspended
-            told += watch.step(SINCE + n, {"limiter_decision": row} if n % 30 == 0 else {})
+            told += watch.step(SINCE + n, {"limiter_decision": row} if n % 30 == 0 else BESIDE)
+        elif followed:
+            told += [one for second in range(n, n + STEP) for one in watch.step(SINCE + second, {})]
     assert told == []
 
 
@@ -111,7 +117,7 @@ def test_it_is_a_finding_without_a_cause_and_alike_in_each_replay() -> None:
         correlator, out = Correlator(), []
         (watch,) = (one for one in correlator._watches if isinstance(one, HourWatch))
         for n in range(0, cut, STEP):
-            watch.step(SINCE + n, {"limiter_decision": row} if n % 30 == 0 else {})
+            watch.step(SINCE + n, {"limiter_decision": row} if n % 30 == 0 else BESIDE)
         for n in range(cut, cut + 300, STEP):  # the host tells something all the time
             correlator.feed(Batch("limiter_decision", decision(SINCE + n, b"other", b"web")))
             out += correlator.advance((SINCE + n + STEP) * S - 1)

@@ -76,7 +76,7 @@ def served(host: Host, at: np.ndarray, netns: int, by: bytes = API) -> None:
     )
 
 
-def sent_again(host: Host, at: np.ndarray, netns: int = NEAR, state: bytes = b"established") -> None:
+def sent_again(host: Host, at: np.ndarray, netns: int = NEAR, state: bytes = b"established", to: bytes = API) -> None:
     host.add(
         "tcp_retransmit",
         len(at),
@@ -84,7 +84,7 @@ def sent_again(host: Host, at: np.ndarray, netns: int = NEAR, state: bytes = b"e
         pid=APP_PID,
         proc_start_ns=START,
         netns=netns,
-        peer=np.frombuffer(API, "V18"),
+        peer=np.frombuffer(to, "V18"),
         kind=code("tcp_retransmit", "kind", "data"),
         state=state,
         count=1,
@@ -154,6 +154,25 @@ def test_who_only_sends_is_not_looked_at_each_second(tries: list[float], told: i
     asked(host, SECONDS, 300, 6, peer("10.0.0.3", 443))
     sent_again(host, np.array(tries))
     assert len(latest(run(host, UNTIL))) == told
+
+
+@pytest.mark.parametrize("others", [(), (peer("10.0.0.3", 443),)])
+def test_who_is_heard_each_second_is_missed_at_once_whoever_else_is_silent(others: tuple[bytes, ...]) -> None:
+    """The other one fell silent when it was not asked yet."""
+    host = Host()
+    asked(host, SECONDS[(SECONDS > 32) & (SECONDS < 50)], 300, 6)
+    sent_again(host, np.array([50.2]))
+    for other in others:
+        asked(host, SECONDS[SECONDS < 36], 300, 6, other)
+        sent_again(host, np.array([36.2, 36.6, 37.4, 39, 42.2, 48.6]), to=other)
+    watch = PeerWatch(CorrelatorConfig())
+    for second in range(T0 // S, T0 // S + 51):
+        rows: dict[str, list[np.ndarray]] = {}
+        for table, part in host.made:
+            rows.setdefault(table, []).append(part[part["t_ns"] // S == second])
+        watch.series.begin(second)
+        slots = watch.fill(second, {table: compact(table, np.concatenate(parts)) for table, parts in rows.items()})
+    assert (NEAR, API) in [watch.names[slot] for slot in slots.tolist()]
 
 
 def jittery(doubled: int) -> Host:

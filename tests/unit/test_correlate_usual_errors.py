@@ -73,6 +73,15 @@ def test_who_is_given_up_all_the_time_is_not_why() -> None:
 
 
 @pytest.mark.parametrize("usual", [True, False])
+def test_who_asks_for_names_that_there_are_not_all_the_time_does_not_fail_by_it(usual: bool) -> None:
+    """As where a list of domains is tried out, or a list of bad hosts asked."""
+    host, t = chain(b"503"), times(0 if usual else 30, 35)
+    host.add("dns_lookup", len(t), t_ns=t, pid=PROXY, tid=PROXY, proc_start_ns=START, comm=b"nginx", peer=np.frombuffer(peer("10.0.0.53", 53), "V18"),
+             name=b"app.shop.svc.cluster.local", duration_ns=900_000, tries=1, result=code("dns_lookup", "result", "nxdomain"))  # fmt: skip
+    assert failing(host)["cause"] == ("server_error" if usual else "dns")
+
+
+@pytest.mark.parametrize("usual", [True, False])
 def test_who_is_waited_for_all_the_time_is_not_why(usual: bool) -> None:
     """Workers wait for jobs, in a call that blocks for a second."""
     host = chain(b"504")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -179,3 +180,26 @@ def test_limits_of_whoever_is_watched_are_looked_at(monkeypatch: pytest.MonkeyPa
     assert [(row["pid"], row["object"], row["used"], row["limit"]) for row in rows] == [
         (os.getpid(), str(tmp_path).encode(), MB, MB)
     ]
+
+
+@pytest.mark.parametrize(("ended_with_it", "told"), [(True, 1), (False, 0)])
+def test_who_is_killed_for_want_of_memory_is_told_though_its_cgroup_ends_with_it(tmp_path: Path, ended_with_it: bool, told: int) -> None:  # fmt: skip
+    """As that of a container, or of a service. What was killed beside it is none of its."""
+    leaf, source = tmp_path / "api", Resources()
+    leaf.mkdir()
+    for place in (leaf, tmp_path):
+        for name in ("memory.events", "memory.events.local"):
+            (place / name).write_text("oom_kill 3\n")
+    with subprocess.Popen(["sleep", "60"]) as child:
+        tick = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
+        watched = Watched(child.pid, tick * 10_000_000, b"sleep", 20 * S, memory=(str(leaf), str(tmp_path)), faults=0)
+        source.watched[child.pid, tick] = watched
+        list(source.drain(20 * S))
+        child.kill()
+        child.wait()
+    (tmp_path / "memory.events").write_text("oom_kill 4\n")
+    if ended_with_it:
+        shutil.rmtree(leaf)
+    batches = [*source.drain(22 * S), *source.drain(24 * S)]
+    rows = [row for b in batches if b.table == "resource" for row in b.rows if row["kind"] == code("resource", "kind", "oom")]  # fmt: skip
+    assert [(row["object"], row["events"]) for row in rows] == [(str(tmp_path).encode(), 1)] * told

@@ -24,11 +24,12 @@ from agent.kernel.helper_client import start
 from agent.kernel.limits import LONGEST_S, MAPPINGS_A_FILE, REST
 from agent.kernel.load import Loaded
 from agent.kernel.source import KernelSource
-from agent.kernel.steps import Steps, at_once
+from agent.kernel.steps import Done, Steps, at_once, run
 from agent.kernel.wire import Wire
 from agent.posix.child import fork
-from agent.targets.asked import Ask, Target
+from agent.targets.asked import HOST, Ask, Target
 from agent.targets.targets import Targets
+from agent.targets.writes import Writes
 from tests.patience import PATIENCE
 
 NOBODY = 65534
@@ -213,13 +214,63 @@ def test_a_file_that_is_written_to_loses_its_probes_at_once_and_gets_others(
     assert select.select(rig.targets.files.writes.fds(), [], [], 5)[0]
     rig.turn()
     assert rig.live == []
-    program.do()
     rig.scan()
     assert rig.live == [str(library)]
     shutil.copy("/bin/true", library.with_name("next"))
     library.with_name("next").rename(library)
     rig.turn()
     assert len(rig.live) == 1
+
+
+def test_a_file_that_is_written_to_while_it_is_examined_gets_no_probes(rig: Rig, library: Path) -> None:
+    """The next scan looks at it anew."""
+    done: list[object] = []
+    with library.open("r+b") as file:
+        ask = Ask("functions", rig._found, "test", {"names": []})
+        run(rig.targets.files.offer(HOST, str(library), file.fileno(), [], [ask]), lambda *end: done.append(end))
+        os.pwrite(file.fileno(), b"another", library.stat().st_size)
+        rig.until(lambda: done)
+    assert rig.offered == []
+
+
+def test_who_finds_nothing_in_a_file_leaves_others_theirs_to_hear_of_it(rig: Rig, library: Path) -> None:
+    """Two who ask at one time: the first goes away empty while the second still gets its probes."""
+    held: list[Done] = []
+
+    def nothing(_target: Target, _facts: object) -> Steps[None]:
+        yield held.append
+
+    def something(target: Target, facts: object) -> Steps[Callable[[], None]]:
+        yield held.append
+        return (yield from rig._found(target, facts))
+
+    with library.open("r+b") as file:
+        for found in (nothing, something):
+            ask = Ask("functions", found, "test", {"names": []})
+            run(rig.targets.files.offer(HOST, str(library), file.fileno(), [], [ask]), lambda *_: None)
+        rig.until(lambda: len(held) == 2)
+        for done in held:
+            done(None, None)
+        rig.until(lambda: rig.live)
+        os.pwrite(file.fileno(), b"another", 0)
+        rig.turn()
+    assert rig.live == []
+
+
+def test_who_writes_on_and_on_hides_no_other_write(tmp_path: Path) -> None:
+    """The kernel keeps 16,384 of them, alike ones in a row as one; and who hears of them is not kept hearing."""
+    writes = Writes()
+    with ExitStack() as stack:
+        first, second, third = (stack.enter_context((tmp_path / name).open("w+b", 0)) for name in "abc")
+        numbers = {writes.watch(file.fileno()) for file in (first, second, third)}
+        for _ in range(9000):
+            first.write(b"x")
+            second.write(b"x")
+        third.write(b"x")
+        assert writes.heard() == numbers
+        first.write(b"x")
+        assert writes.heard() == set()
+    writes.close()
 
 
 def test_what_is_told_of_a_process_is_what_its_last_look_left_out(rig: Rig, program: Program, library: Path) -> None:

@@ -65,7 +65,8 @@ def busy(episode: Episode, view: View) -> Iterator[Verdict]:
         )
         yield Verdict(CAUSE.name, score, episode.scope, words, (entry,), detail="frozen", culprit=where)
         return
-    limited, writer = _limited(episode, view), _writer(episode, view, mine) if disk else None
+    limited = _limited(episode, view)
+    writer = _writer(episode, view, mine, limited is not None) if disk else None
     if limited is not None:
         yield _by_limit(episode, limited, facts, 0.97 * share if score else 0.0, writer)
         return
@@ -138,12 +139,13 @@ def _by_itself(episode: Episode, seen: closer.Disk | None, facts: dict[str, Fact
     return Verdict(CAUSE.name, score, episode.scope, words, (entry,), detail="slow", culprit=who)
 
 
-def _writer(episode: Episode, view: View, mine: np.ndarray) -> tuple[Culprit, float] | None:
-    """Who wrote most to the disk of these calls while they waited, and how many bytes, where that is far more than they themselves."""
+def _writer(episode: Episode, view: View, mine: np.ndarray, fellow: bool) -> tuple[Culprit, float] | None:
+    """Who wrote most to the disk of these calls while they waited, and how many bytes, where that is far more than they themselves. fellow: one of the same cgroup, whose limit is also his."""
     rows = view.rings["slow_syscall"].between(episode.start_ns, episode.end_ns + _REACH_NS)
     begun = rows["t_ns"] - rows["duration_ns"]
     rows = rows[(rows["device"] == mine["device"][0]) & (begun <= episode.end_ns) & (rows["written_bytes"] > 0)]
     rows = rows[(rows["pid"] != episode.pid) | (start_ticks(rows) != episode.start_tick)]
+    rows = rows[rows["cgroup_id"] == mine["cgroup_id"][0]] if fellow else rows
     own = float(mine["written_bytes"].clip(0).sum())
     if not len(rows):
         return None
@@ -173,7 +175,13 @@ CAUSE = Cause(
     "disk",
     68,
     "a disk kept calls on files waiting: it was frozen, another process kept it busy, a cgroup limits what may be done on it, or it was slow itself",
-    {**CPUS, **SYSCALLS, **RESOURCES, "block_io": closer.READS["block_io"]},
+    {
+        **CPUS,
+        **SYSCALLS,
+        **RESOURCES,
+        "slow_syscall": (*SYSCALLS["slow_syscall"], "cgroup_id"),
+        "block_io": closer.READS["block_io"],
+    },
     "see who writes: tickscope query slow_syscall --columns comm,pid,syscall,device,written_bytes,frozen,duration_ns; give the writer less of the disk (io.max), or a disk of its own; limits: io.max, blkio.throttle.*_device of its cgroup",
     {"decision_latency": busy, "accept_overflow": busy, "service_latency": busy, "blocked_time": busy},
 )

@@ -16,6 +16,7 @@ from agent.correlate.lookups import SLOW_NS
 from agent.correlate.resolvers import READS, RESULT, NamesAsked, asked, failed
 from agent.correlate.starved import READS as CPUS
 from agent.correlate.starved import crowded
+from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, View, place
 from agent.correlate.waits import SHARE
 from agent.correlate.words import Words, peer, span, tell, text, value
@@ -24,6 +25,7 @@ from agent.correlate.words import Words, peer, span, tell, text, value
 _MOST = 0.5
 _CROWDED = 0.6  # how sure slow lookups are the name server's, where this host's processors were short
 _OK = RESULT.names.index("ok")
+_TIMES, _BEFORE_NS = 3, 60 * SECOND  # as often as usual, in the time before
 
 
 def unresolved(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -61,7 +63,7 @@ def failing(episode: Episode, view: View) -> Iterator[Verdict]:
     """Decisions failed, about as many as lookups; or answers did, of a server that looks names up."""
     if is_about_answers(episode):
         for seat in seats(episode, view):
-            yield from gone(seat, view)
+            yield from _gone(seat, view, _more(seat, view))
         return
     a = asked(episode, view)
     errors = episode.facts.get("errors", 0.0)
@@ -79,9 +81,26 @@ def failing(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def gone(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Lookups failed, with nothing else to suffer from it. Where nobody could be asked, the name server is the one that answered before."""
-    rows = failed(view.own(view.during("dns_lookup", episode), episode))
-    rows = rows[rows["result"] >= 0]
+    """Lookups failed, with nothing else to suffer from it."""
+    yield from _gone(episode, view, _failed(view.during("dns_lookup", episode), episode, view))
+
+
+def _failed(rows: np.ndarray, episode: Episode, view: View) -> np.ndarray:
+    rows = failed(view.own(rows, episode))
+    return np.asarray(rows[(rows["result"] >= 0) & (rows["result"] < len(RESULT.names))])
+
+
+def _more(episode: Episode, view: View) -> np.ndarray:
+    """Those that failed as several times as many do as usually: some programs ask for names that there are not all the time."""
+    rows = _failed(view.during("dns_lookup", episode), episode, view)
+    before = _failed(view.rings["dns_lookup"].between(episode.start_ns - _BEFORE_NS, episode.start_ns - SECOND), episode, view)  # fmt: skip
+    much, usual = (np.bincount(part["result"], minlength=len(RESULT.names)) for part in (rows, before))
+    lasted = (episode.end_ns - episode.start_ns + 2 * SECOND) / (_BEFORE_NS - SECOND)
+    return np.asarray(rows[(much > _TIMES * lasted * usual)[rows["result"]]])
+
+
+def _gone(episode: Episode, view: View, rows: np.ndarray) -> Iterator[Verdict]:
+    """Where nobody could be asked, the name server is the one that answered before."""
     if not len(rows):
         return
     asked_ = rows["peer"][rows["peer"] != NO_PEER]

@@ -91,6 +91,7 @@ class RedisTls(Stating):
         self._off = config.redis_limiters == "off"
         if self._off:
             self.close()
+        self._say()
         self._search_ns = self._sockets_ns = 0
 
     def drain(self, now_ns: int) -> Iterable[Batch]:
@@ -192,7 +193,10 @@ class RedisTls(Stating):
         self._count_servers()
         one.why = ""
         for file in more:
-            run(self._attach(one, file, self._libraries[file]), partial(self._attached, one, file))
+            run(
+                self._attach(one, file, self._libraries[file]),
+                partial(self._attached, one, file, self._libraries[file]),
+            )
 
     def _attach(self, one: RedisUser, file: FileId, library: _Library) -> Steps[None]:
         """Returns first, so that no entry goes without its return."""
@@ -220,8 +224,9 @@ class RedisTls(Stating):
             else:
                 self._close(one, links, n)
 
-    def _attached(self, one: RedisUser, file: FileId, _: object, error: Exception | None) -> None:
-        one.probed -= {file} - one.links.keys()
+    def _attached(self, one: RedisUser, file: FileId, of: _Library, _: object, error: Exception | None) -> None:
+        if self._libraries.get(file) is of:  # else it may be given those of what was written there by now
+            one.probed -= {file} - one.links.keys()
         if error is not None:
             gone = isinstance(error, OSError) and error.errno == errno.ESRCH
             one.why = "" if gone else f"no probes: {getattr(error, 'strerror', '') or error}"
