@@ -18,7 +18,7 @@ from agent.correlate.guard import Guard
 from agent.correlate.habits import Habits, reason
 from agent.correlate.processes import ProcessWatch
 from agent.correlate.rank import Judge
-from agent.correlate.rows import Inbox, compact
+from agent.correlate.rows import Inbox, OfSecond, compact
 from agent.correlate.steps import JumpSeries
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.troubles import Trouble, troubles
@@ -164,7 +164,7 @@ class Correlator:
         found.closed, found.end_ns = False, max(found.end_ns, series.end_ns)
 
     def _judge(self, second: int) -> None:
-        rows = {table: together(parts) for table, parts in self._gathered.items()}
+        rows = OfSecond({table: together(parts) for table, parts in self._gathered.items()})
         self._gathered = {}
         self._held += [e for watch in self._watches for e in watch.step(second, rows)]
         self._view.note(e for watch in self._watches for e in watch.active.values())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -144,6 +145,7 @@ class LastRows:
     def __init__(self, dtype: np.dtype[np.void], capacity: int, keep_ns: int) -> None:
         self._empty = np.empty(0, dtype)
         self._pieces: deque[np.ndarray] = deque()
+        self._last_ns: deque[int] = deque()  # of each piece
         self._rows = 0
         self._capacity, self._keep_ns = capacity, keep_ns
         self._shared = "uid" in (dtype.names or ())
@@ -158,38 +160,48 @@ class LastRows:
             return
         over = 0 if self._shared else max(0, len(rows) - self._capacity)
         self.dropped += over
-        self._pieces.append(rows[over:])
-        self._rows += len(rows) - over
+        self._keep(rows[over:])
         self._changed(rows)
         oldest = int(rows["t_ns"][-1]) - self._keep_ns
         while self._rows > self._capacity and self._shared:
             self._make_room(oldest)
-        while self._rows > self._capacity or self._pieces[0]["t_ns"][-1] < oldest:
+        while self._rows > self._capacity or self._last_ns[0] < oldest:
             gone = self._pieces.popleft()
             self._rows -= len(gone)
-            self.dropped += int(np.count_nonzero(gone["t_ns"] >= oldest))
+            if self._last_ns.popleft() >= oldest or self._shared:
+                self.dropped += int(np.count_nonzero(gone["t_ns"] >= oldest))
             self._changed(gone)
+
+    def _keep(self, *pieces: np.ndarray, instead: bool = False) -> None:
+        if instead:
+            self._pieces.clear()
+            self._last_ns.clear()
+            self._rows = 0
+        for rows in pieces:
+            self._pieces.append(rows)
+            self._last_ns.append(int(rows["t_ns"][-1]))
+            self._rows += len(rows)
 
     def _make_room(self, oldest: int) -> None:
         """Drops the oldest rows of the user who has most."""
         rows = together(tuple(self._pieces))
         aged = rows["t_ns"] < oldest
         if aged.any():
-            self._pieces, self._rows = deque([pick(rows, ~aged)]), int(np.count_nonzero(~aged))
+            self._keep(pick(rows, ~aged), instead=True)
             self._changed(pick(rows, aged))
             return
         uids, counts = np.unique(rows["uid"], return_counts=True)
         its = np.flatnonzero(rows["uid"] == uids[np.argmax(counts)])[: self._rows - self._capacity]
         gone, stays = pick(rows, its), np.ones(len(rows), np.bool_)
         stays[its] = False
-        self._pieces = deque([pick(rows, stays)])
-        self._rows -= len(gone)
+        self._keep(pick(rows, stays), instead=True)
         self.dropped += len(gone)
         self._changed(gone)
 
     def _changed(self, rows: np.ndarray) -> None:
         self.version += 1
-        self._changes.append((int(rows["t_ns"][0]), int(rows["t_ns"][-1])))
+        t = rows["t_ns"]
+        self._changes.append((int(t[0]), int(t[-1])))
 
     def unchanged(self, version: int, spans: Iterable[tuple[int, int]]) -> bool:
         """Whether rows of no such time came or went since that version."""
@@ -212,6 +224,42 @@ class LastRows:
     def from_ns(self) -> int | None:
         """Time of the oldest row that is kept, None where it is empty."""
         return int(self._pieces[0]["t_ns"][0]) if self._pieces else None
+
+
+class OfSecond(dict[str, np.ndarray]):
+    """One second's rows by table, with their groups that somebody asked for."""
+
+    def __init__(self, rows: Mapping[str, np.ndarray]) -> None:
+        super().__init__(rows)
+        self.groups: dict[tuple[str, ...], tuple[np.ndarray, np.ndarray]] = {}
+
+
+def shared(rows: Mapping[str, np.ndarray], table: str, *columns: str) -> tuple[np.ndarray, np.ndarray]:
+    """``groups`` of a table's rows, found once a second for all who ask; processes' starts in ticks."""
+    found = rows.groups if isinstance(rows, OfSecond) else {}
+    key = table, *columns
+    if key not in found:
+        its = rows[table]
+        found[key] = groups([start_ticks(its) if name == "proc_start_ns" else its[name] for name in columns])
+    return found[key]
+
+
+def of_codes(codes: Iterable[int]) -> np.ndarray:
+    """By code, whether it is among these."""
+    out = np.zeros(256, np.bool_)
+    out[[*codes]] = True
+    return out
+
+
+def union(*parts: np.ndarray) -> np.ndarray:
+    """All slots of some, in order."""
+    return np.array(sorted({slot for part in parts for slot in part.tolist()}), np.int64)
+
+
+def columns_of(rows: np.ndarray, which: np.ndarray, *names: str) -> Iterator[tuple[Any, ...]]:
+    """What some rows hold in these columns, row by row, as Python's own values."""
+    some = pick(rows, which)
+    return zip(*(some[name].tolist() for name in names), strict=True)
 
 
 def groups(keys: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

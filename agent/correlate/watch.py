@@ -87,7 +87,10 @@ class Watch(ABC):
         second, n = of.at, rise.seconds or self.config.persist_s
         recent = self.series.recent(rise.metric, of.slots, second, n)
         # No bar is below ``least``, and what was usual takes far longer to find out.
-        some = np.flatnonzero(np.all(recent > rise.least, axis=1) | np.isin(of.slots, self._active_slots))
+        some = (recent > rise.least).all(axis=1)
+        if len(self._active_slots):
+            some |= np.isin(of.slots, self._active_slots)
+        some = np.flatnonzero(some)
         if not len(some):
             return []
         slots, recent = of.slots[some], recent[some]
