@@ -75,7 +75,7 @@ class PeerWatch(EndWatch):
         busy = 2 * mine["samples"] >= top[group]  # a smoothed RTT of few samples lags behind
         floor = least(np.full(len(first), np.inf), group[busy], mine["rtt_min_us"][busy])
         chosen = np.sort(np.argsort(-samples, kind="stable")[:MOST])
-        chosen = chosen[[not is_loopback(mine["peer"][first[i]].tobytes()) for i in chosen]]
+        chosen = chosen[[not is_loopback(end) for end in mine["peer"][first[chosen]].tolist()]]
         ends = mine["peer"][first[chosen]]
         slots = self.slots(mine["netns"][first[chosen]], ends, second)
         at = AskedEnds(mine, chosen, first, group)
@@ -147,10 +147,9 @@ class AskedEnds:
         for i, end in enumerate(one["peer"].tolist()):
             self._of_end.setdefault(end, []).append(i)
         of = number[group]
-        there = np.flatnonzero(of >= 0)[::-1]  # groups give the first of each: the last
+        there = np.flatnonzero(of >= 0)  # the last of each stays
         pids, ends = mine["pid"][there], mine["peer"][there]
-        last = groups([pids, ends])[0]
-        self._of_process = dict(zip(packed([pids[last], ends[last]]).tolist(), of[there[last]].tolist(), strict=True))
+        self._of_process = dict(zip(packed([pids, ends]).tolist(), of[there].tolist(), strict=True))
 
     def of(self, rows: np.ndarray) -> np.ndarray:
         """By namespace and peer, -1 for none."""
@@ -212,6 +211,5 @@ def _waits(waits: np.ndarray | None, at: AskedEnds) -> np.ndarray:
 
 def _index(at: Mapping[bytes, int], keys: Sequence[np.ndarray]) -> np.ndarray:
     """Which subject each end is, -1 for none."""
-    first, group = groups(keys)
-    its = packed([key[first] for key in keys]).tolist()
-    return np.asarray(np.fromiter(map(at.get, its, repeat(-1)), np.int64, len(its))[group])
+    its = packed(keys).tolist()
+    return np.fromiter(map(at.get, its, repeat(-1)), np.int64, len(its))
