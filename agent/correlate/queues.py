@@ -99,9 +99,7 @@ class QueueWatch(Watch):
         self._ill = {server: at for server, at in self._ill.items() if at >= second - _AFTER_S}
         self._ill |= dict.fromkeys(_servers(pick(q, ill)), second)
 
-    def _slot(
-        self, second: int, system: bytes, destination: bytes, partition: bytes, group: bytes, raw: bytes
-    ) -> int:
+    def _slot(self, second: int, system: bytes, destination: bytes, partition: bytes, group: bytes, raw: bytes) -> int:
         key = text(system), text(destination), text(partition), text(group), raw
         slot = self.series.slot(key, second)
         if slot >= 0:
