@@ -109,8 +109,8 @@ class ScarcityWatch(Watch):
             for who, group in _each(kept_off, []):
                 if (who[0], who[1] // 10_000_000) in self._mine:
                     its = of(who)
-                    its["delay_ns"] = max(its.get("delay_ns", 0.0), float(lengths[group].sum()))
-                    its["longest_ns"] = max(its.get("longest_ns", 0.0), float(worst[group].max()))
+                    its["delay_ns"] = max(its.get("delay_ns", 0.0), float(np.add.reduce(lengths[group])))
+                    its["longest_ns"] = max(its.get("longest_ns", 0.0), float(np.maximum.reduce(worst[group])))
         if decisions is not None:
             every = 1 + len(decisions) // _ENOUGH
             some = decisions[::every]
@@ -118,9 +118,9 @@ class ScarcityWatch(Watch):
             timed = (some["pid"] > 0) & ~np.isnan(lasted)
             some, lasted = only(some, timed), lasted[timed]
             for who, group in _each(some, []):
-                ordered = np.sort(lasted[group])
-                its = of(who)
-                its["sum_ns"] = float(ordered.sum()) * every
+                ordered, its = lasted[group], of(who)
+                ordered.sort()
+                its["sum_ns"] = float(np.add.reduce(ordered)) * every
                 its["high_ns"] = float(ordered[9 * (len(ordered) - 1) // 10])
         sums.pop(-1, None)
         slots = sorted(sums)
