@@ -12,7 +12,7 @@ import numpy as np
 
 from agent.common.copies import opaque
 
-_FEW = 600  # rows, up to which a dictionary is quicker
+_FEW = 1000  # rows, up to which a dictionary is quicker
 _SOME = 2000  # ... to sort them whole
 _MANY = 1 << 20  # beyond which three numbers of a row do not fit into 64 bits
 _ODD = 0x9E3779B97F4A7C15

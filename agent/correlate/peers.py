@@ -7,7 +7,7 @@ from itertools import repeat
 
 import numpy as np
 
-from agent.common.alike import least, most, packed
+from agent.common.alike import begins, least, most, packed
 from agent.common.copies import pick
 from agent.correlate.catalogue import Symptom
 from agent.correlate.ends import MOST, EndWatch
@@ -143,9 +143,9 @@ class AskedEnds:
         number[chosen] = np.arange(self.n)
         one = pick(mine, first[chosen])
         self._exact = dict(zip(packed([one["netns"], one["peer"]]).tolist(), range(self.n), strict=True))
-        self._of_end: dict[bytes, list[int]] = {}
+        self.of_end: dict[bytes, list[int]] = {}
         for i, end in enumerate(one["peer"].tolist()):
-            self._of_end.setdefault(end, []).append(i)
+            self.of_end.setdefault(end, []).append(i)
         of = number[group]
         there = np.flatnonzero(of >= 0)  # the last of each stays
         pids, ends = mine["pid"][there], mine["peer"][there]
@@ -160,9 +160,9 @@ class AskedEnds:
 
     def that_have(self, ends: np.ndarray, values: np.ndarray) -> Iterator[tuple[list[int], int]]:
         """(subjects that have that end, its value) of those that some subject has."""
-        some = among(ends, self._of_end)
+        some = among(ends, self.of_end)
         for end, value in zip(ends[some].tolist(), values[some].tolist(), strict=True):
-            yield self._of_end[end], value
+            yield self.of_end[end], value
 
 
 def _connects(rows: Mapping[str, np.ndarray], at: AskedEnds) -> np.ndarray:
@@ -174,7 +174,7 @@ def _connects(rows: Mapping[str, np.ndarray], at: AskedEnds) -> np.ndarray:
     of = at.of(done)
     order = np.lexsort((done["duration_ns"], of))
     order = order[of[order] >= 0]
-    first = np.flatnonzero(np.diff(of[order], prepend=-1))
+    first = np.flatnonzero(begins(of[order]))
     middle = (first + np.append(first[1:], len(order)) - 1) // 2
     out[of[order][first]] = done["duration_ns"][order][middle] / 1e3
     if again is not None:
@@ -203,9 +203,11 @@ def _waits(waits: np.ndarray | None, at: AskedEnds) -> np.ndarray:
     of = at.of_processes(some)
     most(out, of[of >= 0], some["max_ns"][of >= 0])
     some = pick(some, of < 0)
-    for its, longest in at.that_have(some["peer"], some["max_ns"]):
-        for i in its:
-            out[i] = max(out[i], longest)
+    longest: dict[bytes, int] = {}
+    for end, ns in zip(some["peer"].tolist(), some["max_ns"].tolist(), strict=True):
+        longest[end] = max(ns, longest.get(end, 0))
+    for end, its in at.of_end.items():
+        out[its] = np.maximum(out[its], longest.get(end, 0))
     return out
 
 

@@ -218,7 +218,7 @@ class ProcessWatch(Watch):
             self.members = {pid: m for pid, m in self.members.items() if second - m.seen_s <= _RECENT_S}
 
     def _at_work(self, second: int, rows: np.ndarray, which: np.ndarray, needed: bool, talks: bool = True) -> None:
-        which = np.flatnonzero(which)
+        which = which.nonzero()[0]
         pids, first = np.unique(rows["pid"][which], return_index=True)
         if not len(pids):
             return

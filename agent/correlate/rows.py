@@ -147,8 +147,7 @@ class LastRows:
 
     def __init__(self, dtype: np.dtype[np.void], capacity: int, keep_ns: int) -> None:
         self._empty = np.empty(0, dtype)
-        self._pieces: deque[np.ndarray] = deque()
-        self._last_ns: deque[int] = deque()  # of each piece
+        self._pieces: deque[tuple[np.ndarray, int, int]] = deque()  # with the times of its first and last row
         self._rows = 0
         self._capacity, self._keep_ns = capacity, keep_ns
         self._shared = "uid" in (dtype.names or ())
@@ -163,41 +162,42 @@ class LastRows:
             return
         over = 0 if self._shared else max(0, len(rows) - self._capacity)
         self.dropped += over
-        self._keep(rows[over:])
         self._changed(rows)
-        oldest = int(rows["t_ns"][-1]) - self._keep_ns
+        self._keep(rows[over:])
+        oldest = self._pieces[-1][2] - self._keep_ns
         while self._rows > self._capacity and self._shared:
             self._make_room(oldest)
-        while self._rows > self._capacity or self._last_ns[0] < oldest:
-            gone = self._pieces.popleft()
+        while self._rows > self._capacity or self._pieces[0][2] < oldest:
+            gone, first_ns, last_ns = self._pieces.popleft()
             self._rows -= len(gone)
-            if self._last_ns.popleft() >= oldest or self._shared:
+            if last_ns >= oldest or self._shared:
                 self.dropped += int(np.count_nonzero(gone["t_ns"] >= oldest))
-            self._changed(gone)
+            self.version += 1
+            self._changes.append((first_ns, last_ns))
 
-    def _keep(self, *pieces: np.ndarray, instead: bool = False) -> None:
-        if instead:
-            self._pieces.clear()
-            self._last_ns.clear()
-            self._rows = 0
-        for rows in pieces:
-            self._pieces.append(rows)
-            self._last_ns.append(int(rows["t_ns"][-1]))
-            self._rows += len(rows)
+    def _keep(self, rows: np.ndarray) -> None:
+        t = rows["t_ns"]
+        self._pieces.append((rows, int(t[0]), int(t[-1])))
+        self._rows += len(rows)
+
+    def _instead(self, rows: np.ndarray) -> None:
+        self._pieces.clear()
+        self._rows = 0
+        self._keep(rows)
 
     def _make_room(self, oldest: int) -> None:
         """Drops the oldest rows of the user who has most."""
-        rows = together(tuple(self._pieces))
+        rows = together([piece for piece, _, _ in self._pieces])
         aged = rows["t_ns"] < oldest
         if aged.any():
-            self._keep(pick(rows, ~aged), instead=True)
+            self._instead(pick(rows, ~aged))
             self._changed(pick(rows, aged))
             return
         uids, counts = np.unique(rows["uid"], return_counts=True)
         its = np.flatnonzero(rows["uid"] == uids[np.argmax(counts)])[: self._rows - self._capacity]
         gone, stays = pick(rows, its), np.ones(len(rows), np.bool_)
         stays[its] = False
-        self._keep(pick(rows, stays), instead=True)
+        self._instead(pick(rows, stays))
         self.dropped += len(gone)
         self._changed(gone)
 
@@ -218,7 +218,7 @@ class LastRows:
         """Rows with ``from_ns <= t_ns <= to_ns``. Noted in ``looked``, where that is set."""
         if self.looked is not None:
             self.looked.add((from_ns, to_ns))
-        pieces = [p for p in self._pieces if p["t_ns"][-1] >= from_ns and p["t_ns"][0] <= to_ns]
+        pieces = [p for p, first_ns, last_ns in self._pieces if last_ns >= from_ns and first_ns <= to_ns]
         # Each piece is in order, though they overlap where rows came late.
         parts = [p[np.searchsorted(p["t_ns"], from_ns) : np.searchsorted(p["t_ns"], to_ns, "right")] for p in pieces]
         return together(parts) if parts else self._empty
@@ -226,7 +226,7 @@ class LastRows:
     @property
     def from_ns(self) -> int | None:
         """Time of the oldest row that is kept, None where it is empty."""
-        return int(self._pieces[0]["t_ns"][0]) if self._pieces else None
+        return self._pieces[0][1] if self._pieces else None
 
 
 class OfSecond(dict[str, np.ndarray]):

@@ -28,8 +28,8 @@ READS = {
     "limiter_decision": ("result", "wait_ns", "duration_ns"),
 }
 _NAMES = {FD: "fd", DISK: "disk", OOM: "oom", PIDS: "pids"}
-#: What is not told was not.
-_NONE_IS_ZERO = ("throttled_ns", "periods", "delay_ns", "longest_ns", "sum_ns")
+#: What is not told was not; but how long decisions took is not known then.
+_NOT_TOLD = dict.fromkeys(("throttled_ns", "periods", "delay_ns", "longest_ns", "sum_ns"), 0.0) | {"high_ns": np.nan}
 #: Decisions of a second that tell what one in ten of them exceeds.
 _ENOUGH = 2048
 Key = tuple[int, int, str, bytes]
@@ -128,7 +128,8 @@ class ScarcityWatch(Watch):
             self._mine = {name[0][:2] for name in self.names.values()}
         at = np.array(slots, np.int64)
         if slots:
-            values = {name: np.array([sums[s].get(name, 0.0 if name in _NONE_IS_ZERO else np.nan) for s in slots]) for name in self.metrics[3:]}  # fmt: skip
+            told = [sums[slot] for slot in slots]
+            values = {name: np.array([one.get(name, _NOT_TOLD[name]) for one in told]) for name in self.metrics[3:]}
             self.series.put(second, at, **values)
         return at
 

@@ -77,7 +77,8 @@ class TryWatch(EndWatch):
         if len(failed_ns):
             _, one = groups([keys[name] for name in keys.dtype.names or ()])
             hit = np.unique(within(one[len(tries) :], failed_ns, one[: len(tries)], began - QUICK_NS, began)[0])
-            parts = np.unique(np.stack([program[hit], began[hit] // _PART_NS]), axis=1)[0]
+            its = set(zip(program[hit].tolist(), (began[hit] // _PART_NS).tolist(), strict=True))
+            parts = np.array([number for number, _ in its], np.int64)
         n, quick = (np.bincount(of, minlength=len(first)) for of in (program[: len(tries)], parts))
         failed = np.bincount(program[len(tries) :], minlength=len(first))
         chosen = np.sort(np.argsort(-n, kind="stable")[:MOST])
