@@ -73,7 +73,7 @@ def _found(columns: Sequence[np.ndarray], n: int) -> tuple[np.ndarray, np.ndarra
 
 def _counted(columns: Sequence[np.ndarray], n: int) -> tuple[np.ndarray, np.ndarray]:
     each = packed(columns).tolist()
-    ranks = {key: rank for rank, key in enumerate(sorted(set(each)))}
+    ranks = {key: rank for rank, key in enumerate(sorted(dict.fromkeys(each)))}
     group = np.fromiter(map(ranks.__getitem__, each), np.int64, n)
     first = np.empty(len(ranks), np.int64)
     first[group[::-1]] = np.arange(n)[::-1]  # what is written last, is first

@@ -64,7 +64,8 @@ class HourWatch(Watch):
             if slot not in self._who or self._who[slot][0] != key:
                 self._n[slot] = self._pause[slot] = self._now[slot] = self._longest[slot] = 0
                 self._first[slot] = self.last[slot] = second
-            self._longest[slot] = max(self._longest[slot], second - max(self.last[slot], self._hour * HOUR))
+            pause = second - max(int(self.last[slot]), self._hour * HOUR)
+            self._longest[slot] = max(self._longest[slot], pause)
             self._now[slot] += n
             self.last[slot] = second
             self._who[slot] = key, int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000, text(row["comm"])

@@ -193,11 +193,16 @@ class LastRows:
             self._instead(pick(rows, ~aged))
             self._changed(pick(rows, aged))
             return
-        uids, counts = np.unique(rows["uid"], return_counts=True)
-        its = np.flatnonzero(rows["uid"] == uids[np.argmax(counts)])[: self._rows - self._capacity]
-        gone, stays = pick(rows, its), np.ones(len(rows), np.bool_)
-        stays[its] = False
-        self._instead(pick(rows, stays))
+        over, uid = self._rows - self._capacity, rows["uid"]
+        if (uid == uid[0]).all():
+            gone, stay = rows[:over], rows[over:]
+        else:
+            uids, counts = np.unique(uid, return_counts=True)
+            its = np.flatnonzero(uid == uids[np.argmax(counts)])[:over]
+            others = np.ones(len(rows), np.bool_)
+            others[its] = False
+            gone, stay = pick(rows, its), pick(rows, others)
+        self._instead(stay)
         self.dropped += len(gone)
         self._changed(gone)
 
@@ -218,15 +223,23 @@ class LastRows:
         """Rows with ``from_ns <= t_ns <= to_ns``. Noted in ``looked``, where that is set."""
         if self.looked is not None:
             self.looked.add((from_ns, to_ns))
-        pieces = [p for p, first_ns, last_ns in self._pieces if last_ns >= from_ns and first_ns <= to_ns]
-        # Each piece is in order, though they overlap where rows came late.
-        parts = [p[np.searchsorted(p["t_ns"], from_ns) : np.searchsorted(p["t_ns"], to_ns, "right")] for p in pieces]
+        parts = []
+        for rows, first_ns, last_ns in self._pieces:
+            if last_ns >= from_ns and first_ns <= to_ns:
+                inside = first_ns >= from_ns and last_ns <= to_ns and not self._shared
+                parts.append(rows if inside else _between(rows, from_ns, to_ns))
         return together(parts) if parts else self._empty
 
     @property
     def from_ns(self) -> int | None:
         """Time of the oldest row that is kept, None where it is empty."""
         return self._pieces[0][1] if self._pieces else None
+
+
+def _between(rows: np.ndarray, from_ns: int, to_ns: int) -> np.ndarray:
+    """Each piece is in order, though they overlap where rows came late."""
+    t = rows["t_ns"]
+    return rows[np.searchsorted(t, from_ns) : np.searchsorted(t, to_ns, "right")]
 
 
 class OfSecond(dict[str, np.ndarray]):

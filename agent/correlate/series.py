@@ -116,8 +116,11 @@ class Series:
 
     def recent(self, metric: str, slots: np.ndarray, second: int, n: int) -> np.ndarray:
         """Values of the last n seconds, oldest first; shape (len(slots), n)."""
-        columns = np.arange(second - n + 1, second + 1) % SECONDS
-        return np.asarray(self._values[self._of[metric]][slots[:, None], columns], np.float64)
+        begin = (second - n + 1) % SECONDS
+        values = self._values[self._of[metric]]
+        if begin + n <= SECONDS:
+            return np.asarray(values[slots, begin : begin + n], np.float64)
+        return np.asarray(values[slots[:, None], np.arange(begin, begin + n) % SECONDS], np.float64)
 
     def last(self, metric: str, slots: np.ndarray, second: int) -> np.ndarray:
         """Values of this second; shape (len(slots),)."""

@@ -87,10 +87,10 @@ class Watch(ABC):
         second, n = of.at, rise.seconds or self.config.persist_s
         recent = self.series.recent(rise.metric, of.slots, second, n)
         # No bar is below ``least``, and what was usual takes far longer to find out.
-        some = (recent > rise.least).all(axis=1)
+        looked = np.asarray((recent > rise.least).all(axis=1))
         if len(self._active_slots):
-            some |= np.isin(of.slots, self._active_slots)
-        some = np.flatnonzero(some)
+            looked |= np.isin(of.slots, self._active_slots)
+        some = np.flatnonzero(looked)
         if not len(some):
             return []
         slots, recent = of.slots[some], recent[some]
