@@ -136,6 +136,7 @@ class Inbox:
 
 
 _CHANGES = 512
+_AGAIN = 8  # times, whose rows are kept while somebody looks
 
 
 class LastRows:
@@ -153,7 +154,8 @@ class LastRows:
         self._shared = "uid" in (dtype.names or ())
         self._changes: deque[tuple[int, int]] = deque(maxlen=_CHANGES)
         self.version = 0
-        self.looked: set[tuple[int, int]] | None = None
+        self._looked: set[tuple[int, int]] | None = None
+        self._found: dict[tuple[int, int], np.ndarray] = {}
         self.dropped = 0
 
     def add(self, rows: np.ndarray) -> None:
@@ -219,10 +221,24 @@ class LastRows:
         late = [self._changes[-1 - i] for i in range(since)]
         return not any(first <= to_ns and last >= from_ns for from_ns, to_ns in spans for first, last in late)
 
+    def look(self, looked: set[tuple[int, int]] | None) -> None:
+        """From here on, the times that are looked at are noted there. Nothing is added meanwhile: what was found for the first of them is found again."""
+        self._looked, self._found = looked, {}
+
     def between(self, from_ns: int, to_ns: int) -> np.ndarray:
-        """Rows with ``from_ns <= t_ns <= to_ns``. Noted in ``looked``, where that is set."""
-        if self.looked is not None:
-            self.looked.add((from_ns, to_ns))
+        """Rows with ``from_ns <= t_ns <= to_ns``."""
+        if self._looked is None:
+            return self._between(from_ns, to_ns)
+        at = from_ns, to_ns
+        self._looked.add(at)
+        if at in self._found:
+            return self._found[at]
+        rows = self._between(from_ns, to_ns)
+        if len(self._found) < _AGAIN:
+            self._found[at] = rows
+        return rows
+
+    def _between(self, from_ns: int, to_ns: int) -> np.ndarray:
         parts = []
         for rows, first_ns, last_ns in self._pieces:
             if last_ns >= from_ns and first_ns <= to_ns:

@@ -106,20 +106,23 @@ class ScarcityWatch(Watch):
             lengths, worst = kept_off[column].astype(np.float64), kept_off[longest].copy()
             if column == "wait_ns":  # where the agent itself starves, an interval is long
                 lengths *= SECOND / np.maximum(kept_off["interval_ns"], SECOND)
-            for who, group in _each(kept_off, []):
+            order, parts = _parts(kept_off)
+            lengths, worst = lengths[order], worst[order]
+            for who, part in parts:
                 if (who[0], who[1] // 10_000_000) in self._mine:
                     its = of(who)
-                    its["delay_ns"] = max(its.get("delay_ns", 0.0), float(np.add.reduce(lengths[group])))
-                    its["longest_ns"] = max(its.get("longest_ns", 0.0), float(np.maximum.reduce(worst[group])))
+                    its["delay_ns"] = max(its.get("delay_ns", 0.0), float(np.add.reduce(lengths[part])))
+                    its["longest_ns"] = max(its.get("longest_ns", 0.0), float(np.maximum.reduce(worst[part])))
         if decisions is not None:
             every = 1 + len(decisions) // _ENOUGH
             some = decisions[::every]
             lasted = took(some)
             timed = (some["pid"] > 0) & ~np.isnan(lasted)
             some, lasted = only(some, timed), lasted[timed]
-            for who, group in _each(some, []):
-                ordered, its = lasted[group], of(who)
-                ordered.sort()
+            order, parts = _parts(some, lasted)
+            lasted = lasted[order]
+            for who, part in parts:
+                ordered, its = lasted[part], of(who)
                 its["sum_ns"] = float(np.add.reduce(ordered)) * every
                 its["high_ns"] = float(ordered[9 * (len(ordered) - 1) // 10])
         sums.pop(-1, None)
@@ -143,9 +146,15 @@ class ScarcityWatch(Watch):
 
 def _each(rows: np.ndarray, more: list[np.ndarray]) -> list[tuple[_Who, np.ndarray]]:
     """(who it is by its first row, all its rows) of each process."""
+    order, parts = _parts(rows, None, more)
+    return [(who, order[part]) for who, part in parts]
+
+
+def _parts(rows: np.ndarray, by: np.ndarray | None = None, more: Sequence[np.ndarray] = ()) -> tuple[np.ndarray, list[tuple[_Who, slice]]]:  # fmt: skip
+    """What sorts rows by their process, and its own by ``by``; (who it is by its first row, its part of them) of each process."""
     if not len(rows):
-        return []
+        return np.empty(0, np.int64), []
     first, group = groups([rows["pid"], start_ticks(rows), *more])
-    order, ends = np.argsort(group, kind="stable"), np.cumsum(np.bincount(group)).tolist()
-    parts = [order[begin:end] for begin, end in pairwise([0, *ends])]
-    return list(zip(columns_of(rows, first, "pid", "proc_start_ns", "comm"), parts, strict=True))
+    order = np.argsort(group, kind="stable") if by is None else np.lexsort((by, group))
+    parts = [slice(begin, end) for begin, end in pairwise([0, *np.cumsum(np.bincount(group)).tolist()])]
+    return order, list(zip(columns_of(rows, first, "pid", "proc_start_ns", "comm"), parts, strict=True))

@@ -77,13 +77,13 @@ class View:
         self._shared = {}
         spans: dict[LastRows, set[tuple[int, int]]] = {ring: set() for ring in (self.decisions, *self.rings.values())}
         for ring, its in spans.items():
-            ring.looked = its
+            ring.look(its)
         return spans
 
     def looked(self, spans: dict[LastRows, set[tuple[int, int]]]) -> tuple[Any, ...]:
         """What was looked at since ``look``, for ``unchanged``."""
         for ring in spans:
-            ring.looked = None
+            ring.look(None)
         return self._beside(), [(ring, ring.version, its) for ring, its in spans.items() if its]
 
     def unchanged(self, looked: tuple[Any, ...]) -> bool:
