@@ -98,7 +98,7 @@ def capital(words: Words, lower: bool = False) -> Words:
     )
 
 
-@lru_cache(8192)
+@lru_cache(4096)
 def text(stored: bytes) -> str:
     """A stored text; bytes that are no UTF-8 are shown escaped."""
     return stored.decode("utf-8", "backslashreplace")
