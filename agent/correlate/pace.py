@@ -74,7 +74,8 @@ class PaceWatch(Watch):
         names = columns_of(d, first, "limiter_id", "comm", "library")
         slots = np.array([self._slot(name, second, at) for name, at in zip(names, t[begins].tolist(), strict=True)], np.int64)  # fmt: skip
         fits = slots >= 0
-        pause = np.diff(t, prepend=t[0])
+        pause = np.zeros(len(t), np.int64)
+        np.subtract(t[1:], t[:-1], out=pause[1:])
         pause[begins[fits]] = t[begins[fits]] - self.last_ns[slots[fits]]
         longest = np.maximum.reduceat(pause, begins)[fits]
         slots, begins, ends = slots[fits], begins[fits], ends[fits]

@@ -172,8 +172,8 @@ class LastRows:
         while self._rows > self._capacity or self._pieces[0][2] < oldest:
             gone, first_ns, last_ns = self._pieces.popleft()
             self._rows -= len(gone)
-            if last_ns >= oldest or self._shared:
-                self.dropped += int(np.count_nonzero(gone["t_ns"] >= oldest))
+            aged = first_ns < oldest or self._shared
+            self.dropped += int(np.count_nonzero(gone["t_ns"] >= oldest)) if aged else len(gone)
             self.version += 1
             self._changes.append((first_ns, last_ns))
 

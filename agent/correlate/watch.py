@@ -138,6 +138,8 @@ class Watch(ABC):
         self.series.unusual(episode.slot, range(second, second + 1))
 
     def _end(self, second: int) -> None:
+        if not self.active:
+            return
         quiet, adopt = self.config.quiet_s, self.config.adopt_s
         ended = [
             k for k, e in self.active.items() if second - e.last_bad >= quiet or second - e.start_ns // SECOND >= adopt
