@@ -12,7 +12,7 @@ import numpy as np
 
 from agent.common.copies import opaque
 
-_FEW = 256  # rows, up to which a dictionary is quicker
+_FEW = 1000  # rows, up to which a dictionary is quicker
 _SOME = 2000  # ... to sort them whole
 _MANY = 1 << 20  # beyond which three numbers of a row do not fit into 64 bits
 _ODD = 0x9E3779B97F4A7C15
@@ -73,7 +73,7 @@ def _found(columns: Sequence[np.ndarray], n: int) -> tuple[np.ndarray, np.ndarra
 
 def _counted(columns: Sequence[np.ndarray], n: int) -> tuple[np.ndarray, np.ndarray]:
     each = packed(columns).tolist()
-    ranks = {key: rank for rank, key in enumerate(sorted(set(each)))}
+    ranks = {key: rank for rank, key in enumerate(sorted(dict.fromkeys(each)))}
     group = np.fromiter(map(ranks.__getitem__, each), np.int64, n)
     first = np.empty(len(ranks), np.int64)
     first[group[::-1]] = np.arange(n)[::-1]  # what is written last, is first

@@ -33,6 +33,11 @@ def together(parts: Sequence[np.ndarray]) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate([opaque(part) for part in parts]).view(parts[0].dtype)
 
 
+def in_bytes(rows: np.ndarray) -> np.ndarray:
+    """A copy in the order of the rows' bytes."""
+    return np.frombuffer(bytearray().join(sorted(opaque(rows).tolist())), rows.dtype)
+
+
 @cache
 def _whole(size: int) -> np.dtype[np.void]:
     return np.dtype((np.void, size))

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from agent.common.alike import most
+from agent.common.copies import only
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
-from agent.correlate.rows import groups, start_ticks
+from agent.correlate.rows import columns_of, groups, start_ticks
 from agent.correlate.series import Series
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
@@ -37,11 +38,12 @@ class BlockedWatch(Watch):
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         s = rows.get("syscall_latency")
         if s is not None:
-            s = s[(s["basis"] == _BLOCKED) & (s["pid"] > 0) & (s["comm"] != _ITSELF)]
+            s = only(s, (s["basis"] == _BLOCKED) & (s["pid"] > 0) & (s["comm"] != _ITSELF))
         if s is None or not len(s):
             return np.empty(0, np.int64)
         first, group = groups([s["pid"], start_ticks(s)])
-        slots = np.array([self._slot(s[i], second) for i in first], np.int64)
+        who = columns_of(s, first, "pid", "proc_start_ns", "comm")
+        slots = np.array([self._slot(second, *its) for its in who], np.int64)
         held = s["kind"] == _SLOW
         lasted = most(np.zeros(len(first)), group, s["interval_ns"])
         total, n = (np.bincount(group, np.where(held, s[name], 0)) for name in ("sum_ns", "count"))
@@ -51,11 +53,11 @@ class BlockedWatch(Watch):
         self.series.put(second, slots[fits], blocked_ns=blocked[fits], each_ns=each[fits])
         return slots[fits]
 
-    def _slot(self, row: np.void, second: int) -> int:
-        pid, tick = int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000
+    def _slot(self, second: int, pid: int, start_ns: int, comm: bytes) -> int:
+        tick = start_ns // 10_000_000
         slot = self.series.slot((pid, tick), second)
         if slot >= 0:
-            self._names[slot] = pid, tick, text(row["comm"])
+            self._names[slot] = pid, tick, text(comm)
         return slot
 
     def describe(self, symptom: str, slot: int) -> Episode:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agent.common.copies import only, pick
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
@@ -49,16 +50,16 @@ class BrokerWatch(Watch):
         q = rows.get("queue_lag")
         self.polls = {}
         if q is not None:
-            q = q[q["failure"] != _UNASKED]
+            q = only(q, q["failure"] != _UNASKED)
         if q is None or not len(q):
             return np.empty(0, np.int64)
-        q = q[np.lexsort((q["poll_ns"], q["status"] == b"down"))]  # the worst of each broker comes last
+        q = pick(q, np.lexsort((q["poll_ns"], q["status"] == b"down")))  # the worst of each broker comes last
         _, group = groups([q["system"], q["peer"]])
         last = np.zeros(int(group.max()) + 1, np.int64)
         last[group] = np.arange(len(q))
-        q = q[last]
+        q = pick(q, last)
         slots = np.array([self._slot(row, second) for row in q], np.int64)
-        q, slots = q[slots >= 0], slots[slots >= 0]
+        q, slots = only(q, slots >= 0), slots[slots >= 0]
         self.polls = {slot: self._poll(slot, row) for slot, row in zip(slots.tolist(), q, strict=True)}
         down = q["status"] == b"down"
         self.series.put(

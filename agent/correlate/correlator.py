@@ -18,7 +18,7 @@ from agent.correlate.guard import Guard
 from agent.correlate.habits import Habits, reason
 from agent.correlate.processes import ProcessWatch
 from agent.correlate.rank import Judge
-from agent.correlate.rows import Inbox, compact
+from agent.correlate.rows import Inbox, OfSecond, compact
 from agent.correlate.steps import JumpSeries
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.troubles import Trouble, troubles
@@ -136,11 +136,11 @@ class Correlator:
         part: dict[str, np.ndarray] = {}
         assert self._second is not None
         for table, rows in taken.items():
-            n = int(np.searchsorted(rows["t_ns"], until_ns, "right"))
+            n = _until(rows, until_ns + 1)
             if not n:
                 continue
             part[table], taken[table] = rows[:n], rows[n:]
-            late = int(np.searchsorted(rows["t_ns"][:n], self._second * SECOND, "left"))
+            late = _until(rows[:n], self._second * SECOND)
             self._late += late if table in self._judged else 0
             if late < n:
                 self._gathered.setdefault(table, []).append(rows[late:n])
@@ -164,7 +164,7 @@ class Correlator:
         found.closed, found.end_ns = False, max(found.end_ns, series.end_ns)
 
     def _judge(self, second: int) -> None:
-        rows = {table: together(parts) for table, parts in self._gathered.items()}
+        rows = OfSecond({table: together(parts) for table, parts in self._gathered.items()})
         self._gathered = {}
         self._held += [e for watch in self._watches for e in watch.step(second, rows)]
         self._view.note(e for watch in self._watches for e in watch.active.values())
@@ -282,3 +282,11 @@ class Correlator:
             if not f.closed or f.end_ns + (max(keep, self._config.keep_ns) if f.steps else keep) > t_ns
         ]
         return out
+
+
+def _until(rows: np.ndarray, end_ns: int) -> int:
+    """How many of them were before, of rows in time order: most often all, or none."""
+    t = rows["t_ns"]
+    if not len(t) or t[0] >= end_ns:
+        return 0
+    return len(t) if t[-1] < end_ns else int(np.searchsorted(t, end_ns, "left"))

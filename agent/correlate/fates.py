@@ -10,7 +10,7 @@ import numpy as np
 
 from agent.common.copies import only
 from agent.correlate.episode import Culprit, item
-from agent.correlate.rows import known
+from agent.correlate.rows import known, of_codes
 from agent.correlate.thresholds import SECOND
 from agent.correlate.words import Words, process, span, tell, text, value
 from agent.tables import TABLES
@@ -30,7 +30,7 @@ READS = {
 }
 _KIND = TABLES["process_event"].by_name["kind"]
 STOPS, GOES_ON, ENDS = ("stopped", "frozen"), ("continued", "thawed"), ("killed", "exited", "oom_killed")
-_WHOLE = [_KIND.names.index(kind) for kind in ("frozen", "thawed")]
+_WHOLE = of_codes(_KIND.names.index(kind) for kind in ("frozen", "thawed"))
 LASTS = 1 << 62  # until when, of a stop that lasts
 _CHAIN_NS = 30 * SECOND
 _MOST = 256  # events that are looked at for one process
@@ -201,7 +201,7 @@ def of_row(row: np.void, pid: int, tick: int, comm: str, cgroup: int) -> Fate:
 
 def of_ours(events: np.ndarray) -> np.ndarray:
     """Without those of processes outside of the agent's PID namespace, which have no number here. What is told of a cgroup as a whole has none either."""
-    return only(events, known(events["pid"]) | np.isin(events["kind"], _WHOLE))
+    return only(events, known(events["pid"]) | _WHOLE[events["kind"]])
 
 
 def fates(events: np.ndarray, pids: Collection[int], cgroups: Collection[int] = ()) -> list[Fate]:

@@ -38,12 +38,16 @@ def given_up(closes: np.ndarray | None, connects: np.ndarray | None) -> np.ndarr
         if rows is None:
             continue
         rows = pick(rows, (rows[column] == code) & known(rows[age]) & (rows[age] >= LEAST_NS) & (rows["peer"] != NO_PEER) & (rows["pid"] > 0))  # fmt: skip
+        if not len(rows):
+            continue
         out = np.empty(len(rows), GIVEN)
         for name in ("t_ns", "pid", "comm", "netns", "peer"):
             out[name] = rows[name]
         out["age_ns"], out["tick"] = rows[age], rows["proc_start_ns"] // 10_000_000
         parts.append(out)
-    found = np.concatenate(parts) if parts else np.empty(0, GIVEN)
+    if not parts:
+        return np.empty(0, GIVEN)
+    found = np.concatenate(parts)
     return np.asarray(found[np.argsort(found["t_ns"], kind="stable")])
 
 

@@ -27,7 +27,7 @@ class Guard:
 
     def attempt(self, name: str, work: Callable[..., T], *args: object, otherwise: U) -> T | U:
         """What ``work(*args)`` returns; ``otherwise`` where it fails, or is left out."""
-        if self.out(name):
+        if self._in_a_row and self.out(name):
             self.skipped += 1
             return otherwise
         begun_ns = self._clock() if self._clock else 0
@@ -40,7 +40,8 @@ class Guard:
             self.runs[name] += 1
             if self._clock:
                 self.run_ns[name] += self._clock() - begun_ns
-        self._in_a_row.pop(name, None)
+        if self._in_a_row:
+            self._in_a_row.pop(name, None)
         return done
 
     def missed(self) -> int:

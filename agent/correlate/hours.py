@@ -17,7 +17,7 @@ import numpy as np
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
-from agent.correlate.rows import groups
+from agent.correlate.rows import groups, of_codes, shared
 from agent.correlate.series import Series
 from agent.correlate.thresholds import CorrelatorConfig
 from agent.correlate.watch import Watch
@@ -37,7 +37,7 @@ _AROUND = np.array([-1, 0, 1])
 _LEAST, _LEAST_S, _RATIO, _ALIKE = 60, 60, 3, 3
 _GAP_S = 10  # in which nothing at all came: the host slept, or nobody looked
 _MOST = 1 << 32  # requests a second that are believed
-_ENDS = [TABLES["process_event"].code("kind", name) for name in ("killed", "exited", "oom_killed")]
+_ENDS = of_codes(TABLES["process_event"].code("kind", name) for name in ("killed", "exited", "oom_killed"))
 
 
 class HourWatch(Watch):
@@ -67,7 +67,8 @@ class HourWatch(Watch):
             if slot not in self._who or self._who[slot][0] != key:
                 self._n[slot] = self._pause[slot] = self._now[slot] = self._longest[slot] = 0
                 self._first[slot] = self.last[slot] = second
-            self._longest[slot] = max(self._longest[slot], second - max(self.last[slot], self._hour * HOUR))
+            pause = second - max(int(self.last[slot]), self._hour * HOUR)
+            self._longest[slot] = max(self._longest[slot], pause)
             self._now[slot] += n
             self.last[slot] = second
             self._who[slot] = key, int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000, text(row["comm"])
@@ -95,8 +96,8 @@ class HourWatch(Watch):
 
     def _end_of(self, events: np.ndarray | None) -> None:
         """What becomes of one whose process ended is others' to tell."""
-        if events is not None and len(events):
-            gone = {int(pid) for pid in events["pid"][np.isin(events["kind"], _ENDS)]}
+        if events is not None and self._who:
+            gone = set(events["pid"][_ENDS[events["kind"]]].tolist())
             self._ended |= {slot for slot, (_, pid, _, _) in self._who.items() if pid in gone}
 
     def overdue(self, slots: np.ndarray, second: int) -> list[tuple[int, int, int, float]]:
@@ -152,7 +153,7 @@ def _limiters(rows: Mapping[str, np.ndarray]) -> list[_Seen]:
     d, rate = rows.get("limiter_decision"), rows.get("limiter_rate")
     seen: list[_Seen] = []
     if d is not None and len(d):
-        first, group = groups([d["limiter_id"], d["comm"]])
+        first, group = shared(rows, "limiter_decision", "limiter_id", "comm")
         n = np.bincount(group)
         seen += [((text(d[i]["limiter_id"]), text(d[i]["comm"])), float(n[g]), d[i]) for g, i in enumerate(first)]
     for row in rate if rate is not None else ():

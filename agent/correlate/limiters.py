@@ -12,7 +12,7 @@ from agent.common.alike import least
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
-from agent.correlate.rows import groups, known, start_ticks
+from agent.correlate.rows import columns_of, groups, known, shared
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Second, Watch
 from agent.correlate.words import process, text
@@ -94,8 +94,9 @@ class LimiterWatch(Watch):
         self.of = np.empty(0, np.int64)
         if d is None:
             return np.empty(0, np.int64)
-        first, group = groups([d["limiter_id"], d["pid"], start_ticks(d)])
-        slots = np.array([self._slot(d[i], second) for i in first], np.int64)
+        first, group = shared(rows, "limiter_decision", "limiter_id", "pid", "proc_start_ns")
+        who = columns_of(d, first, "limiter_id", "pid", "proc_start_ns", "comm", "library", "window_ns")
+        slots = np.array([self._slot(second, *its) for its in who], np.int64)
         self.of = slots[group]
         n = np.bincount(group).astype(np.float64)
         errors = np.bincount(group, d["result"] == ERROR)
@@ -124,9 +125,10 @@ class LimiterWatch(Watch):
             "limit": _last(np.where(d["unlimited"] == 1, np.inf, d["limit_per_s"]), group, len(n)),
             "burst": _last(d["burst"], group, len(n)),
         }
-        of_member, _ = groups([group, d["member"]])
-        several = np.bincount(group[of_member], minlength=len(n)) > 1
-        self._several.update(slots[several & fits].tolist())
+        if (d["member"] != d["member"][0]).any():
+            of_member, _ = groups([group, d["member"]])
+            several = np.bincount(group[of_member], minlength=len(n)) > 1
+            self._several.update(slots[several & fits].tolist())
         if self._several:
             apart = np.isin(slots, list(self._several))
             values["limit"] = np.where(apart, np.nan, values["limit"])
@@ -136,23 +138,18 @@ class LimiterWatch(Watch):
         self.series.put(second, slots[fits], **{k: v[fits] for k, v in values.items()})
         return slots[fits]
 
-    def _slot(self, row: np.void, second: int) -> int:
-        pid = int(row["pid"]) if row["pid"] > 0 else None
-        tick = int(row["proc_start_ns"]) // 10_000_000
-        slot = self.series.slot((bytes(row["limiter_id"]), pid, tick), second)
+    def _slot(
+        self, second: int, limiter: bytes, pid: int, start_ns: int, comm: bytes, library: bytes, window_ns: int
+    ) -> int:
+        tick = start_ns // 10_000_000
+        slot = self.series.slot((limiter, pid if pid > 0 else None, tick), second)
         if slot >= 0:
-            name = (
-                text(row["limiter_id"]),
-                text(row["library"]),
-                -1 if pid is None else pid,
-                tick,
-                text(row["comm"]),
-            )
+            name = text(limiter), text(library), pid if pid > 0 else -1, tick, text(comm)
             if self.names.get(slot) != name:
                 self.names[slot] = name
                 self.hung.pop(slot, None)
                 self._several.discard(slot)
-            self._need[slot] = max(self.config.warm_s, min(100, 2 * int(row["window_ns"]) // SECOND))
+            self._need[slot] = max(self.config.warm_s, min(100, 2 * window_ns // SECOND))
         return slot
 
     def describe(self, symptom: str, slot: int) -> Episode:

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from agent.common.alike import most
+from agent.common.copies import only
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
-from agent.correlate.rows import groups, known, start_ticks
+from agent.correlate.rows import columns_of, groups, known, start_ticks
 from agent.correlate.thresholds import CorrelatorConfig
 from agent.correlate.watch import Watch
 from agent.correlate.words import address, process, text
@@ -33,11 +34,12 @@ class AcceptWatch(Watch):
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         s = rows.get("socket_queue")
         if s is not None:
-            s = s[(s["kind"] == _ACCEPT) & (s["limit"] > 0)]
+            s = only(s, (s["kind"] == _ACCEPT) & (s["limit"] > 0))
         if s is None or not len(s):
             return np.empty(0, np.int64)
         first, group = groups([s["pid"], start_ticks(s), s["netns"], s["saddr"], s["sport"]])
-        slots = np.array([self._slot(s[i], second) for i in first], np.int64)
+        who = columns_of(s, first, "pid", "proc_start_ns", "netns", "saddr", "sport", "comm")
+        slots = np.array([self._slot(second, *its) for its in who], np.int64)
         queue = most(np.zeros(len(first)), group, s["queue"])
         drops = most(np.zeros(len(first)), group, np.where(known(s["drops"]), s["drops"], 0))
         limit = s["limit"][first].astype(np.float64)
@@ -47,12 +49,11 @@ class AcceptWatch(Watch):
         )
         return slots[fits]
 
-    def _slot(self, row: np.void, second: int) -> int:
-        pid, tick = int(row["pid"]) if row["pid"] > 0 else -1, int(row["proc_start_ns"]) // 10_000_000
-        where, port = address(row["saddr"].tobytes()) or "*", int(row["sport"])
-        slot = self.series.slot((pid, tick, int(row["netns"]), where, port), second)
+    def _slot(self, second: int, pid: int, start_ns: int, netns: int, saddr: bytes, port: int, comm: bytes) -> int:
+        pid, tick, where = pid if pid > 0 else -1, start_ns // 10_000_000, address(saddr) or "*"
+        slot = self.series.slot((pid, tick, netns, where, port), second)
         if slot >= 0:
-            self.names[slot] = (int(row["netns"]), where, port, pid, tick, text(row["comm"]))
+            self.names[slot] = netns, where, port, pid, tick, text(comm)
         return slot
 
     def describe(self, symptom: str, slot: int) -> Episode:

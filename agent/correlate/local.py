@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ipaddress
 from collections import deque
+from functools import lru_cache
 
 import numpy as np
 
 from agent.columns import NULL_I64
 from agent.common.address import UNIX
 from agent.common.copies import pick
-from agent.correlate.rows import groups
+from agent.correlate.rows import columns_of, groups
 from agent.correlate.thresholds import SECOND
 from agent.correlate.words import text
 
@@ -24,6 +25,7 @@ _FORMER = 4  # of an address: who served it before, or serves it, too
 _FORMER_NS = 180 * SECOND  # what becomes of him is not kept for longer, and his number may be another's by then
 
 
+@lru_cache(4096)
 def is_loopback(raw: bytes) -> bool:
     """Of a stored address (16 bytes): whether no network is on the way, as with a Unix socket."""
     if raw.startswith(UNIX):
@@ -62,17 +64,16 @@ class Servers:
         rows = pick(rows, (rows["pid"] > 0) & (rows["sport"] > 0))[::-1]  # the last one of each comes first
         if not len(rows):
             return
-        for i in groups([rows["netns"], rows["saddr"], rows["sport"]])[0]:
-            row = rows[i]
-            address, port, netns = bytes(row["saddr"].tobytes()), int(row["sport"]), int(row["netns"])
-            server = text(row["comm"]), int(row["pid"])
+        first = groups([rows["netns"], rows["saddr"], rows["sport"]])[0]
+        for t_ns, netns, address, port, comm, pid in columns_of(rows, first, "t_ns", "netns", "saddr", "sport", "comm", "pid"):  # fmt: skip
+            server = text(comm), pid
             before = self._known.pop((address, port, netns), None)
             if before is None or before[1] != server:
                 self.version += 1
                 self._displace((address, port, netns), before, server)
-            self._known[address, port, netns] = int(row["t_ns"]), server
+            self._known[address, port, netns] = t_ns, server
             self._netns.setdefault((address, port), set()).add(netns)
-            self._newest_ns = max(self._newest_ns, int(row["t_ns"]))
+            self._newest_ns = max(self._newest_ns, t_ns)
         self._forget()
 
     def _displace(self, key: tuple[bytes, int, int], before: tuple[int, Server] | None, server: Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
@@ -12,7 +13,7 @@ from agent.common.copies import pick
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
-from agent.correlate.rows import groups, start_ticks
+from agent.correlate.rows import columns_of, groups, start_ticks
 from agent.correlate.thresholds import CorrelatorConfig
 from agent.correlate.view import NO_PEER
 from agent.correlate.watch import Watch
@@ -24,6 +25,7 @@ _OK, _NODATA = (TABLES["dns_lookup"].code("result", name) for name in ("ok", "no
 READS = {"dns_lookup": ("peer", "name", "result", "duration_ns")}
 SLOW_NS = 500_000_000
 _NAMES, _A_SECOND = 4096, 256  # remembered; looked at in a second
+_NOBODY = NO_PEER[0].tobytes()
 _Name = tuple[int, int, bytes]
 
 
@@ -51,30 +53,33 @@ class LookupWatch(Watch):
         slow = np.bincount(group, done["duration_ns"] >= SLOW_NS)
         longest = most(np.zeros(len(first)), group, done["duration_ns"])
         found: dict[int, list[float]] = {}
-        for g, (i, n) in enumerate(zip(first[:_A_SECOND], np.bincount(group).tolist(), strict=False)):
-            pid, tick, name = int(done["pid"][i]), int(done["proc_start_ns"][i]) // 10_000_000, bytes(done["name"][i])
+        its = columns_of(done, first[:_A_SECOND], "pid", "proc_start_ns", "name", "result", "peer", "comm")
+        told = zip(its, np.bincount(group).tolist(), slow.tolist(), longest.tolist(), strict=False)
+        for (pid, start_ns, name, result, raw, comm), n, slow_ones, slowest in told:
+            tick, good = start_ns // 10_000_000, result == _OK
             server = self._known.pop((pid, tick, name), None)
-            if well[i] and (server is None or done["peer"][i] != NO_PEER[0]):
-                server = done["peer"][i].tobytes()
+            if good and (server is None or raw != _NOBODY):
+                server = raw
             if server is None:
                 continue
             self._known[pid, tick, name] = server
             slot = self.series.slot((pid, tick), second)
             if slot >= 0:
-                self._who[slot], self._asked[slot] = (pid, tick, text(done["comm"][i])), server
-                its = found.setdefault(slot, [0, 0, 0, np.nan])
-                its[0 if well[i] else 1] += n
-                if well[i]:
-                    its[2], its[3] = its[2] + slow[g], float(np.fmax(its[3], longest[g]))
+                self._who[slot], self._asked[slot] = (pid, tick, text(comm)), server
+                counts = found.setdefault(slot, [0, 0, 0, math.nan])
+                counts[0 if good else 1] += n
+                if good:
+                    counts[2] += slow_ones
+                    counts[3] = slowest if math.isnan(counts[3]) else max(counts[3], slowest)
         while len(self._known) > _NAMES:
             self._known.popitem(last=False)
         slots = np.array([*found], np.int64)
-        counts = np.array([*found.values()], np.float64).reshape(-1, 4)
-        self.series.put(second, slots, **dict(zip(self.metrics, counts.T, strict=True)))
+        values = np.array([*found.values()], np.float64).reshape(-1, 4)
+        self.series.put(second, slots, **dict(zip(self.metrics, values.T, strict=True)))
         return slots
 
     def describe(self, symptom: str, slot: int) -> Episode:
         pid, tick, comm = self._who[slot]
-        key = pid, tick, self._asked.get(slot, NO_PEER[0].tobytes())
+        key = pid, tick, self._asked.get(slot, _NOBODY)
         return Episode(symptom, key, slot, process(comm, pid), f"{pid}/{tick}", 0, 0, "", "", 0.0, 0.0, 0.0, 0,
                        pid=pid, start_tick=tick, comm=comm)  # fmt: skip

@@ -20,7 +20,7 @@ import numpy as np
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
-from agent.correlate.rows import groups
+from agent.correlate.rows import columns_of, shared
 from agent.correlate.series import SECONDS
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
@@ -61,35 +61,41 @@ class PaceWatch(Watch):
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         d, self.over = rows.get("limiter_decision"), {}
         if d is not None and len(d):
-            self._decided(second, d)
+            self._decided(second, rows)
         return np.array(sorted(self.names), np.int64)
 
-    def _decided(self, second: int, d: np.ndarray) -> None:
-        first, group = groups([d["limiter_id"], d["comm"]])
+    def _decided(self, second: int, rows: Mapping[str, np.ndarray]) -> None:
+        d = rows["limiter_decision"]
+        first, group = shared(rows, "limiter_decision", "limiter_id", "comm")
         order = np.lexsort((d["t_ns"], group))
         t, of = d["t_ns"][order], group[order]
         begins = np.flatnonzero(np.append(True, of[1:] != of[:-1]))
         ends = np.append(begins[1:], len(of)) - 1
-        slots = np.array([self._slot(d[i], second, int(t[b])) for i, b in zip(first, begins, strict=True)], np.int64)
+        names = columns_of(d, first, "limiter_id", "comm", "library")
+        slots = np.array([self._slot(name, second, at) for name, at in zip(names, t[begins].tolist(), strict=True)], np.int64)  # fmt: skip
         fits = slots >= 0
-        pause = np.diff(t, prepend=t[0])
+        pause = np.zeros(len(t), np.int64)
+        np.subtract(t[1:], t[:-1], out=pause[1:])
         pause[begins[fits]] = t[begins[fits]] - self.last_ns[slots[fits]]
         longest = np.maximum.reduceat(pause, begins)[fits]
         slots, begins, ends = slots[fits], begins[fits], ends[fits]
-        last, too = d[order[ends]], longest > self.config.silence_ns
+        who, too = columns_of(d, order[ends], "pid", "proc_start_ns"), longest > self.config.silence_ns
         too[too] = longest[too] > self.allowed_ns(slots[too])
-        for slot, too_long, row, begun in zip(slots.tolist(), too, last, t[begins].tolist(), strict=True):
+        for slot, too_long, (pid, start_ns), begun in zip(slots.tolist(), too.tolist(), who, t[begins].tolist(), strict=True):  # fmt: skip
             if too_long:
                 self.over[slot] = (int(self.last_ns[slot]), begun, self.who[slot])
-            self.who[slot] = int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000
-        known = slots[~np.isin(slots, self._active_slots)]  # what was unusual is no measure
-        self._pauses[known, self._at[known] % _PAUSES] = longest[np.isin(slots, known)]
+            self.who[slot] = pid, start_ns // 10_000_000
+        known, usual = slots, longest
+        if len(self._active_slots):  # what was unusual is no measure
+            known = slots[~np.isin(slots, self._active_slots)]
+            usual = longest[np.isin(slots, known)]
+        self._pauses[known, self._at[known] % _PAUSES] = usual
         self._at[known] += 1
         self.resumed_ns[slots], self.last_ns[slots] = t[begins], t[ends]
         self.series.put(second, slots, n=(ends - begins + 1).astype(np.float64))
 
-    def _slot(self, row: np.void, second: int, t_ns: int) -> int:
-        name = text(row["limiter_id"]), text(row["comm"]), text(row["library"])
+    def _slot(self, of: tuple[bytes, bytes, bytes], second: int, t_ns: int) -> int:
+        name = text(of[0]), text(of[1]), text(of[2])
         slot = self.series.slot(name[:2], second)
         if slot >= 0 and self.names.get(slot, ("", ""))[:2] != name[:2]:
             self.names[slot] = name

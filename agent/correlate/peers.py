@@ -7,7 +7,7 @@ from itertools import repeat
 
 import numpy as np
 
-from agent.common.alike import least, most, packed
+from agent.common.alike import begins, least, most, packed
 from agent.common.copies import pick
 from agent.correlate.catalogue import Symptom
 from agent.correlate.ends import MOST, EndWatch
@@ -75,7 +75,7 @@ class PeerWatch(EndWatch):
         busy = 2 * mine["samples"] >= top[group]  # a smoothed RTT of few samples lags behind
         floor = least(np.full(len(first), np.inf), group[busy], mine["rtt_min_us"][busy])
         chosen = np.sort(np.argsort(-samples, kind="stable")[:MOST])
-        chosen = chosen[[not is_loopback(mine["peer"][first[i]].tobytes()) for i in chosen]]
+        chosen = chosen[[not is_loopback(end) for end in mine["peer"][first[chosen]].tolist()]]
         ends = mine["peer"][first[chosen]]
         slots = self.slots(mine["netns"][first[chosen]], ends, second)
         at = AskedEnds(mine, chosen, first, group)
@@ -144,14 +144,13 @@ class AskedEnds:
         number[chosen] = np.arange(self.n)
         one = pick(mine, first[chosen])
         self._exact = dict(zip(packed([one["netns"], one["peer"]]).tolist(), range(self.n), strict=True))
-        self._of_end: dict[bytes, list[int]] = {}
+        self.of_end: dict[bytes, list[int]] = {}
         for i, end in enumerate(one["peer"].tolist()):
-            self._of_end.setdefault(end, []).append(i)
+            self.of_end.setdefault(end, []).append(i)
         of = number[group]
-        there = np.flatnonzero(of >= 0)[::-1]  # groups give the first of each: the last
+        there = np.flatnonzero(of >= 0)  # the last of each stays
         pids, ends = mine["pid"][there], mine["peer"][there]
-        last = groups([pids, ends])[0]
-        self._of_process = dict(zip(packed([pids[last], ends[last]]).tolist(), of[there[last]].tolist(), strict=True))
+        self._of_process = dict(zip(packed([pids, ends]).tolist(), of[there].tolist(), strict=True))
 
     def of(self, rows: np.ndarray) -> np.ndarray:
         """By namespace and peer, -1 for none."""
@@ -162,9 +161,9 @@ class AskedEnds:
 
     def that_have(self, ends: np.ndarray, values: np.ndarray) -> Iterator[tuple[list[int], int]]:
         """(subjects that have that end, its value) of those that some subject has."""
-        some = among(ends, self._of_end)
+        some = among(ends, self.of_end)
         for end, value in zip(ends[some].tolist(), values[some].tolist(), strict=True):
-            yield self._of_end[end], value
+            yield self.of_end[end], value
 
 
 def _connects(rows: Mapping[str, np.ndarray], at: AskedEnds) -> np.ndarray:
@@ -176,7 +175,7 @@ def _connects(rows: Mapping[str, np.ndarray], at: AskedEnds) -> np.ndarray:
     of = at.of(done)
     order = np.lexsort((done["duration_ns"], of))
     order = order[of[order] >= 0]
-    first = np.flatnonzero(np.diff(of[order], prepend=-1))
+    first = np.flatnonzero(begins(of[order]))
     middle = (first + np.append(first[1:], len(order)) - 1) // 2
     out[of[order][first]] = done["duration_ns"][order][middle] / 1e3
     if again is not None:
@@ -205,14 +204,15 @@ def _waits(waits: np.ndarray | None, at: AskedEnds) -> np.ndarray:
     of = at.of_processes(some)
     most(out, of[of >= 0], some["max_ns"][of >= 0])
     some = pick(some, of < 0)
-    for its, longest in at.that_have(some["peer"], some["max_ns"]):
-        for i in its:
-            out[i] = max(out[i], longest)
+    longest: dict[bytes, int] = {}
+    for end, ns in zip(some["peer"].tolist(), some["max_ns"].tolist(), strict=True):
+        longest[end] = max(ns, longest.get(end, 0))
+    for end, its in at.of_end.items():
+        out[its] = np.maximum(out[its], longest.get(end, 0))
     return out
 
 
 def _index(at: Mapping[bytes, int], keys: Sequence[np.ndarray]) -> np.ndarray:
     """Which subject each end is, -1 for none."""
-    first, group = groups(keys)
-    its = packed([key[first] for key in keys]).tolist()
-    return np.asarray(np.fromiter(map(at.get, its, repeat(-1)), np.int64, len(its))[group])
+    its = packed(keys).tolist()
+    return np.fromiter(map(at.get, its, repeat(-1)), np.int64, len(its))

@@ -16,7 +16,7 @@ from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.fates import ENDS, GOES_ON, STOPS, Fate
 from agent.correlate.guard import Guard
-from agent.correlate.rows import among, groups, known
+from agent.correlate.rows import among, known, of_codes
 from agent.correlate.series import SECONDS
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
@@ -37,7 +37,7 @@ _RETURN_NS = 2 * SECOND  # after which one that came back at once has been seen 
 _KEPT_NS = 30 * SECOND
 _MOST_EVENTS, _MOST_ENDS, _MOST_BROKERS = 1024, 64, 64
 _KINDS = TABLES["process_event"].by_name["kind"].names
-_END_KINDS = [_KINDS.index(kind) for kind in ENDS]
+_END_KINDS = of_codes(_KINDS.index(kind) for kind in ENDS)
 #: Of a user but root: events of a second, and subjects at a time.
 _A_USERS_EVENTS, _A_USERS_SUBJECTS = 64, 16
 
@@ -92,9 +92,12 @@ class ProcessWatch(Watch):
         self._ended += [fate for fate in happened if not fate.stop]
         due = [end for end in self._ended if self._until_ns - end.from_ns >= _RETURN_NS]
         self._ended = [end for end in self._ended if end not in due]
-        every = np.concatenate(self._gone)
-        left, killers = set(every[:, 0].tolist()), Counter(every[:, 1].tolist())
-        due = [e for e in due if e.needed or not (e.parent in left or (e.parent == 1 and killers[e.sender_pid] > 1))]
+        if due:
+            every = np.concatenate(self._gone)
+            left, killers = set(every[:, 0].tolist()), Counter(every[:, 1].tolist())
+            due = [
+                e for e in due if e.needed or not (e.parent in left or (e.parent == 1 and killers[e.sender_pid] > 1))
+            ]
         lasting = [fate for fate in happened if fate.stop] + list(self._stops.values())
         self.now = {}
         for fate in (*lasting, *(end for end in due if end.lives > 1 or end.abrupt or not self._back(end))):
@@ -120,11 +123,14 @@ class ProcessWatch(Watch):
 
     def _chosen(self, events: np.ndarray) -> np.ndarray:
         """Those about processes that matter, or ends of programs of one of these; of each user but root the last ones."""
-        mine = np.isin(events["pid"], list(self.members))
-        mine |= ~known(events["pid"]) & np.isin(events["cgroup_id"], [m.cgroup for m in self.members.values()])
-        ends = np.isin(events["kind"], _END_KINDS)
-        ended = [*events["comm"][mine & ends], *(end["comm"] for end in self._ends.values())]
-        events = events[mine | (ends & np.isin(events["comm"], np.array(ended, events["comm"].dtype)))]
+        mine, whole = among(events["pid"], self.members), ~known(events["pid"])
+        if whole.any():
+            mine |= whole & among(events["cgroup_id"], (m.cgroup for m in self.members.values()))
+        ends = _END_KINDS[events["kind"]]
+        ended = {*events["comm"][mine & ends].tolist(), *(end["comm"] for end in self._ends.values())}
+        events = pick(events, mine | (ends & among(events["comm"], ended)))
+        if not len(events):
+            return events
         later = turns(events["uid"][::-1])[::-1]
         return np.asarray(events[(later < _A_USERS_EVENTS) | (events["uid"] <= 0)][-_MOST_EVENTS:])
 
@@ -194,8 +200,8 @@ class ProcessWatch(Watch):
         """Who is at work."""
         polled = rows.get("queue_lag")
         if polled is not None:
-            for i in groups([polled["peer"]])[0]:
-                self._brokers[polled["peer"][i].tobytes()] = second
+            for raw in sorted(set(polled["peer"].tolist())):
+                self._brokers[raw] = second
             self._brokers = dict(list(self._brokers.items())[-_MOST_BROKERS:])
         for table, its in rows.items():
             if table == "limiter_decision":
@@ -212,16 +218,19 @@ class ProcessWatch(Watch):
             self.members = {pid: m for pid, m in self.members.items() if second - m.seen_s <= _RECENT_S}
 
     def _at_work(self, second: int, rows: np.ndarray, which: np.ndarray, needed: bool, talks: bool = True) -> None:
-        which = np.flatnonzero(which)
+        which = which.nonzero()[0]
         pids, first = np.unique(rows["pid"][which], return_index=True)
+        if not len(pids):
+            return
         some = pick(rows, which[first[pids > 0]])
         most = self.config.servers if talks else self.config.servers // 2  # who only works takes no server's place
+        members = self.members
         for n, (pid, start_ns, cgroup) in enumerate(zip(*(some[c].tolist() for c in _WHO), strict=True)):
-            tick, member = start_ns // 10_000_000, self.members.get(pid)
+            tick, member = start_ns // 10_000_000, members.get(pid)
             if member is None or member.tick != tick:
-                if member is None and len(self.members) >= most:
+                if member is None and len(members) >= most:
                     continue
-                member = self.members[pid] = Relevant(tick, text(some["comm"][n]), cgroup, second, 0)
+                member = members[pid] = Relevant(tick, text(some["comm"][n]), cgroup, second, 0)
             member.seconds += member.seen_s < second or not member.seconds
             member.talks += talks and member.talked_s < second
             member.seen_s, member.needed = second, member.needed or needed
@@ -254,5 +263,5 @@ class ProcessWatch(Watch):
 
 def _gone(events: np.ndarray) -> np.ndarray:
     """(process, who sent the signal) of those that ended, shape (n, 2); of those in our PID namespace."""
-    ended = events[np.isin(events["kind"], _END_KINDS) & known(events["pid"])]
+    ended = pick(events, _END_KINDS[events["kind"]] & known(events["pid"]))
     return np.stack([ended["pid"], ended["sender_pid"]], axis=1)

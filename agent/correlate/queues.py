@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from agent.common.copies import only, pick
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
-from agent.correlate.rows import groups, known
+from agent.correlate.rows import columns_of, groups, known
 from agent.correlate.series import SECONDS
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
@@ -38,6 +39,10 @@ def _age(seconds: np.ndarray) -> np.ndarray:
     return np.where(np.abs(seconds) < _EVER_S, seconds, np.nan)
 
 
+def _servers(q: np.ndarray) -> list[tuple[bytes, bytes]]:
+    return list(zip(q["system"].tolist(), q["peer"].tolist(), strict=True))
+
+
 class QueueWatch(Watch):
     """One subject is one consumer group of one destination (and partition)."""
 
@@ -57,17 +62,17 @@ class QueueWatch(Watch):
         q = rows.get("queue_lag")
         if q is not None:
             self._look(q, second)
-            q = q[(q["status"] != b"down") & (q["destination"] != b"")]
+            q = only(q, (q["status"] != b"down") & (q["destination"] != b""))
         if q is not None and len(q):
             _, group = groups([q[c] for c in ("system", "peer", "destination", "partition", "consumer_group")])
             last = np.zeros(int(group.max()) + 1, np.int64)
             last[group] = np.arange(len(q))
-            q = q[last]
-            slots = np.array([self._slot(r, second) for r in q], np.int64)
-            q, slots = q[slots >= 0], slots[slots >= 0]
-            self.fresh = slots[[self._well(row) for row in q]]
-            for slot, row in zip(slots.tolist(), q, strict=True):
-                self.holders[slot], self.idle[slot] = text(row["holder"]), text(row["idle_consumer"])
+            its = columns_of(q, last, "system", "destination", "partition", "consumer_group", "peer")
+            slots = np.array([self._slot(second, *one) for one in its], np.int64)
+            q, slots = pick(q, last[slots >= 0]), slots[slots >= 0]
+            self.fresh = slots[[server not in self._ill for server in _servers(q)]] if self._ill else slots
+            for slot, holder, idle_one in zip(slots.tolist(), q["holder"].tolist(), q["idle_consumer"].tolist(), strict=True):  # fmt: skip
+                self.holders[slot], self.idle[slot] = text(holder), text(idle_one)
             lag = _nan(q["lag_messages"])
             undelivered, pending, idle = (_age(q[c]) for c in ("oldest_undelivered_s", "oldest_pending_s", "idle_s"))
             age = np.where(np.isnan(undelivered), _age(q["lag_s"]), undelivered)
@@ -89,20 +94,13 @@ class QueueWatch(Watch):
         return self.series.carry(second, slots, _CARRY_S)
 
     def _look(self, q: np.ndarray, second: int) -> None:
-        """Remembers servers that failed a poll, or took long for one."""
-        ill = q[(q["status"] == b"down") | (q["poll_ns"] > _WELL_NS)]
+        """Remembers servers that failed a poll, or took long for one: what messages wait for just after that tells nothing of those that take them."""
+        ill = (q["status"] == b"down") | (q["poll_ns"] > _WELL_NS)
         self._ill = {server: at for server, at in self._ill.items() if at >= second - _AFTER_S}
-        self._ill |= {(row["system"].tobytes(), row["peer"].tobytes()): second for row in ill}
+        self._ill |= dict.fromkeys(_servers(pick(q, ill)), second)
 
-    def _well(self, row: np.void) -> bool:
-        """What messages wait for just after their server stood still tells nothing of those that take them."""
-        return (row["system"].tobytes(), row["peer"].tobytes()) not in self._ill
-
-    def _slot(self, row: np.void, second: int) -> int:
-        system, destination, partition, group = (
-            text(row[c]) for c in ("system", "destination", "partition", "consumer_group")
-        )
-        key = system, destination, partition, group, row["peer"].tobytes()
+    def _slot(self, second: int, system: bytes, destination: bytes, partition: bytes, group: bytes, raw: bytes) -> int:
+        key = text(system), text(destination), text(partition), text(group), raw
         slot = self.series.slot(key, second)
         if slot >= 0:
             self.names[slot] = key

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from typing import Any
 
 import numpy as np
 
 from agent.common.alike import alike, begins, by_bytes
-from agent.common.copies import pick, together
+from agent.common.copies import in_bytes, pick, together
 from agent.correlate.catalogue import dtypes, kept
 
 _NOT_NULL = -(2**62)
 _MANY = 1024  # values, most of which there are several times
+_FEW = 2000  # rows, up to which it is quicker to sort them as Python's own bytes
 
 
 def known(values: np.ndarray) -> np.ndarray:
@@ -78,6 +80,8 @@ def in_order(rows: np.ndarray) -> np.ndarray:
     t = rows["t_ns"]
     if (t[1:] > t[:-1]).all():
         return rows
+    if len(rows) <= _FEW and (t == t[0]).all():
+        return in_bytes(rows)
     order = np.argsort(t, kind="stable")
     t = t[order]
     same = t[1:] == t[:-1]
@@ -132,6 +136,7 @@ class Inbox:
 
 
 _CHANGES = 512
+_AGAIN = 8  # times, whose rows are kept while somebody looks
 
 
 class LastRows:
@@ -143,13 +148,14 @@ class LastRows:
 
     def __init__(self, dtype: np.dtype[np.void], capacity: int, keep_ns: int) -> None:
         self._empty = np.empty(0, dtype)
-        self._pieces: deque[np.ndarray] = deque()
+        self._pieces: deque[tuple[np.ndarray, int, int]] = deque()  # with the times of its first and last row
         self._rows = 0
         self._capacity, self._keep_ns = capacity, keep_ns
         self._shared = "uid" in (dtype.names or ())
         self._changes: deque[tuple[int, int]] = deque(maxlen=_CHANGES)
         self.version = 0
-        self.looked: set[tuple[int, int]] | None = None
+        self._looked: set[tuple[int, int]] | None = None
+        self._found: dict[tuple[int, int], np.ndarray] = {}
         self.dropped = 0
 
     def add(self, rows: np.ndarray) -> None:
@@ -158,38 +164,54 @@ class LastRows:
             return
         over = 0 if self._shared else max(0, len(rows) - self._capacity)
         self.dropped += over
-        self._pieces.append(rows[over:])
-        self._rows += len(rows) - over
         self._changed(rows)
-        oldest = int(rows["t_ns"][-1]) - self._keep_ns
+        self._keep(rows[over:])
+        oldest = self._pieces[-1][2] - self._keep_ns
         while self._rows > self._capacity and self._shared:
             self._make_room(oldest)
-        while self._rows > self._capacity or self._pieces[0]["t_ns"][-1] < oldest:
-            gone = self._pieces.popleft()
+        while self._rows > self._capacity or self._pieces[0][2] < oldest:
+            gone, first_ns, last_ns = self._pieces.popleft()
             self._rows -= len(gone)
-            self.dropped += int(np.count_nonzero(gone["t_ns"] >= oldest))
-            self._changed(gone)
+            aged = first_ns < oldest or self._shared
+            self.dropped += int(np.count_nonzero(gone["t_ns"] >= oldest)) if aged else len(gone)
+            self.version += 1
+            self._changes.append((first_ns, last_ns))
+
+    def _keep(self, rows: np.ndarray) -> None:
+        t = rows["t_ns"]
+        self._pieces.append((rows, int(t[0]), int(t[-1])))
+        self._rows += len(rows)
+
+    def _instead(self, rows: np.ndarray) -> None:
+        self._pieces.clear()
+        self._rows = 0
+        self._keep(rows)
 
     def _make_room(self, oldest: int) -> None:
         """Drops the oldest rows of the user who has most."""
-        rows = together(tuple(self._pieces))
+        rows = together([piece for piece, _, _ in self._pieces])
         aged = rows["t_ns"] < oldest
         if aged.any():
-            self._pieces, self._rows = deque([pick(rows, ~aged)]), int(np.count_nonzero(~aged))
+            self._instead(pick(rows, ~aged))
             self._changed(pick(rows, aged))
             return
-        uids, counts = np.unique(rows["uid"], return_counts=True)
-        its = np.flatnonzero(rows["uid"] == uids[np.argmax(counts)])[: self._rows - self._capacity]
-        gone, stays = pick(rows, its), np.ones(len(rows), np.bool_)
-        stays[its] = False
-        self._pieces = deque([pick(rows, stays)])
-        self._rows -= len(gone)
+        over, uid = self._rows - self._capacity, rows["uid"]
+        if (uid == uid[0]).all():
+            gone, stay = rows[:over], rows[over:]
+        else:
+            uids, counts = np.unique(uid, return_counts=True)
+            its = np.flatnonzero(uid == uids[np.argmax(counts)])[:over]
+            others = np.ones(len(rows), np.bool_)
+            others[its] = False
+            gone, stay = pick(rows, its), pick(rows, others)
+        self._instead(stay)
         self.dropped += len(gone)
         self._changed(gone)
 
     def _changed(self, rows: np.ndarray) -> None:
         self.version += 1
-        self._changes.append((int(rows["t_ns"][0]), int(rows["t_ns"][-1])))
+        t = rows["t_ns"]
+        self._changes.append((int(t[0]), int(t[-1])))
 
     def unchanged(self, version: int, spans: Iterable[tuple[int, int]]) -> bool:
         """Whether rows of no such time came or went since that version."""
@@ -199,19 +221,77 @@ class LastRows:
         late = [self._changes[-1 - i] for i in range(since)]
         return not any(first <= to_ns and last >= from_ns for from_ns, to_ns in spans for first, last in late)
 
+    def look(self, looked: set[tuple[int, int]] | None) -> None:
+        """From here on, the times that are looked at are noted there. Nothing is added meanwhile: what was found for the first of them is found again."""
+        self._looked, self._found = looked, {}
+
     def between(self, from_ns: int, to_ns: int) -> np.ndarray:
-        """Rows with ``from_ns <= t_ns <= to_ns``. Noted in ``looked``, where that is set."""
-        if self.looked is not None:
-            self.looked.add((from_ns, to_ns))
-        pieces = [p for p in self._pieces if p["t_ns"][-1] >= from_ns and p["t_ns"][0] <= to_ns]
-        # Each piece is in order, though they overlap where rows came late.
-        parts = [p[np.searchsorted(p["t_ns"], from_ns) : np.searchsorted(p["t_ns"], to_ns, "right")] for p in pieces]
+        """Rows with ``from_ns <= t_ns <= to_ns``."""
+        if self._looked is None:
+            return self._between(from_ns, to_ns)
+        at = from_ns, to_ns
+        self._looked.add(at)
+        if at in self._found:
+            return self._found[at]
+        rows = self._between(from_ns, to_ns)
+        if len(self._found) < _AGAIN:
+            self._found[at] = rows
+        return rows
+
+    def _between(self, from_ns: int, to_ns: int) -> np.ndarray:
+        parts = []
+        for rows, first_ns, last_ns in self._pieces:
+            if last_ns >= from_ns and first_ns <= to_ns:
+                inside = first_ns >= from_ns and last_ns <= to_ns and not self._shared
+                parts.append(rows if inside else _between(rows, from_ns, to_ns))
         return together(parts) if parts else self._empty
 
     @property
     def from_ns(self) -> int | None:
         """Time of the oldest row that is kept, None where it is empty."""
-        return int(self._pieces[0]["t_ns"][0]) if self._pieces else None
+        return self._pieces[0][1] if self._pieces else None
+
+
+def _between(rows: np.ndarray, from_ns: int, to_ns: int) -> np.ndarray:
+    """Each piece is in order, though they overlap where rows came late."""
+    t = rows["t_ns"]
+    return rows[np.searchsorted(t, from_ns) : np.searchsorted(t, to_ns, "right")]
+
+
+class OfSecond(dict[str, np.ndarray]):
+    """One second's rows by table, with their groups that somebody asked for."""
+
+    def __init__(self, rows: Mapping[str, np.ndarray]) -> None:
+        super().__init__(rows)
+        self.groups: dict[tuple[str, ...], tuple[np.ndarray, np.ndarray]] = {}
+
+
+def shared(rows: Mapping[str, np.ndarray], table: str, *columns: str) -> tuple[np.ndarray, np.ndarray]:
+    """``groups`` of a table's rows, found once a second for all who ask; processes' starts in ticks."""
+    found = rows.groups if isinstance(rows, OfSecond) else {}
+    key = table, *columns
+    if key not in found:
+        its = rows[table]
+        found[key] = groups([start_ticks(its) if name == "proc_start_ns" else its[name] for name in columns])
+    return found[key]
+
+
+def of_codes(codes: Iterable[int]) -> np.ndarray:
+    """By code, whether it is among these."""
+    out = np.zeros(256, np.bool_)
+    out[[*codes]] = True
+    return out
+
+
+def union(*parts: np.ndarray) -> np.ndarray:
+    """All slots of some, in order."""
+    return np.array(sorted({slot for part in parts for slot in part.tolist()}), np.int64)
+
+
+def columns_of(rows: np.ndarray, which: np.ndarray, *names: str) -> Iterator[tuple[Any, ...]]:
+    """What some rows hold in these columns, row by row, as Python's own values."""
+    some = pick(rows, which)
+    return zip(*(some[name].tolist() for name in names), strict=True)
 
 
 def groups(keys: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

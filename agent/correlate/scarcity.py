@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from agent.common.alike import most
-from agent.common.copies import pick
+from agent.common.copies import only, pick
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
 from agent.correlate.limiters import took
-from agent.correlate.rows import among, groups, start_ticks
+from agent.correlate.rows import among, columns_of, groups, start_ticks, union
 from agent.correlate.shortage import CPU, DISK, FD, OOM, PIDS, full
 from agent.correlate.starved import HOSTS
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
@@ -27,11 +28,12 @@ READS = {
     "limiter_decision": ("result", "wait_ns", "duration_ns"),
 }
 _NAMES = {FD: "fd", DISK: "disk", OOM: "oom", PIDS: "pids"}
-#: What is not told was not.
-_NONE_IS_ZERO = ("throttled_ns", "periods", "delay_ns", "longest_ns", "sum_ns")
+#: What is not told was not; but how long decisions took is not known then.
+_NOT_TOLD = dict.fromkeys(("throttled_ns", "periods", "delay_ns", "longest_ns", "sum_ns"), 0.0) | {"high_ns": np.nan}
 #: Decisions of a second that tell what one in ten of them exceeds.
 _ENOUGH = 2048
 Key = tuple[int, int, str, bytes]
+_Who = tuple[int, int, bytes]
 
 
 class ScarcityWatch(Watch):
@@ -52,27 +54,18 @@ class ScarcityWatch(Watch):
         self.roomy: set[int] = set()  #: slots of what had some left when it was last seen
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        return np.union1d(self._limits(second, rows.get("resource")), self._processors(second, rows)).astype(np.int64)
+        return union(self._limits(second, rows.get("resource")), self._processors(second, rows))
 
-    def _slot(self, row: np.void, what: str, where: bytes, second: int) -> int:
-        key = int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000, what, where
-        if what == "disk":
-            key = (
-                0,
-                int(row["uid"]),
-                what,
-                where,
-            )  # whichever process of that user tells of it: another may have mounted his own there
-        slot = self.series.slot(key, second)
+    def _slot(self, second: int, pid: int, start_ns: int, comm: bytes, what: str, where: bytes, uid: int = 0) -> int:
+        of = pid, start_ns // 10_000_000, what, where
+        # Of a disk, whichever process of that user tells of it: another may have mounted his own there.
+        slot = self.series.slot((0, uid, what, where) if what == "disk" else of, second)
         if slot >= 0:
             if what == "cpu":
-                self._mine.add(key[:2])
+                self._mine.add(of[:2])
             if slot in self.names and self.names[slot][0][2:] != (what, where):
                 self.roomy.discard(slot)  # another had it
-            self.names[slot] = (
-                (int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000, what, where),
-                text(row["comm"]),
-            )
+            self.names[slot] = of, text(comm)
         return slot
 
     def _limits(self, second: int, r: np.ndarray | None) -> np.ndarray:
@@ -83,60 +76,65 @@ class ScarcityWatch(Watch):
         gone = full(r) | (r["kind"] == OOM)
         first, group = groups([r["pid"], start_ticks(r), r["kind"], r["object"]])
         none = most(np.zeros(len(first)), group, gone)
-        slots = np.array([self._slot(r[i], _NAMES[int(r["kind"][i])], r["object"][i], second) for i in first], np.int64)
+        who = columns_of(r, first, "pid", "proc_start_ns", "comm", "kind", "object", "uid")
+        slots = np.array([self._slot(second, pid, start_ns, comm, _NAMES[kind], *of) for pid, start_ns, comm, kind, *of in who], np.int64)  # fmt: skip
         fits = slots >= 0
         self.series.put(second, slots[fits], none=none[fits], used=np.where(r["kind"] == PIDS, r["events"], r["used"])[first][fits].astype(float), limit=r["limit"][first][fits].astype(float))  # fmt: skip
         return slots[fits]
 
     def _processors(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         resource, delays, waits, decisions = (rows.get(table) for table in READS)
-        withheld = (
-            resource[(resource["kind"] == CPU) & ~np.isin(resource["object"], HOSTS)] if resource is not None else None
-        )
         sums: dict[int, dict[str, float]] = {}
-        known = resource[resource["pid"] > 0] if resource is not None else None
-        if known is not None and len(known):  # of whom nothing is said here, nothing was withheld
-            sums.update({self._slot(known[i], "cpu", b"", second): {} for i, _ in _each(known, [])})
-        if withheld is not None and len(withheld):
-            for i, group in _each(withheld, [withheld["object"]]):
-                of = sums.setdefault(self._slot(withheld[i], "cpu", b"", second), {})
-                ns = float(withheld["waited_ns"][group].sum())
-                if ns > of.get("throttled_ns", 0.0):
+
+        def of(who: _Who) -> dict[str, float]:
+            return sums.setdefault(self._slot(second, *who, "cpu", b""), {})
+
+        if resource is not None:
+            known = pick(resource, resource["pid"] > 0)
+            for who, _ in _each(known, []):  # of whom nothing is said here, nothing was withheld
+                sums[self._slot(second, *who, "cpu", b"")] = {}
+            withheld = pick(resource, (resource["kind"] == CPU) & ~np.isin(resource["object"], HOSTS))
+            for who, group in _each(withheld, [withheld["object"]]):
+                its, ns = of(who), float(withheld["waited_ns"][group].sum())
+                if ns > its.get("throttled_ns", 0.0):
                     periods = max(1.0, float(withheld["limit"][group].clip(0).sum()))
-                    of.update(throttled_ns=ns, periods=float(withheld["events"][group].sum()) / periods)
+                    its.update(throttled_ns=ns, periods=float(withheld["events"][group].sum()) / periods)
         for kept_off, column, longest in ((delays, "duration_ns", "duration_ns"), (waits, "wait_ns", "max_ns")):
             if kept_off is None:
                 continue
-            kept_off = pick(kept_off, among(kept_off["pid"], (pid for pid, _ in self._mine)))
-            if not len(kept_off):
-                continue
-            lengths = kept_off[column].astype(np.float64)
+            kept_off = only(kept_off, among(kept_off["pid"], (pid for pid, _ in self._mine)))
+            lengths, worst = kept_off[column].astype(np.float64), kept_off[longest].copy()
             if column == "wait_ns":  # where the agent itself starves, an interval is long
                 lengths *= SECOND / np.maximum(kept_off["interval_ns"], SECOND)
-            for i, group in _each(kept_off, []):
-                if (int(kept_off[i]["pid"]), int(kept_off[i]["proc_start_ns"]) // 10_000_000) in self._mine:
-                    of = sums.setdefault(self._slot(kept_off[i], "cpu", b"", second), {})
-                    of["delay_ns"] = max(of.get("delay_ns", 0.0), float(lengths[group].sum()))
-                    of["longest_ns"] = max(of.get("longest_ns", 0.0), float(kept_off[longest][group].max()))
-        if decisions is not None and len(decisions):
+            order, parts = _parts(kept_off)
+            lengths, worst = lengths[order], worst[order]
+            for who, part in parts:
+                if (who[0], who[1] // 10_000_000) in self._mine:
+                    its = of(who)
+                    its["delay_ns"] = max(its.get("delay_ns", 0.0), float(np.add.reduce(lengths[part])))
+                    its["longest_ns"] = max(its.get("longest_ns", 0.0), float(np.maximum.reduce(worst[part])))
+        if decisions is not None:
             every = 1 + len(decisions) // _ENOUGH
             some = decisions[::every]
             lasted = took(some)
             timed = (some["pid"] > 0) & ~np.isnan(lasted)
-            some, lasted = pick(some, timed), lasted[timed]
-            for i, group in _each(some, []) if len(some) else ():
-                ordered = np.sort(lasted[group])
-                of = sums.setdefault(self._slot(some[i], "cpu", b"", second), {})
-                of["sum_ns"] = float(ordered.sum()) * every
-                of["high_ns"] = float(ordered[9 * (len(ordered) - 1) // 10])
+            some, lasted = only(some, timed), lasted[timed]
+            order, parts = _parts(some, lasted)
+            lasted = lasted[order]
+            for who, part in parts:
+                ordered, its = lasted[part], of(who)
+                its["sum_ns"] = float(np.add.reduce(ordered)) * every
+                its["high_ns"] = float(ordered[9 * (len(ordered) - 1) // 10])
         sums.pop(-1, None)
-        slots = np.array(sorted(sums), np.int64)
+        slots = sorted(sums)
         if len(self._mine) > 4 * self.config.subjects:
             self._mine = {name[0][:2] for name in self.names.values()}
-        values = {name: np.array([sums[int(s)].get(name, 0.0 if name in _NONE_IS_ZERO else np.nan) for s in slots]) for name in self.metrics[3:]}  # fmt: skip
-        if len(slots):
-            self.series.put(second, slots, **values)
-        return slots
+        at = np.array(slots, np.int64)
+        if slots:
+            told = [sums[slot] for slot in slots]
+            values = {name: np.array([one.get(name, _NOT_TOLD[name]) for one in told]) for name in self.metrics[3:]}
+            self.series.put(second, at, **values)
+        return at
 
     def describe(self, symptom: str, slot: int) -> Episode:
         (pid, tick, what, where), comm = self.names[slot]
@@ -146,8 +144,17 @@ class ScarcityWatch(Watch):
                           pid=pid, start_tick=tick, comm=comm)  # fmt: skip
 
 
-def _each(rows: np.ndarray, more: list[np.ndarray]) -> list[tuple[int, np.ndarray]]:
-    """(its first row, all its rows) of each process."""
+def _each(rows: np.ndarray, more: list[np.ndarray]) -> list[tuple[_Who, np.ndarray]]:
+    """(who it is by its first row, all its rows) of each process."""
+    order, parts = _parts(rows, None, more)
+    return [(who, order[part]) for who, part in parts]
+
+
+def _parts(rows: np.ndarray, by: np.ndarray | None = None, more: Sequence[np.ndarray] = ()) -> tuple[np.ndarray, list[tuple[_Who, slice]]]:  # fmt: skip
+    """What sorts rows by their process, and its own by ``by``; (who it is by its first row, its part of them) of each process."""
+    if not len(rows):
+        return np.empty(0, np.int64), []
     first, group = groups([rows["pid"], start_ticks(rows), *more])
-    parts = np.split(np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))[:-1])
-    return list(zip(first.tolist(), parts, strict=True))
+    order = np.argsort(group, kind="stable") if by is None else np.lexsort((by, group))
+    parts = [slice(begin, end) for begin, end in pairwise([0, *np.cumsum(np.bincount(group)).tolist()])]
+    return order, list(zip(columns_of(rows, first, "pid", "proc_start_ns", "comm"), parts, strict=True))

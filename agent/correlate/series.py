@@ -49,7 +49,7 @@ class Series:
     def __init__(self, metrics: tuple[str, ...], limit: int) -> None:
         self._limit = limit
         self._slot: dict[tuple[object, ...], int] = {}
-        self._seen = np.empty(0, np.int64)
+        self._seen: list[int] = []
         self._of = {metric: i for i, metric in enumerate(metrics)}
         self._values = np.empty((len(metrics), 0, SECONDS), np.float32)
         self._usual = np.empty((0, SECONDS), np.bool_)
@@ -86,7 +86,7 @@ class Series:
         if len(self._seen) < self._limit:
             grown = min(self._limit, max(8, 2 * len(self._seen)))
             more = grown - len(self._seen)
-            self._seen = np.append(self._seen, np.zeros(more, np.int64))
+            self._seen += [0] * more
             room = np.full((len(self._of), more, SECONDS), np.nan, np.float32)
             self._values = np.concatenate([self._values, room], axis=1)
             self._usual = np.concatenate([self._usual, np.ones((more, SECONDS), np.bool_)])
@@ -108,10 +108,11 @@ class Series:
 
     def carry(self, second: int, slots: np.ndarray, reach: int) -> np.ndarray:
         """Subjects other than ``slots`` seen within ``reach`` seconds keep their last values for this second; returns all of them."""
-        held = np.fromiter((s for s in self._slot.values() if self._seen[s] >= second - reach), np.int64)
-        held = np.setdiff1d(held, slots)
-        self._values[:, held, second % SECONDS] = self._values[:, held, (second - 1) % SECONDS]
-        return np.union1d(slots, held).astype(np.int64)
+        there = set(slots.tolist())
+        held = [s for s in self._slot.values() if self._seen[s] >= second - reach and s not in there]
+        if held:
+            self._values[:, held, second % SECONDS] = self._values[:, held, (second - 1) % SECONDS]
+        return np.array(sorted([*there, *held]), np.int64)
 
     def unusual(self, slot: int, seconds: range) -> None:
         """Keep these seconds out of the subject's baseline."""
@@ -119,8 +120,11 @@ class Series:
 
     def recent(self, metric: str, slots: np.ndarray, second: int, n: int) -> np.ndarray:
         """Values of the last n seconds, oldest first; shape (len(slots), n)."""
-        columns = np.arange(second - n + 1, second + 1) % SECONDS
-        return np.asarray(self._values[self._of[metric]][slots[:, None], columns], np.float64)
+        begin = (second - n + 1) % SECONDS
+        values = self._values[self._of[metric]]
+        if begin + n <= SECONDS:
+            return np.asarray(values[slots, begin : begin + n], np.float64)
+        return np.asarray(values[slots[:, None], np.arange(begin, begin + n) % SECONDS], np.float64)
 
     def last(self, metric: str, slots: np.ndarray, second: int) -> np.ndarray:
         """Values of this second; shape (len(slots),)."""

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from agent.common.copies import only
 from agent.correlate.answered import faults, said
 from agent.correlate.catalogue import Symptom
 from agent.correlate.codes import Codes
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
-from agent.correlate.rows import groups, known, start_ticks
+from agent.correlate.rows import columns_of, groups, known, shared, union
 from agent.correlate.series import SECONDS, Series
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import place
@@ -49,17 +50,21 @@ class ServiceWatch(Watch):
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         self.first_ns = {}
-        decisions, polls = rows.get("limiter_decision"), rows.get("queue_lag")
-        slots = np.union1d(self._decisions(second, decisions), self._brokers(second, polls))
-        slots = np.union1d(slots, self._answers(second, rows.get("service_answer"))).astype(np.int64)
+        slots = union(
+            self._decisions(second, rows),
+            self._brokers(second, rows.get("queue_lag")),
+            self._answers(second, rows.get("service_answer")),
+        )
         self.series.dropped = self._unwatched  # of the others those count them who watch the same for other symptoms
         return slots
 
-    def _decisions(self, second: int, d: np.ndarray | None) -> np.ndarray:
+    def _decisions(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+        d = rows.get("limiter_decision")
         if d is None or not len(d):
             return np.empty(0, np.int64)
-        first, group = groups([d["limiter_id"], d["pid"], start_ticks(d)])
-        slots = np.array([self._limiter(d[i], second) for i in first], np.int64)
+        first, group = shared(rows, "limiter_decision", "limiter_id", "pid", "proc_start_ns")
+        who = columns_of(d, first, "limiter_id", "pid", "proc_start_ns", "comm")
+        slots = np.array([self._limiter(second, *its) for its in who], np.int64)
         failed = d["result"] == _ERROR
         n, errors = np.bincount(group), np.bincount(group, failed)
         for g in np.flatnonzero(errors):
@@ -68,32 +73,31 @@ class ServiceWatch(Watch):
         self.series.put(second, slots[there], n=n[there], errors=errors[there])
         return np.asarray(slots[there])
 
-    def _limiter(self, row: np.void, second: int) -> int:
-        pid, tick = (int(row["pid"]) if row["pid"] > 0 else None), int(row["proc_start_ns"]) // 10_000_000
-        key = text(row["limiter_id"]), pid, tick
+    def _limiter(self, second: int, limiter: bytes, pid: int, start_ns: int, comm: bytes) -> int:
+        key = text(limiter), pid if pid > 0 else None, start_ns // 10_000_000
         slot = self.series.slot(key, second)
         if slot >= 0:
-            self._names[slot] = key, text(row["comm"])
+            self._names[slot] = key, text(comm)
         return slot
 
     def _brokers(self, second: int, q: np.ndarray | None) -> np.ndarray:
         if q is None:
             return np.empty(0, np.int64)
         told: dict[int, float] = {}
-        q = q[q["status"] != b"down"]
-        for i in (
-            groups([q["t_ns"], q["system"], q["peer"]])[0] if len(q) else ()
-        ):  # each of a poll's rows says the same
-            row = q[i]
-            key = text(row["system"]), row["peer"].tobytes()
+        q = only(q, q["status"] != b"down")
+        if not len(q):
+            return np.empty(0, np.int64)
+        first = groups([q["t_ns"], q["system"], q["peer"]])[0]  # each of a poll's rows says the same
+        for t_ns, system, raw, errors, refused in columns_of(q, first, "t_ns", "system", "peer", "errors", "clients_refused"):  # fmt: skip
+            key = text(system), raw
             slot = self.series.slot(key, second)
             if slot < 0:
                 continue
             self._names[slot] = key, ""
-            n = _replies(text(row["errors"])) + self._turned_away(key, row["clients_refused"])
+            n = _replies(text(errors)) + self._turned_away(key, refused)
             told[slot] = told.get(slot, 0.0) + n
             if n and slot not in self.first_ns:
-                self.first_ns[slot] = int(row["t_ns"])
+                self.first_ns[slot] = t_ns
         slots = np.array(sorted(told), np.int64)
         self.series.put(second, slots, replies=np.array([told[slot] for slot in slots]))
         return slots
@@ -137,12 +141,12 @@ class ServiceWatch(Watch):
         self._answering[key], self._names[slot] = second, (key, "")
         return slot
 
-    def _turned_away(self, key: tuple[str, bytes], total: np.int64) -> int:
-        if not known(np.array([total]))[0]:
+    def _turned_away(self, key: tuple[str, bytes], total: int) -> int:
+        if not known(np.asarray(total)):
             return 0
-        before = self._refused.get(key, int(total))
-        self._refused[key] = int(total)
-        return max(0, int(total) - before)
+        before = self._refused.get(key, total)
+        self._refused[key] = total
+        return max(0, total - before)
 
     def settle(self, second: int) -> None:
         """n, errors, replies: in all, while it lasts."""

@@ -21,7 +21,7 @@ from agent.common.copies import pick
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
-from agent.correlate.rows import LastRows, among, groups, start_ticks
+from agent.correlate.rows import LastRows, among, columns_of, groups, start_ticks
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import NO_PEER, addresses, own_ends, to_peer
 from agent.correlate.watch import Watch
@@ -96,7 +96,7 @@ class StreamWatch(Watch):
         if self._waits is None:
             self._waits, self._since_ns = LastRows(waits.dtype, self.config.keep_decisions, _KEEP_NS), second * SECOND
         self._waits.add(waits)
-        long = waits[waits["max_ns"] >= min(_LEAST_NS.values())]
+        long = pick(waits, waits["max_ns"] >= min(_LEAST_NS.values()))
         for row in long[np.argsort(long["max_ns"], kind="stable")[::-1][:_MOST]]:
             stall = self._reads_nothing(row) or self._sends_nothing(row)
             if stall is not None:
@@ -112,22 +112,22 @@ class StreamWatch(Watch):
         """Who waits for which end of a server's connection, and who talks to such a server: of each pair once a second."""
         served = pick(rows, (rows["role"] == _SERVER) & (rows["pid"] > 0))
         served = pick(served, among(served["peer"], waits["peer"].tolist()))
+        first = groups([served["pid"], served["peer"]])[0][:_PAIRS]
         ends = own_ends(served).tolist()
-        for i in groups([served["pid"], served["peer"]])[0][:_PAIRS]:
-            row = served[i]
-            key = int(row["pid"]), _tick(row), row["peer"].tobytes()
+        for i, (pid, start_ns, raw) in zip(first, columns_of(served, first, "pid", "proc_start_ns", "peer"), strict=True):  # fmt: skip
+            key = pid, start_ns // 10_000_000, raw
             self._servers.pop(key, None)
             self._servers[key] = ends[i]
         if not self._servers:
             return
         clients = pick(rows, (rows["role"] == _CLIENT) & (rows["pid"] > 0))
         clients = pick(clients, among(clients["peer"], self._servers.values()))
+        first = groups([clients["peer"], clients["saddr"], clients["sport"], clients["pid"]])[0][:_PAIRS]
         ends = own_ends(clients).tolist()
-        for i in groups([clients["peer"], clients["saddr"], clients["sport"], clients["pid"]])[0][:_PAIRS]:
-            row = clients[i]
-            pair = row["peer"].tobytes(), ends[i], int(row["pid"]), _tick(row)
+        for i, (raw, pid, start_ns, comm) in zip(first, columns_of(clients, first, "peer", "pid", "proc_start_ns", "comm"), strict=True):  # fmt: skip
+            pair = raw, ends[i], pid, start_ns // 10_000_000
             self._clients.pop(pair, None)
-            self._clients[pair] = text(row["comm"])
+            self._clients[pair] = text(comm)
         while len(self._servers) > _PAIRS:
             del self._servers[next(iter(self._servers))]
         while len(self._clients) > _PAIRS:

@@ -83,6 +83,8 @@ class StuckWatch(Watch):
         if polls is None:
             return np.empty(0, np.int64)
         polls = pick(polls, (polls["kind"] == _CONNECTION) & (polls["peer"] != NO_PEER))
+        if not len(polls) and not self._known:
+            return np.empty(0, np.int64)
         for t_ns in np.unique(polls["t_ns"]):
             self._poll(pick(polls, polls["t_ns"] == t_ns), second)
         self._known = {k: jam for k, jam in self._known.items() if jam.last_ns > (second - _KEEP_S) * SECOND}

@@ -8,7 +8,7 @@ thread each) are not taken for many after each other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,8 +38,7 @@ _ROWS = 4096  # of a second that are looked at
 _KEYS = np.dtype([("comm", "S16"), ("netns", np.int64), ("peer", "V18"), ("pid", np.int64), ("start", np.int64)])
 
 
-@dataclass(frozen=True)
-class Who:
+class Who(NamedTuple):
     """The process with most of a second's tries."""
 
     pid: int
@@ -56,7 +55,9 @@ class TryWatch(EndWatch):
 
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
-        self.who: dict[int, Who] = {}
+        self._tries: tuple[np.ndarray, np.ndarray, dict[int, int]] | None = (
+            None  # of the last second; each one's program; programs by slot
+        )
         self._programs: dict[int, tuple[str, int, bytes]] = {}
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -72,18 +73,20 @@ class TryWatch(EndWatch):
         failed_ns = np.concatenate([bad["t_ns"], *([] if ended is None else [ended["t_ns"] - _way_ns(ended)])])
         began = np.where(known(tries["duration_ns"]), tries["t_ns"] - tries["duration_ns"], tries["t_ns"])
         first, program = groups([keys["comm"], keys["netns"], keys["peer"]])
-        _, one = groups([keys[name] for name in keys.dtype.names or ()])
-        hit = np.unique(within(one[len(tries) :], failed_ns, one[: len(tries)], began - QUICK_NS, began)[0])
-        parts = np.unique(np.stack([program[hit], began[hit] // _PART_NS]), axis=1)[0]
+        parts = np.empty(0, np.int64)
+        if len(failed_ns):
+            _, one = groups([keys[name] for name in keys.dtype.names or ()])
+            hit = np.unique(within(one[len(tries) :], failed_ns, one[: len(tries)], began - QUICK_NS, began)[0])
+            its = set(zip(program[hit].tolist(), (began[hit] // _PART_NS).tolist(), strict=True))
+            parts = np.array([number for number, _ in its], np.int64)
         n, quick = (np.bincount(of, minlength=len(first)) for of in (program[: len(tries)], parts))
         failed = np.bincount(program[len(tries) :], minlength=len(first))
         chosen = np.sort(np.argsort(-n, kind="stable")[:MOST])
         named = (keys[name][first[chosen]].tolist() for name in ("comm", "netns", "peer"))
         slots = np.array([self._slot(key, second) for key in zip(*named, strict=True)], np.int64)
-        who = _who(tries, program[: len(tries)])
-        self.who = {slot: who[g] for slot, g in zip(slots.tolist(), chosen.tolist(), strict=True) if slot >= 0 and n[g]}
         fits = slots >= 0
         at = chosen[fits]
+        self._tries = tries, program[: len(tries)], dict(zip(slots[fits].tolist(), at.tolist(), strict=True))
         self.series.put(second, slots[fits], tries=n[at], failed=failed[at], quick=np.minimum(quick[at], 20))
         return slots[fits]
 
@@ -94,8 +97,16 @@ class TryWatch(EndWatch):
             self._programs[slot] = name
         return slot
 
+    def who(self, slot: int) -> Who | None:
+        """The process with most of the last second's tries; None where all that is known of them is that they failed."""
+        if self._tries is None:
+            return None
+        tries, program, programs = self._tries
+        return _who(pick(tries, program == programs.get(slot, -1)))
+
     def describe(self, symptom: str, slot: int) -> Episode:
-        (comm, netns, raw), who = self._programs[slot], self.who[slot]
+        (comm, netns, raw), who = self._programs[slot], self.who(slot)
+        assert who is not None
         return Episode(symptom, (netns, raw, comm), slot, f"{process(comm, who.pid)}, which connects to {peer(raw)}", f"{comm} to {peer(raw)} in {netns}", 0, 0, "", "", 0.0, 0.0, 0.0, 0,
                        pid=who.pid, start_tick=who.tick, comm=comm)  # fmt: skip
 
@@ -121,11 +132,9 @@ def _keys(rows: np.ndarray) -> np.ndarray:
     return out
 
 
-def _who(tries: np.ndarray, program: np.ndarray) -> dict[int, Who]:
-    """By program."""
-    first, group = groups([program, tries["pid"], tries["proc_start_ns"]])
-    first = first[np.argsort(-np.bincount(group), kind="stable")]  # who has most comes first
-    first = first[groups([program[first]])[0]]
-    its = (tries[name][first].tolist() for name in ("pid", "proc_start_ns", "comm"))
-    who = (Who(pid, start_ns // 10_000_000, text(comm)) for pid, start_ns, comm in zip(*its, strict=True))
-    return dict(zip(program[first].tolist(), who, strict=True))
+def _who(tries: np.ndarray) -> Who | None:
+    if not len(tries):
+        return None
+    first, group = groups([tries["pid"], tries["proc_start_ns"]])
+    row = tries[first[np.argsort(-np.bincount(group), kind="stable")[0]]]
+    return Who(int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000, text(row["comm"]))

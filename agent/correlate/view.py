@@ -15,7 +15,7 @@ from agent.correlate.episode import Episode
 from agent.correlate.keptoff import kept_off_ns
 from agent.correlate.limiters import took
 from agent.correlate.local import Servers, in_netns, is_loopback
-from agent.correlate.rows import LastRows, groups, known, start_ticks
+from agent.correlate.rows import LastRows, groups, known, of_codes, start_ticks
 from agent.correlate.steps import ClockJump
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.unixpeers import with_unix
@@ -25,7 +25,7 @@ _BLOCKED = TABLES["syscall_latency"].code("basis", "blocked")
 _WAITING = TABLES["syscall_latency"].code("kind", "waiting")
 NO_PEER = np.zeros(1, "V18")
 _SERVER = TABLES["tcp_rtt"].code("role", "server")
-_RESOLVED = [TABLES["dns_lookup"].code("result", name) for name in ("ok", "nodata")]
+_RESOLVED = of_codes(TABLES["dns_lookup"].code("result", name) for name in ("ok", "nodata"))
 _BROKEN = TABLES["tls_handshake"].code("result", "failed")
 _ACCEPT = TABLES["socket_queue"].code("kind", "accept")
 _TALKS = ("tcp_rtt", "tcp_connect")
@@ -77,13 +77,13 @@ class View:
         self._shared = {}
         spans: dict[LastRows, set[tuple[int, int]]] = {ring: set() for ring in (self.decisions, *self.rings.values())}
         for ring, its in spans.items():
-            ring.looked = its
+            ring.look(its)
         return spans
 
     def looked(self, spans: dict[LastRows, set[tuple[int, int]]]) -> tuple[Any, ...]:
         """What was looked at since ``look``, for ``unchanged``."""
         for ring in spans:
-            ring.looked = None
+            ring.look(None)
         return self._beside(), [(ring, ring.version, its) for ring, its in spans.items() if its]
 
     def unchanged(self, looked: tuple[Any, ...]) -> bool:
@@ -115,7 +115,7 @@ class View:
             elif table == "tls_handshake":
                 kept = pick(kept, (kept["duration_ns"] >= floor) | (kept["result"] == _BROKEN))
             elif table == "dns_lookup":
-                kept = pick(kept, (kept["duration_ns"] >= floor) | ~np.isin(kept["result"], _RESOLVED))
+                kept = pick(kept, (kept["duration_ns"] >= floor) | ~_RESOLVED[kept["result"]])
             elif table == "syscall_latency":
                 self._sums_ns = max(self._sums_ns, int(kept["t_ns"].max(initial=-1)))
                 waited = (kept["kind"] == _WAITING) & (kept["peer"] != NO_PEER) & (kept["max_ns"] >= floor)
@@ -126,7 +126,7 @@ class View:
             ring.add(kept)
         listening = rows.get("socket_queue")
         if listening is not None:
-            listening = listening[listening["kind"] == _ACCEPT]
+            listening = only(listening, listening["kind"] == _ACCEPT)
             self.servers.learn(listening)
             polled = listening["netns"][known(listening["netns"])]
             self.home = int(polled[-1]) if len(polled) else self.home

@@ -87,7 +87,10 @@ class Watch(ABC):
         second, n = of.at, rise.seconds or self.config.persist_s
         recent = self.series.recent(rise.metric, of.slots, second, n)
         # No bar is below ``least``, and what was usual takes far longer to find out.
-        some = np.flatnonzero(np.all(recent > rise.least, axis=1) | np.isin(of.slots, self._active_slots))
+        looked = np.asarray((recent > rise.least).all(axis=1))
+        if len(self._active_slots):
+            looked |= np.isin(of.slots, self._active_slots)
+        some = np.flatnonzero(looked)
         if not len(some):
             return []
         slots, recent = of.slots[some], recent[some]
@@ -135,6 +138,8 @@ class Watch(ABC):
         self.series.unusual(episode.slot, range(second, second + 1))
 
     def _end(self, second: int) -> None:
+        if not self.active:
+            return
         quiet, adopt = self.config.quiet_s, self.config.adopt_s
         ended = [
             k for k, e in self.active.items() if second - e.last_bad >= quiet or second - e.start_ns // SECOND >= adopt

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from string import Formatter
 from typing import Protocol
 
@@ -97,6 +98,7 @@ def capital(words: Words, lower: bool = False) -> Words:
     )
 
 
+@lru_cache(4096)
 def text(stored: bytes) -> str:
     """A stored text; bytes that are no UTF-8 are shown escaped."""
     return stored.decode("utf-8", "backslashreplace")

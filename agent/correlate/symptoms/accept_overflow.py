@@ -18,8 +18,8 @@ def judge(watch: AcceptWatch, second: Second) -> list[Episode]:
     """Bad: it was full for three seconds, or was nearly full and dropped some."""
     series, at, slots = watch.series, second.at, second.slots
     fill, count = series.recent("fill", slots, at, 3), series.recent("drops", slots, at, 3)
-    more = count[:, -1] - np.nanmin(count, axis=1)
-    full = np.all(fill >= 1, axis=1) | ((np.nanmax(fill, axis=1) >= _NEARLY) & (more > 0))
+    more = count[:, -1] - np.fmin.reduce(count, axis=1)
+    full = np.all(fill >= 1, axis=1) | ((np.fmax.reduce(fill, axis=1) >= _NEARLY) & (more > 0))
     opened = []
     for i in np.flatnonzero(full):
         slot, dropped = int(slots[i]), float(more[i])

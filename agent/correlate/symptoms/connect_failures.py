@@ -26,13 +26,12 @@ def judge(watch: ConnectWatch, second: Second) -> list[Episode]:
         return np.cumsum(np.nan_to_num(series.recent(metric, slots, at, _WITHIN_S))[:, ::-1], axis=1)
 
     failed, broken, ok = lately("failed"), lately("broken"), lately("ok")
+    if not _many(failed + broken, failed, ok)[1].any():
+        return []  # what was usual takes far longer to find out
     usual, before = (series.baseline(metric, slots, at, _WITHIN_S) for metric in ("failed", "broken"))
     broken *= (before.seen >= watch.config.warm_s)[:, None]
     bad = failed + broken
-    share = np.where(bad >= _LEAST, bad / np.maximum(ok + failed, 1), 0.0).clip(max=1).max(axis=1)
-    many = (bad[:, 0] > 0) & (share >= _SHARE)
-    if not many.any():
-        return []
+    share, many = _many(bad, failed, ok)
     usually = usual.high + np.nan_to_num(before.high)
     opened = []
     for i in np.flatnonzero(many & (usually == 0) & (usual.seen >= watch.config.warm_s)):
@@ -49,6 +48,12 @@ def judge(watch: ConnectWatch, second: Second) -> list[Episode]:
         for fact, of in (("failed", failed), ("broken", broken)):
             episode.facts[fact] = max(episode.facts.get(fact, 0.0), float(of[i, -1]))
     return opened
+
+
+def _many(bad: np.ndarray, failed: np.ndarray, ok: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The share that it is, and whether that is too large."""
+    share = np.where(bad >= _LEAST, bad / np.maximum(ok + failed, 1), 0.0).clip(max=1).max(axis=1)
+    return share, (bad[:, 0] > 0) & (share >= _SHARE)
 
 
 def clause(e: Episode) -> Words:

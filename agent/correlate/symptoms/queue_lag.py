@@ -37,7 +37,8 @@ def judge(watch: QueueWatch, second: Second) -> list[Episode]:
 
 def _late(watch: QueueWatch, second: Second) -> list[Episode]:
     config = watch.config
-    old = [watch.series.last(metric, watch.fresh, second.at) > config.flooded_s for metric, _ in _AGES]
+    least = {"age_s": min(config.flooded_s, config.later_s), "pending_s": config.later_s}
+    old = [_grows(watch, metric, least[metric], second.at) for metric, _ in _AGES]  # no bar is below that
     slots = watch.fresh[np.logical_or(*old)]
     if not len(slots):
         return []
@@ -47,13 +48,18 @@ def _late(watch: QueueWatch, second: Second) -> list[Episode]:
     for metric, count in _AGES:
         bar = bars(watch.series, metric, count, slots, second.at, config.warm_s)
         before, now = watch.series.recent(metric, slots, second.at, 2).T
-        least = np.where(flooded & (metric == "age_s"), config.flooded_s, config.later_s)
+        lasting = np.where(flooded & (metric == "age_s"), config.flooded_s, config.later_s)
         late = (now > np.maximum(config.late_s, bar)) | (
-            (np.fmin(before, now) > np.maximum(least, bar)) & (now > before)
+            (np.fmin(before, now) > np.maximum(lasting, bar)) & (now > before)
         )
         for i in np.flatnonzero(late):
-            opened += _open(watch, int(slots[i]), metric, second.at, float(now[i]), max(float(least[i]), float(bar[i])))
+            opened += _open(watch, int(slots[i]), metric, second.at, float(now[i]), max(float(lasting[i]), float(bar[i])))  # fmt: skip
     return opened
+
+
+def _grows(watch: QueueWatch, metric: str, least: float, at: int) -> np.ndarray:
+    before, now = watch.series.recent(metric, watch.fresh, at, 2).T
+    return np.asarray((now > watch.config.late_s) | ((np.fmin(before, now) > least) & (now > before)))
 
 
 def _idle(watch: QueueWatch, second: Second) -> list[Episode]:
@@ -109,7 +115,7 @@ def _open(watch: QueueWatch, slot: int, metric: str, second: int, age_s: float, 
 def _lasting(watch: QueueWatch, second: Second) -> list[Episode]:
     config = watch.config
     ages = watch.series.recent("age_s", second.slots, second.at, config.persist_s)
-    aged = ~np.all(np.isnan(ages), axis=1)
+    unaged = np.isnan(ages).all(axis=1)
     opened: list[Episode] = []
     for metric, unit, least, ratio in (
         ("age_s", "s", config.age_rise_s, 2.0),
@@ -117,9 +123,10 @@ def _lasting(watch: QueueWatch, second: Second) -> list[Episode]:
         ("lag", "messages", config.lag_rise, 3.0),
         ("stuck", "", 0.5, 1.0),
     ):
-        allowed = ~aged if metric == "lag" else np.ones(len(aged), np.bool_)
-        other, _ = watch.place(SYMPTOM.name, 0, "age_s" if metric in DELIVERED else "pending_s")
-        allowed &= ~np.isin(second.slots, [slot for name, slot in watch.active if name == other])
+        allowed = unaged.copy() if metric == "lag" else np.ones(len(unaged), np.bool_)
+        if watch.active:
+            other, _ = watch.place(SYMPTOM.name, 0, "age_s" if metric in DELIVERED else "pending_s")
+            allowed &= ~np.isin(second.slots, [slot for name, slot in watch.active if name == other])
         opened += watch.rises(Rise(SYMPTOM.name, metric, unit, least, ratio), second, allowed.__getitem__)
     return opened
 

@@ -27,7 +27,7 @@ _WARM = 5
 def judge(watch: ScarcityWatch, second: Second) -> list[Episode]:
     """Bad: it had some left before, and has none now; or the processor was kept from it as it usually is not."""
     opened = _used_up(watch, second)
-    processors = np.array([s for s in second.slots if watch.names[int(s)][0][2] == "cpu"], np.int64)
+    processors = np.array([s for s in second.slots.tolist() if watch.names[s][0][2] == "cpu"], np.int64)
     if len(processors):
         opened += _withheld(watch, second.at, processors)
     return opened
@@ -35,8 +35,10 @@ def judge(watch: ScarcityWatch, second: Second) -> list[Episode]:
 
 def _used_up(watch: ScarcityWatch, second: Second) -> list[Episode]:
     opened = []
-    limited = np.array([s for s in second.slots if watch.names[int(s)][0][2] != "cpu"], np.int64)
-    none = watch.series.recent("none", limited, second.at, 1)[:, 0] if len(limited) else np.empty(0)
+    limited = np.array([s for s in second.slots.tolist() if watch.names[s][0][2] != "cpu"], np.int64)
+    if not len(limited):
+        return []
+    none = watch.series.recent("none", limited, second.at, 1)[:, 0]
     for slot, gone in zip(limited.tolist(), none == 1, strict=True):
         what = watch.names[slot][0][2]
         if gone and (slot in watch.roomy or what in ("oom", "pids")):
@@ -62,7 +64,8 @@ def _withheld(watch: ScarcityWatch, at: int, slots: np.ndarray) -> list[Episode]
     opened = []
     names = ("throttled_ns", "periods", "delay_ns", "longest_ns", "sum_ns", "high_ns")
     recent = {m: series.recent(m, slots, at, _LAST) for m in names}
-    active = np.isin(slots, [slot for symptom, slot in watch.active if symptom == SYMPTOM.name])
+    its = {slot for symptom, slot in watch.active if symptom == SYMPTOM.name}
+    active = np.array([slot in its for slot in slots.tolist()])
     sums = {m: recent[m].sum(axis=1) for m in names}
     looked = active | (np.fmax(sums["throttled_ns"], sums["delay_ns"]) >= _LAST * _DELAY_NS)  # no bar is below that
     if not looked.any():

@@ -20,6 +20,8 @@ _LEAST, _RATIO, _PARTS, _FAILED, _SECONDS = 20, 3.0, 10, 0.5, 2
 
 
 def judge(watch: TryWatch, second: Second) -> list[Episode]:
+    if not (watch.series.last("quick", second.slots, second.at) >= _PARTS).any():
+        return []
     tries, failed, quick = (
         np.nan_to_num(watch.series.recent(metric, second.slots, second.at, _SECONDS))
         for metric in ("tries", "failed", "quick")
@@ -34,9 +36,10 @@ def judge(watch: TryWatch, second: Second) -> list[Episode]:
             episode.facts["n"] += float(tries[i, -1])
             episode.facts["failed"] += float(failed[i, -1])
             continue
-        if not storming[i].all() or slot not in watch.who:
+        who = watch.who(slot) if storming[i].all() else None
+        if who is None:
             continue
-        usual = watch.usually("tries", slot, second.at, _SECONDS, watch.who[slot].tick // 100)
+        usual = watch.usually("tries", slot, second.at, _SECONDS, who.tick // 100)
         if usual is None or tries[i].min() <= _RATIO * usual:
             continue
         episode = watch.describe(SYMPTOM.name, slot)
