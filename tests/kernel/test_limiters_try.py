@@ -234,7 +234,7 @@ def test_no_other_process_and_nothing_left(programs: Callable[..., OwnProgram], 
         assert any(line.startswith("watching") for line in iter(child.stderr.readline, ""))
         assert len(program.go(3)) == len(other.go(5)) - 2 == 3
         assert first_byte(program) == b"\xcc"
-        if attaching._knows_processes():
+        if attaching.knows_processes():
             assert first_byte(other) != b"\xcc"
         time.sleep(0.2 * PATIENCE)
         child.send_signal(2)
