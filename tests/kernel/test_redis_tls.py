@@ -158,22 +158,28 @@ class Program:
 @contextlib.contextmanager
 def running(text: str, server: TlsRedis, certs: Path) -> Iterator[Program]:
     one = Program(text, server, certs)
-    yield one
-    one.end()
+    try:
+        yield one
+    finally:
+        one.end()
 
 
 @contextlib.contextmanager
 def rigged(*ports: int, servers: tuple[int, ...] = (), per_s: int = 20_000) -> Iterator[TlsRig]:
     one = TlsRig(*ports, servers=servers, per_s=per_s)
-    yield one
-    one.close()
+    try:
+        yield one
+    finally:
+        one.close()
 
 
 @contextlib.contextmanager
 def serving(directory: Path, certs: Path) -> Iterator[TlsRedis]:
     one = TlsRedis(directory, certs)
-    yield one
-    one.stop()
+    try:
+        yield one
+    finally:
+        one.stop()
 
 
 def counted(log: list[int]) -> collections.Counter[tuple[str, str]]:
