@@ -105,7 +105,7 @@ def _answered_at_once(view: View, raw: bytes, netns: int | None, episode: Episod
     rows = view.rings["service_latency"].between(episode.start_ns, episode.end_ns + SECOND)
     there = np.isin(rows["netns"], view.servers.netns_of(raw, netns))
     rows = rows[there & (rows["sport"] == int.from_bytes(raw[16:18], "little")) & (rows["requests"] > 0)]
-    return bool(len(rows)) and float(rows["max_ns"].max()) < ENOUGH * longest_ns
+    return bool(len(rows)) and rows["max_ns"].min() >= 0 and float(rows["max_ns"].max()) < ENOUGH * longest_ns
 
 
 def _connects(
