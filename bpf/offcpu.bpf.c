@@ -1,5 +1,6 @@
 /* Where threads of a few processes are while they do not run: time off the processor by kernel and user stack. Attached for seconds only,
- * kernel 5.8. Driven by agent/investigate/. A thread that sleeps from before the look until after it is not switched: agent/investigate/asleep.py. */
+ * kernel 5.8. Driven by agent/investigate/. A thread that sleeps from before the look until after it is not switched: agent/investigate/asleep.py. When one
+ * that slept before it is woken first, and by whom, is kept. */
 
 #define OFFCPU_DEAD 0x80	/* TASK_DEAD, include/linux/sched.h: it will not be back */
 enum { OFFCPU_SLEEPING, OFFCPU_UNINTERRUPTIBLE, OFFCPU_READY };	/* in the order of the table's enum */
@@ -26,6 +27,14 @@ struct offcpu_gone {
 	struct offcpu_key key;
 };
 BPF_TABLE("hash", u32, struct offcpu_gone, offcpu_gone, 2048);	/* threads that are off the processor: tid */
+
+struct offcpu_woken {
+	u64 t_ns;
+	u32 by_pid;		/* who ran there then: anybody, where an interrupt woke it */
+	u32 by_tid;
+	char by_comm[16];
+};
+BPF_TABLE("hash", u32, struct offcpu_woken, offcpu_woken, 1024);	/* tid */
 
 static __always_inline void offcpu_leaves(struct bpf_raw_tracepoint_args *ctx, struct control *c, u64 now)
 {
@@ -92,5 +101,27 @@ int offcpu_on_switch(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	offcpu_returns((void *)ctx->args[2], now);
 	offcpu_leaves(ctx, c, now);
+	return 0;
+}
+
+int offcpu_on_waking(struct bpf_raw_tracepoint_args *ctx)
+{
+	void *task = (void *)ctx->args[0];
+	struct offcpu_woken woken = {.t_ns = bpf_ktime_get_boot_ns()};
+	struct control *c = look_now(woken.t_ns);
+	u64 by = bpf_get_current_pid_tgid();
+	u32 tid = 0, pid = 0;
+	if (!c)
+		return 0;
+	GET(pid, task, task_struct, tgid);
+	if (!look_at(c, pid))
+		return 0;
+	GET(tid, task, task_struct, pid);
+	if (offcpu_gone.lookup(&tid) || offcpu_woken.lookup(&tid))
+		return 0;	/* it has run since the look began */
+	woken.by_pid = by >> 32;
+	woken.by_tid = by;
+	bpf_get_current_comm(woken.by_comm, sizeof(woken.by_comm));
+	offcpu_woken.update(&tid, &woken);
 	return 0;
 }

@@ -108,6 +108,8 @@ class AnswerWatch(Watch):
         episode = Episode(symptom, (netns, port), slot, f"{process(comm, pid)} on {where}", f"{pid}/{tick}", 0, 0, "", "", 0.0, 0.0, 0.0, 0,
                           pid=pid, start_tick=tick, comm=comm)  # fmt: skip
         episode.facts["port"] = float(port)
+        if known(row["tid"]) and row["tid"] > 0:
+            episode.facts["tid"] = float(row["tid"])
         return episode
 
     def when(self, slot: int) -> tuple[int, int]:

@@ -89,6 +89,7 @@ class Cause:
     order: breaks ties between verdicts of one score, the first wins. explains: by symptom, the rule that says of one episode whether this cause
     holds; a rule is pure, and yields verdicts of this cause only. reads: columns by table of the rows that rules look up; facts: what they take
     from the episode, by name (``NAME_base``: what was usual). todo: what to do about it. jumps: set where it moves the wall clock.
+    vague: it tells where somebody was, and not why: other causes go before it, and its episodes belong to findings as those without a cause do.
     kin: causes of one kin are one finding where they are near. lasts: (view, from_ns, to_ns, now_ns) -> whether it is still at work, so that a
     pause of its symptoms does not end the finding.
     """
@@ -101,6 +102,7 @@ class Cause:
     explains: Mapping[str, Rule] = field(default_factory=dict)
     facts: tuple[str, ...] = ()
     kin: str = ""
+    vague: bool = False
     jumps: Jumping | None = None
     lasts: Callable[[View, int, int, int], bool] | None = None
 

@@ -15,7 +15,20 @@ from agent.tables import TABLES
 READS = {
     "block_io": ("interval_ns", "device", "op", "count", "unfinished", "bytes", "sum_ns", "max_ns", "queued_ns"),
     "on_cpu": ("tid", "interval_ns", "syscall", "sum_ns", "user_stack"),
-    "off_cpu": ("interval_ns", "state", "syscall", "kind", "count", "sum_ns", "max_ns", "kernel_stack"),
+    "off_cpu": (
+        "tid",
+        "interval_ns",
+        "state",
+        "syscall",
+        "kind",
+        "count",
+        "sum_ns",
+        "max_ns",
+        "kernel_stack",
+        "waker_pid",
+        "waker_tid",
+        "waker_comm",
+    ),
     "lock_contention": ("interval_ns", "lock", "kind", "path", "count", "sum_ns", "max_ns", "kernel_stack"),
     "syn_ack": ("interval_ns", "sport", "count", "sum_ns", "max_ns"),
 }

@@ -193,7 +193,7 @@ class Correlator:
                 self._forced += 1
 
     def _place(self, episode: Episode, verdicts: list[Verdict]) -> None:
-        best = verdicts[0] if verdicts and verdicts[0].score > 0 else _UNKNOWN
+        best = _best(verdicts)
         home = next((f for f in self._findings if f.takes(best, episode, self._config.merge_ns)), None)
         if home is None:
             its = [f for f in self._findings if self._one_story(f, best, episode)]
@@ -220,7 +220,7 @@ class Correlator:
         for episode in found.episodes:
             episode.blame = blame
         for episode in [e for e in found.explained() if id(e) in found.lent and not found.closed]:
-            best = found.verdicts[id(episode)][0]
+            best = _best(found.verdicts[id(episode)])
             if not found.takes(best, episode, self._config.merge_ns) and not self._one_story(found, best, episode):
                 found.leaves(episode)
                 self._held.append(episode)
@@ -282,6 +282,11 @@ class Correlator:
             if not f.closed or f.end_ns + (max(keep, self._config.keep_ns) if f.steps else keep) > t_ns
         ]
         return out
+
+
+def _best(verdicts: list[Verdict]) -> Verdict:
+    """By which an episode finds its finding."""
+    return verdicts[0] if verdicts and verdicts[0].score > 0 and not causes()[verdicts[0].cause].vague else _UNKNOWN
 
 
 def _until(rows: np.ndarray, end_ns: int) -> int:

@@ -11,13 +11,14 @@ from agent.correlate.finding import Finding
 
 class Trouble(NamedTuple):
     """One episode that goes on. pids: (pid, start in units of 10 ms, None where it is not known), of who suffers, or serves the peer that it is about, and then of who is blamed. finding_id: empty while
-    it is in no finding. episode: the same for the same episode."""
+    it is in no finding. tid: the thread of the first process that owes an answer, 0 where none is known. episode: the same for the same episode."""
 
     symptom: str
     comm: str
     pids: tuple[tuple[int, int | None], ...]
     finding_id: str
     episode: tuple[object, ...]
+    tid: int = 0
 
 
 #: Who of this host serves the peer that an episode is about: (comm, pid).
@@ -46,4 +47,6 @@ def _of(episodes: Iterable[Episode], finding_id: str, blamed: int | None, second
         if blamed is not None and blamed not in (0, *(pid for pid, _ in pids)):
             pids.append((blamed, None))
         if pids:
-            yield Trouble(e.symptom, comm, tuple(pids), finding_id, (e.symptom, e.subject, e.start_ns))
+            yield Trouble(
+                e.symptom, comm, tuple(pids), finding_id, (e.symptom, e.subject, e.start_ns), int(e.facts.get("tid", 0))
+            )

@@ -157,6 +157,7 @@ WIRES = {
     "oncpu_sums": ("oncpu_key", "oncpu_value"),
     "offcpu_sums": ("offcpu_key", "offcpu_value"),
     "offcpu_gone": ("look_tid", "offcpu_gone"),
+    "offcpu_woken": ("look_tid", "offcpu_woken"),
     "block_sums": ("block_key", "block_value"),
     "block_requests": ("look_address", "block_request"),
     "contention_sums": ("contention_key", "contention_value"),

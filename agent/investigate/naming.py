@@ -53,11 +53,15 @@ class Naming:
                 out.reasons.append(f"symbols of pid {pid}: {error.strerror or error}")
         return out
 
-    def _asleep(self, pid: int, tids: set[int]) -> Steps[list[Asleep]]:
+    def threads(self, pid: int) -> Steps[bytes]:
+        """The helper's lines of its threads that sleep now; none where it has ended."""
         try:
-            return parse(pid, (yield from self._text(pid, "asleep")), tids)
-        except OSError:  # it has ended
-            return []
+            return (yield from self._text(pid, "asleep"))
+        except OSError:
+            return b""
+
+    def _asleep(self, pid: int, tids: set[int]) -> Steps[list[Asleep]]:
+        return parse(pid, (yield from self.threads(pid)), tids)
 
     def _text(self, pid: int, what: str) -> Steps[bytes]:
         fd = yield self._helper.opening(pid, what)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from agent.batch import Batch
-from agent.columns import fitted
+from agent.columns import NULL_I64, fitted
 from agent.investigate.asleep import Asleep
 from agent.investigate.look import Counted
+from agent.investigate.owing import Sleeper
 from agent.kernel.wire import decode
 from agent.probes.syscalls import classes, names
 from agent.tables import TABLES
@@ -81,7 +82,7 @@ def _longest(chosen: np.ndarray, ns: np.ndarray, most: int) -> np.ndarray:
     return at[np.argsort(-ns[at].astype(np.int64), kind="stable")[:most]]
 
 
-def off_cpu(keys: np.ndarray, values: np.ndarray, asleep: list[Asleep], interval_ns: dict[int, int], who: dict[int, np.void], named: FrameNames) -> Batch:  # fmt: skip
+def off_cpu(keys: np.ndarray, values: np.ndarray, asleep: Sequence[Asleep | Sleeper], interval_ns: dict[int, int], who: dict[int, np.void], named: FrameNames) -> Batch:  # fmt: skip
     """Where threads were, longest first; those that slept all the time by what /proc tells of them."""
     kind, ns = _kinds(keys["nr"], keys["state"]), values["sum_ns"]
     ready = keys["state"] == _READY
@@ -96,9 +97,14 @@ def off_cpu(keys: np.ndarray, values: np.ndarray, asleep: list[Asleep], interval
     still = TABLES["off_cpu"].empty(len(asleep))
     for row, one in zip(still, asleep, strict=True):
         _identify(row, who[one.pid])
-        row["state"], row["count"] = one.state, one.threads
+        row["state"], row["count"] = one.state, 1
         row["syscall"], row["kind"] = _call(np.array([one.nr]))[0], _kinds(np.array([one.nr]), np.array([one.state]))[0]
-        row["sum_ns"], row["max_ns"] = interval_ns[one.pid] * one.threads, interval_ns[one.pid]
+        row["sum_ns"] = row["max_ns"] = interval_ns[one.pid]
+        if isinstance(one, Asleep):
+            row["count"], row["sum_ns"] = one.threads, interval_ns[one.pid] * one.threads
+        else:
+            row["tid"], row["sum_ns"], row["max_ns"] = one.tid, one.ns, one.ns
+            row["waker_pid"], row["waker_tid"], row["waker_comm"] = one.by_pid or NULL_I64, one.by_tid or NULL_I64, one.by_comm  # fmt: skip
         row["kernel_stack"] = one.function.encode()[:512]
     rows = np.concatenate([rows, still])
     return Batch("off_cpu", rows[np.lexsort((-rows["sum_ns"], rows["kind"]))])
@@ -204,7 +210,7 @@ def calls(keys: np.ndarray, values: np.ndarray) -> Batch:
     return Batch("syscall_latency", rows)
 
 
-def all_of(counted: Counted, until_ns: int, who: dict[int, np.void], looks: dict[int, tuple[str, int]], asleep: list[Asleep], named: FrameNames) -> Iterator[Batch]:  # fmt: skip
+def all_of(counted: Counted, until_ns: int, who: dict[int, np.void], looks: dict[int, tuple[str, int]], asleep: Sequence[Asleep | Sleeper], named: FrameNames) -> Iterator[Batch]:  # fmt: skip
     """A batch a table, of those in which there is something. looks: as for ``marked``."""
     maps, took = counted.maps, counted.interval_ns
     if "offcpu_sums" in maps:

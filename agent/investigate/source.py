@@ -20,6 +20,7 @@ from agent.investigate import rows
 from agent.investigate.decide import LEAST_NS, Budget, LookedAt, looked_at
 from agent.investigate.look import MOST_PIDS, CloserLook, Counted
 from agent.investigate.naming import Naming, StackNames
+from agent.investigate.owing import Owing
 from agent.investigate.stacks import kernel_text, lock_text, user_text
 from agent.kernel.steps import run
 from agent.resources import process
@@ -57,7 +58,7 @@ class _Case:
 
     def __init__(self, look: CloserLook, wanted: list[str]) -> None:
         self.look, self.wanted, self.subjects = look, wanted, list[_Subject]()
-        self.reasons, self.state, self.ended_ns = list[str](), "running", 0
+        self.reasons, self.state, self.ended_ns, self.owing = list[str](), "running", 0, Owing()
 
     def add(self, trouble: Trouble, process_: LookedAt, uid: int, now_ns: int) -> _Subject:
         comm = trouble.comm if trouble.pids[0][0] == process_.pid else ""
@@ -79,13 +80,8 @@ class Investigator(Due, Finishing, Stating):
     name = "investigation"
 
     def __init__(self, kernel: KernelSource, helper: Helper, families: Mapping[str, Family], naming: Naming, troubles: Callable[[], list[Trouble]]) -> None:  # fmt: skip
-        self._kernel, self._helper, self._families, self._naming, self._troubles = (
-            kernel,
-            helper,
-            families,
-            naming,
-            troubles,
-        )
+        self._kernel, self._helper, self._families = kernel, helper, families
+        self._naming, self._troubles = naming, troubles
         self.on = True
         self._budget = Budget()
         self._case: _Case | None = None
@@ -182,6 +178,8 @@ class Investigator(Due, Finishing, Stating):
                 case.look.join(pid, len(case.subjects))
             self._budget.spend(trouble.episode, one, uid, ns, now_ns, begins=not case.subjects)
             self._done.append(case.row(case.add(trouble, one, uid, now_ns), now_ns))
+            if not i:
+                case.owing.ask(self._naming, pid, trouble.tid, now_ns)
 
     def _begin(self, pid: int, wanted: list[str], length_ns: int, now_ns: int) -> _Case:
         look = CloserLook(self._kernel, self._helper, self._families, wanted, [pid], now_ns, length_ns)
@@ -265,7 +263,8 @@ class Investigator(Due, Finishing, Stating):
             for one in case.subjects:
                 who.setdefault(one.process.pid, self._identity(one))
                 one.comm = who[one.process.pid]["comm"].decode("utf-8", "replace") or one.comm
-            for batch in rows.all_of(counted, t_ns, who, looks, named.asleep, rows.FrameNames(kernel, user, lock)):
+            asleep = case.owing.told(counted, t_ns, named.asleep)
+            for batch in rows.all_of(counted, t_ns, who, looks, asleep, rows.FrameNames(kernel, user, lock)):
                 if len(batch.rows):
                     self._done.append(rows.marked(batch, counted, looks, t_ns))
                     for one in case.subjects:

@@ -7,8 +7,11 @@ from agent.kernel.probe import Probe, Program
 PROBE = Probe(
     name="offcpu",
     parts=("look.h",),
-    programs=(Program("offcpu_on_switch", target="sched_switch", on_demand=True, loses="where threads sleep"),),
-    maps=("offcpu_sums", "offcpu_gone", "look_stacks"),
+    programs=(
+        Program("offcpu_on_switch", target="sched_switch", on_demand=True, loses="where threads sleep"),
+        Program("offcpu_on_waking", target="sched_waking", on_demand=True, loses="who woke a thread that slept"),
+    ),
+    maps=("offcpu_sums", "offcpu_gone", "offcpu_woken", "look_stacks"),
     counts=("offcpu_sums", "offcpu_gone"),
     closer=True,
 )

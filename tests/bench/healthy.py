@@ -4,7 +4,7 @@ Some fifty services (Redis, nginx and haproxy before prefork servers by TCP and 
 bursts and lulls, deploys, reloads, log rotation, backups, checkpoints, builds, cron. Callers log what they feel; the laboratory's rule (agent/lab/effect.py)
 decides whether it was anything. What the agent says of processes that are not of this mix is counted apart.
 
-As root: python -m tests.bench.healthy --minutes 60 [--keep DIR]
+As root: python -m tests.bench.healthy --minutes 60 [--times 1.5] [--keep DIR]
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ LOOKS_NS = 5_000_000_000
 class Mix:
     """Everything that runs, below one directory. ``services`` counts what works; callers only ask."""
 
-    def __init__(self, root: Path, seed: int) -> None:
-        self.root, self.chance, self.services = root, random.Random(seed), 0
+    def __init__(self, root: Path, seed: int, times: float = 1.0) -> None:
+        self.root, self.chance, self.services, self.times = root, random.Random(seed), 0, times
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.started: dict[str, list[str]] = {}
         self.pids: dict[int, tuple[int, int]] = {}  # from when to when each was seen: numbers are used again
@@ -55,6 +55,9 @@ class Mix:
         (root / "logs").mkdir()
         self.control = root / "rate"
         self.control.write_text("1")
+
+    def several(self, usual: int) -> range:
+        return range(round(usual * self.times))
 
     def port(self) -> str:
         self._port += 1
@@ -77,25 +80,25 @@ class Mix:
     def everything(self) -> None:
         os.environ["PYTHONPATH"] = os.getcwd()
         waiting: list[tuple[str, str]] = []
-        redis = [self.port() for _ in range(6)]
+        redis = [self.port() for _ in self.several(6)]
         for n, port in enumerate(redis):
             (self.root / f"redis{n}").mkdir()
             self.start(f"redis-{n}", "redis-server", "--port", port, "--bind", "127.0.0.1", "--dir", str(self.root / f"redis{n}"),
                        "--appendonly", "yes" if n % 2 else "no", "--save", "20 10")  # fmt: skip
             waiting.append(("redis", port))
-        for n in range(8):
+        for n in self.several(8):
             self.ours(f"events-{n}", port := self.port())
             waiting.append(("web" if n % 2 else "once", port))
         behind = []
-        for n in range(6):
+        for n in self.several(6):
             address = self.port() if n % 2 else str(self.root / f"prefork{n}.sock")
             self.ours(f"prefork-{n}", address)
             behind.append(address)
-        for n in range(3):
-            self.start(f"nginx-{n}", "nginx", "-c", str(self._nginx(n, port := self.port(), behind[2 * n : 2 * n + 2])))
+        for n in self.several(3):
+            self.start(f"nginx-{n}", "nginx", "-c", str(self._nginx(n, port := self.port(), [behind[k % len(behind)] for k in (2 * n, 2 * n + 1)])))
             waiting.append(("web", port))
         if shutil.which("haproxy"):
-            for n in range(2):
+            for n in self.several(2):
                 self.start(
                     f"haproxy-{n}",
                     "haproxy",
@@ -106,17 +109,17 @@ class Mix:
                 )
                 waiting.append(("web", port))
         if shutil.which("node"):
-            for n in range(4):
+            for n in self.several(4):
                 self.start(f"node-{n}", "node", "-e", NODE, port := self.port())
                 waiting.append(("web", port))
-        for n in range(4):
+        for n in self.several(4):
             self.ours(f"pool-{n}", "0")
-        for n in range(8):
+        for n in self.several(8):
             self.ours(f"journal-{n}", str(self.root / f"journal{n}"))
         if table := self._postgres():
             waiting += [("table", table)] * 3
         time.sleep(4)
-        for n in range(8):
+        for n in self.several(8):
             self.ours(f"consumer-{n}", redis[n % len(redis)])
         for kind, address in waiting:
             self.asked(kind, address)
@@ -201,7 +204,7 @@ class Mix:
         self.running[name].send_signal(signal.SIGHUP if name.startswith("nginx") else signal.SIGUSR2)
 
     def _rotate(self) -> None:
-        n = self.chance.randrange(8)
+        n = self.chance.choice(self.several(8))
         (self.root / f"journal{n}").rename(self.root / f"journal{n}.1")
         self.running[f"journal-{n}"].send_signal(signal.SIGHUP)
         for place in self.root.glob("nginx?"):
@@ -231,7 +234,7 @@ class Mix:
         )
 
     def _checkpoint(self) -> None:
-        n = self.chance.randrange(6)
+        n = self.chance.choice(self.several(6))
         self._aside("redis-cli", "-p", str(FIRST_PORT + 1 + n), self.chance.choice(["BGSAVE", "BGREWRITEAOF"]))
         if (self.root / "pg").exists():
             port = self.started["postgres"][self.started["postgres"].index("-p") + 1]
@@ -322,6 +325,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=60, help="how long [60]")
     parser.add_argument("--seed", type=int, default=1, help="of what happens when [1]")
+    parser.add_argument("--times", type=float, default=1.0, help="so many times as many services [1]")
     parser.add_argument("--keep", type=Path, help="where store and logs stay afterwards, a new directory")
     given = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="tickscope-healthy-"))
@@ -331,7 +335,7 @@ def main() -> None:
         flush=True,
     )
     agent = Agent(root, config="prometheus: ''\nunix_sockets: true\n")
-    mix = Mix(root, given.seed)
+    mix = Mix(root, given.seed, given.times)
     try:
         agent.ready()
         mix.everything()

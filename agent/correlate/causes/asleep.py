@@ -1,0 +1,88 @@
+"""The thread that had read a request slept, instead of answering it: for a lock or another thread of its program, for a child, by its own wish.
+
+It is where the thread was, and not why; so anything else that explains the wait goes before it. Seen by a closer look only: which call the thread was in when that
+began, when it was woken first, and who ran there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from agent.correlate.catalogue import Cause
+from agent.correlate.closer import READS, looked
+from agent.correlate.episode import Culprit, Episode, Verdict, item
+from agent.correlate.rows import known
+from agent.correlate.view import View
+from agent.correlate.words import Words, process, span, tell, text
+
+#: What each call waits for.
+_WAITS = {
+    "futex": "for a lock, or for another thread, of its own program",
+    "clock_nanosleep": "as its program told it to",
+    "nanosleep": "as its program told it to",
+    "wait4": "for a child process",
+    "waitid": "for a child process",
+    "semop": "for a semaphore",
+    "semtimedop": "for a semaphore",
+    "rt_sigtimedwait": "for a signal",
+    "rt_sigsuspend": "for a signal",
+    "pause": "for a signal",
+}
+#: ... and those by which programs of several processes wait for each other, with much else.
+_LATCHES = frozenset(("epoll_wait", "epoll_pwait", "poll", "ppoll", "select", "pselect6"))
+#: Of the time that the look and the wait have in common; of the whole wait; and what is too short for a look to tell.
+_MOST, _PART, _LEAST_NS = 0.7, 0.15, 100_000_000
+#: A thread that runs what many requests need may have slept for another reason.
+_SURE = 0.45
+
+
+def owing(episode: Episode, view: View) -> Iterator[Verdict]:
+    tid = episode.facts.get("tid")
+    rows = view.own(looked(episode, view, "off_cpu"), episode)
+    rows = rows[rows["tid"] == tid] if tid else rows[:0]
+    if not len(rows) or episode.metric in episode.declared.alone:
+        return
+    row = rows[int(np.argmax(rows["sum_ns"]))]
+    call, slept_ns, began_ns = text(row["syscall"]), int(row["sum_ns"]), int(row["t_ns"] - row["interval_ns"])
+    common_ns = min(episode.end_ns, int(row["t_ns"])) - max(episode.start_ns, began_ns)
+    sibling = _sibling(row, episode)
+    what = _WAITS.get(call, "for another process of its program" if sibling and call in _LATCHES else "")
+    if not what or slept_ns < max(_LEAST_NS, _PART * (episode.end_ns - episode.start_ns), _MOST * common_ns):
+        return
+    words = tell(
+        "{who} had read the request and slept in {call} for {slept} at least, {what}{woken}",
+        who=f"its thread {int(row['tid'])}",
+        call=call,
+        slept=span(slept_ns),
+        what=what,
+        woken=_woken(row, episode, sibling),
+    )
+    entry = item("off_cpu", f"asleep in {call}", float(slept_ns), "ns", column="sum_ns", pid=episode.pid, tid=int(row["tid"]), where=text(row["kernel_stack"]))  # fmt: skip
+    culprit = Culprit(int(row["waker_pid"]), text(row["waker_comm"])) if sibling else Culprit(episode.pid, episode.comm)
+    yield Verdict(CAUSE.name, _SURE, episode.scope, words, (entry,), call, culprit)
+
+
+def _sibling(row: np.void, episode: Episode) -> bool:
+    """Whether another process of the same program woke it."""
+    return bool(known(row["waker_pid"])) and row["waker_pid"] != episode.pid and text(row["waker_comm"]) == episode.comm
+
+
+def _woken(row: np.void, episode: Episode, sibling: bool) -> Words:
+    if sibling:
+        return tell("; {who} woke it", who=process(text(row["waker_comm"]), int(row["waker_pid"])))
+    if row["waker_pid"] == episode.pid and text(row["syscall"]) == "futex":
+        return tell("; its thread {tid} woke it", tid=str(int(row["waker_tid"])))
+    return ""
+
+
+CAUSE = Cause(
+    "asleep",
+    900,
+    "the thread that had read a request slept instead of answering it: for a lock or another thread of its program, for a child, or by its own wish",
+    {"off_cpu": READS["off_cpu"]},
+    "see where in the program: tickscope query off_cpu --columns comm,tid,syscall,max_ns,user_stack,waker_tid; a dump of its threads (py-spy dump, jstack, gdb); of a database its own view of locks",
+    {"service_latency": owing},
+    vague=True,
+)
