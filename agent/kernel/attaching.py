@@ -10,7 +10,7 @@ import struct
 from agent.kernel import syscall
 
 _RAW_TRACEPOINTS = frozenset(
-    b"""sys_enter sys_exit tcp_probe sock_send_length sched_switch sched_stat_runtime block_io_start block_rq_issue block_rq_complete contention_begin contention_end
+    b"""sys_enter sys_exit tcp_probe sock_send_length sched_switch sched_waking sched_stat_runtime block_io_start block_rq_issue block_rq_complete contention_begin contention_end
     mm_vmscan_direct_reclaim_begin mm_vmscan_direct_reclaim_end mm_vmscan_memcg_reclaim_begin mm_vmscan_memcg_reclaim_end mm_compaction_begin
     mm_compaction_end netif_receive_skb net_dev_queue consume_skb""".split()
 )

@@ -95,7 +95,12 @@ class Mix:
             self.ours(f"prefork-{n}", address)
             behind.append(address)
         for n in self.several(3):
-            self.start(f"nginx-{n}", "nginx", "-c", str(self._nginx(n, port := self.port(), [behind[k % len(behind)] for k in (2 * n, 2 * n + 1)])))
+            self.start(
+                f"nginx-{n}",
+                "nginx",
+                "-c",
+                str(self._nginx(n, port := self.port(), [behind[k % len(behind)] for k in (2 * n, 2 * n + 1)])),
+            )
             waiting.append(("web", port))
         if shutil.which("haproxy"):
             for n in self.several(2):

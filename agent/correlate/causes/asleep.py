@@ -32,8 +32,9 @@ _WAITS = {
 }
 #: ... and those by which programs of several processes wait for each other, with much else.
 _LATCHES = frozenset(("epoll_wait", "epoll_pwait", "poll", "ppoll", "select", "pselect6"))
-#: Of the time that the look and the wait have in common; of the whole wait; and what is too short for a look to tell.
-_MOST, _PART, _LEAST_NS = 0.7, 0.15, 100_000_000
+#: Of the time that the look and the wait have in common; and what is too short for a look to tell, where the answer came when it was woken, or else.
+_MOST, _LEAST_NS, _LONGER_NS = 0.7, 50_000_000, 400_000_000
+_AT_ONCE_NS = 50_000_000
 #: A thread that runs what many requests need may have slept for another reason.
 _SURE = 0.45
 
@@ -49,11 +50,13 @@ def owing(episode: Episode, view: View) -> Iterator[Verdict]:
     common_ns = min(episode.end_ns, int(row["t_ns"])) - max(episode.start_ns, began_ns)
     sibling = _sibling(row, episode)
     what = _WAITS.get(call, "for another process of its program" if sibling and call in _LATCHES else "")
-    if not what or slept_ns < max(_LEAST_NS, _PART * (episode.end_ns - episode.start_ns), _MOST * common_ns):
+    then = known(row["waker_tid"]) and abs(began_ns + slept_ns - episode.end_ns) <= _AT_ONCE_NS
+    if not what or slept_ns < max(_LEAST_NS if then else _LONGER_NS, _MOST * common_ns):
         return
     words = tell(
-        "{who} had read the request and slept in {call} for {slept} at least, {what}{woken}",
-        who=f"its thread {int(row['tid'])}",
+        "its thread {tid} had read the request and slept in {call} for {last}{slept} at least, {what}{woken}",
+        tid=str(int(row["tid"])),
+        last="the last " if then else "",
         call=call,
         slept=span(slept_ns),
         what=what,

@@ -1,0 +1,111 @@
+"""A closer look at a thread that owes an answer: what it sleeps in, until when, and who wakes it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from agent.common.clocks import boot_ns
+from agent.investigate import rows
+from agent.investigate.look import CloserLook
+from agent.investigate.owing import Owing, Sleeper, sleeper
+from agent.kernel.asleep import asleep
+from agent.kernel.load import load, release
+from agent.kernel.source import KernelSource
+from agent.kernel.steps import Steps
+from agent.probes import discover
+from agent.tables import TABLES
+from tests.kernel.local_attach import LocalAttacher
+from tests.patience import PATIENCE
+
+SECOND = 1_000_000_000
+#: Its first thread waits for a lock that its second one holds until there is a line of input; or for a child; or sleeps.
+WAITS = {
+    "futex": "import sys, threading\nlock = threading.Lock(); lock.acquire()\n"
+    "def hold(): print(threading.get_native_id(), flush=True); sys.stdin.readline(); lock.release(); sys.stdin.readline()\n"
+    "threading.Thread(target=hold).start(); lock.acquire()",
+    "wait4": "import subprocess, sys\nprint(0, flush=True); subprocess.run(['sh', '-c', 'read x'])",
+    "clock_nanosleep": "import time\nprint(0, flush=True); time.sleep(600)",
+}
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[KernelSource]:
+    source = KernelSource(load([discover()["offcpu"]]))
+    yield source
+    source.close()
+    release(source.loaded)
+
+
+class Told:
+    """The helper's lines, read here."""
+
+    def threads(self, pid: int) -> Steps[bytes]:
+        return asleep(pid)
+        yield
+
+
+@contextmanager
+def waiting(program: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process that sleeps, and the thread of which it said that it will wake it."""
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:  # fmt: skip
+        try:
+            assert child.stdout is not None
+            other, end = int(child.stdout.readline()), time.monotonic() + 10 * PATIENCE
+            while sleeper(child.pid, child.pid, asleep(child.pid)) is None and time.monotonic() < end:
+                time.sleep(0.01)
+            time.sleep(0.2)
+            yield child, other
+        finally:
+            child.kill()
+
+
+def looked(kernel: KernelSource, pid: int, wake: bool, child: subprocess.Popen[str]) -> tuple[list[Sleeper], int]:
+    """What is told of its first thread after a look of 0.6 s, and how long after the look's begin it was woken, ns."""
+    begun, woken = boot_ns(), 0
+    look = CloserLook(kernel, LocalAttacher(), kernel.loaded.families, ("offcpu",), [pid], begun, 60 * SECOND)  # type: ignore[arg-type]
+    owing = Owing()
+    owing.ask(Told(), pid, pid, begun)  # type: ignore[arg-type]
+    try:
+        time.sleep(0.3)
+        if wake:
+            woken = boot_ns() - begun
+            assert child.stdin is not None
+            child.stdin.write("x\n")
+            child.stdin.flush()
+        time.sleep(0.3 * PATIENCE)
+    finally:
+        look.end(boot_ns())
+    time.sleep(0.02)
+    return [one for one in owing.told(look.counted(), boot_ns()) if isinstance(one, Sleeper)], woken
+
+
+@pytest.mark.parametrize("call", WAITS)
+def test_what_it_sleeps_in_until_the_end(kernel: KernelSource, call: str) -> None:
+    with waiting(WAITS[call]) as (child, _):
+        (one,), _ = looked(kernel, child.pid, False, child)
+    assert (one.pid, one.tid, one.by_pid) == (child.pid, child.pid, 0) and one.ns >= 0.6 * SECOND
+    dtype = kernel.loaded.wire.dtype
+    none, who = (np.zeros(0, dtype(name)) for name in ("offcpu_key", "offcpu_value")), np.zeros(1, dtype("proc"))[0]
+    off = rows.off_cpu(*none, [one], {child.pid: SECOND}, {child.pid: who}, rows.FrameNames(str, lambda *_: "", lambda *_: "")).rows  # fmt: skip
+    assert (off["syscall"][0], off["tid"][0], off["sum_ns"][0]) == (call.encode(), child.pid, one.ns)
+    assert off["waker_pid"][0] == TABLES["off_cpu"].by_name["waker_pid"].null
+
+
+def test_who_lets_go_of_the_lock(kernel: KernelSource) -> None:
+    with waiting(WAITS["futex"]) as (child, other):
+        (one,), woken = looked(kernel, child.pid, True, child)
+    assert (one.by_pid, one.by_tid) == (child.pid, other) and one.by_comm.startswith(b"python")
+    assert woken <= one.ns < woken + 0.2 * SECOND * PATIENCE
+
+
+def test_a_child_that_ends(kernel: KernelSource) -> None:
+    with waiting(WAITS["wait4"]) as (child, _):
+        (one,), woken = looked(kernel, child.pid, True, child)
+    assert one.by_pid not in (0, child.pid) and woken <= one.ns < woken + 0.2 * SECOND * PATIENCE

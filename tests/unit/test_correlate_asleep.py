@@ -1,0 +1,87 @@
+"""A service that is slow since the thread that had read the request slept, as a closer look saw it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from tests.unit.correlate_scenarios import MS, START, T0, UNTIL, Host, S, call, code, latest, run
+from tests.unit.test_correlate_answers import SHOP_PID, answers, served
+
+BEGUN, LOOK_NS, OTHER = T0 + 32 * S, 3 * S, SHOP_PID + 7
+
+
+def slow(look: Mapping[str, object] | None = None, **seen: object) -> Host:
+    """Nothing is answered from 30.0 on for 4 s; a look begins at 32.0. seen: of the row of its thread."""
+    host = Host()
+    answers(host, 0, 30)
+    for second in (30, 31, 32, 33):
+        served(host, second, requests=0, waiting=8, max_ns=(second - 29) * S, max_from_ns=T0 + 30 * S, p50_ns=0, p90_ns=0)  # fmt: skip
+    served(host, 34, requests=60, max_ns=4 * S, max_from_ns=T0 + 30 * S, p50_ns=3 * S, p90_ns=4 * S)
+    row = {
+        "tid": SHOP_PID,
+        "syscall": b"futex",
+        "sum_ns": 1990 * MS,
+        "waker_pid": SHOP_PID,
+        "waker_tid": OTHER,
+        "waker_comm": b"shop",
+    }
+    row |= {
+        "pid": SHOP_PID,
+        "proc_start_ns": START,
+        "comm": b"shop",
+        "t_ns": BEGUN + LOOK_NS,
+        "interval_ns": LOOK_NS,
+        "count": 1,
+    } | seen
+    host.add("off_cpu", 1, **row | {"max_ns": row["sum_ns"], "state": code("off_cpu", "state", "sleeping"), "kind": code("off_cpu", "kind", "waiting")})  # fmt: skip
+    answers(host, 35, UNTIL, n=1)
+    return host
+
+
+def only(host: Host) -> dict[str, object]:
+    (one,) = [one for one in latest(run(host, UNTIL)) if one["symptom"] == "service_latency"]
+    return one
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        ({}, f"its thread 1700 had read the request and slept in futex for the last 1.99 s at least, for a lock, or for another thread, of its own program; its thread {OTHER} woke it"),
+        ({"sum_ns": 1999 * MS}, "slept in futex for the last 2 s at least"),
+        ({"sum_ns": 60 * MS, "interval_ns": 1060 * MS}, "slept in futex for the last 60 ms at least"),
+        ({"syscall": b"clock_nanosleep", "waker_pid": 999, "waker_comm": b"cc1"}, "slept in clock_nanosleep for the last 1.99 s at least, as its program told it to"),
+        ({"syscall": b"wait4", "waker_pid": 999, "waker_comm": b"sleep"}, "slept in wait4 for the last 1.99 s at least, for a child process"),
+        ({"syscall": b"epoll_wait", "waker_pid": OTHER}, f"slept in epoll_wait for the last 1.99 s at least, for another process of its program; shop pid {OTHER} woke it"),
+    ],
+)  # fmt: skip
+def test_where_the_thread_slept(seen: dict[str, object], words: str) -> None:
+    one = only(slow(**seen))
+    call_ = (seen.get("syscall", b"futex")).decode()  # type: ignore[attr-defined]
+    assert (one["cause"], one["cause_detail"], one["confidence"]) == ("asleep", call_, 0.45)
+    assert words in str(one["sentence"])
+    assert one["culprit_pid"] == (OTHER if "epoll" in call_ else SHOP_PID)
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        {"tid": OTHER},  # another thread
+        {"sum_ns": 900 * MS},  # and then it did something else
+        {"sum_ns": 90 * MS},
+        {"syscall": b"epoll_wait"},  # an event loop
+        {"syscall": b"epoll_wait", "waker_pid": 999, "waker_comm": b"curl"},
+        {"t_ns": T0 + 20 * S},
+    ],
+)
+def test_what_says_nothing(seen: dict[str, object]) -> None:
+    assert only(slow(**seen))["cause"] == "unknown"
+
+
+def test_anything_else_that_explains_it_goes_before() -> None:
+    host = slow()
+    call(host, pid=SHOP_PID, tid=SHOP_PID, comm=b"shop", t_ns=T0 + 34 * S, duration_ns=3900 * MS, syscall=b"flock", fd_type=b"file", file=b"stock.db",
+         holder_pid=123, holder_start_ns=17, holder_comm=b"backup")  # fmt: skip
+    one = only(host)
+    assert (one["cause"], one["culprit_pid"]) == ("syscall", 123)
