@@ -28,13 +28,21 @@ struct offcpu_gone {
 };
 BPF_TABLE("hash", u32, struct offcpu_gone, offcpu_gone, 2048);	/* threads that are off the processor: tid */
 
-struct offcpu_woken {
+#define OFFCPU_WAKES 8
+struct offcpu_wake {
+	u64 from_ns;		/* 0: it slept before the look */
 	u64 t_ns;
 	u32 by_pid;		/* who ran there then: anybody, where an interrupt woke it */
 	u32 by_tid;
 	char by_comm[16];
+	u64 nr;
+};
+struct offcpu_woken {
+	u64 count;
+	struct offcpu_wake wakes[8];	/* OFFCPU_WAKES, the first ones */
 };
 BPF_TABLE("hash", u32, struct offcpu_woken, offcpu_woken, 1024);	/* tid */
+BPF_TABLE("array", u32, struct offcpu_woken, offcpu_none, 1);	/* never written: too large for the stack */
 
 static __always_inline void offcpu_leaves(struct bpf_raw_tracepoint_args *ctx, struct control *c, u64 now)
 {
@@ -107,21 +115,33 @@ int offcpu_on_switch(struct bpf_raw_tracepoint_args *ctx)
 int offcpu_on_waking(struct bpf_raw_tracepoint_args *ctx)
 {
 	void *task = (void *)ctx->args[0];
-	struct offcpu_woken woken = {.t_ns = bpf_ktime_get_boot_ns()};
-	struct control *c = look_now(woken.t_ns);
-	u64 by = bpf_get_current_pid_tgid();
-	u32 tid = 0, pid = 0;
+	u64 now = bpf_ktime_get_boot_ns(), by = bpf_get_current_pid_tgid();
+	struct control *c = look_now(now);
+	u32 tid = 0, pid = 0, zero = 0;
 	if (!c)
 		return 0;
 	GET(pid, task, task_struct, tgid);
 	if (!look_at(c, pid))
 		return 0;
 	GET(tid, task, task_struct, pid);
-	if (offcpu_gone.lookup(&tid) || offcpu_woken.lookup(&tid))
-		return 0;	/* it has run since the look began */
-	woken.by_pid = by >> 32;
-	woken.by_tid = by;
-	bpf_get_current_comm(woken.by_comm, sizeof(woken.by_comm));
-	offcpu_woken.update(&tid, &woken);
+	struct offcpu_gone *gone = offcpu_gone.lookup(&tid);
+	struct offcpu_woken *woken = offcpu_woken.lookup(&tid);
+	if (!woken) {
+		struct offcpu_woken *none = offcpu_none.lookup(&zero);
+		if (gone || !none)
+			return 0;	/* it has run since the look began */
+		offcpu_woken.insert(&tid, none);
+		woken = offcpu_woken.lookup(&tid);
+	}
+	if (!woken || woken->count >= OFFCPU_WAKES || (!gone && woken->count))
+		return 0;
+	struct offcpu_wake *wake = &woken->wakes[woken->count & (OFFCPU_WAKES - 1)];
+	wake->from_ns = gone ? gone->off_ns : 0;
+	wake->nr = gone ? gone->key.nr : 0;
+	wake->t_ns = now;
+	wake->by_pid = by >> 32;
+	wake->by_tid = by;
+	bpf_get_current_comm(wake->by_comm, sizeof(wake->by_comm));
+	woken->count++;
 	return 0;
 }

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from agent.investigate.asleep import Asleep, parse
 from agent.investigate.look import Counted
 from agent.investigate.naming import Naming
 from agent.kernel.steps import run
+from agent.tables import TABLES
+
+_READY = TABLES["off_cpu"].code("state", "ready")
+_AT_ONCE_NS = 20_000_000  # who runs for longer does something between two sleeps
 
 
 class Sleeper(NamedTuple):
-    """One thread; state, nr and function as of ``Asleep``. ns: for how long it slept on. by_pid, by_tid, by_comm: who ran where it was woken; 0 where it slept on."""
+    """One thread; state, nr and function as of ``Asleep``. ns: for how long it slept on, until it was woken. by_pid, by_tid, by_comm: who ran where it was woken; 0 where it slept on."""
 
     pid: int
     tid: int
@@ -42,20 +48,42 @@ class Owing:
             run(naming.threads(pid), answered)
 
     def told(self, counted: Counted, until_ns: int, others: Sequence[Asleep] = ()) -> list[Asleep | Sleeper]:
-        """What became of them, after what is told of other sleepers."""
+        """What became of them, after what is told of other sleepers: each time when one was woken and slept on at once, it is told up to then."""
         out: list[Asleep | Sleeper] = [*others]
         if "offcpu_woken" not in counted.maps:
             return out
-        tids, values = counted.maps["offcpu_woken"]
-        woken = dict(zip(tids["tid"].tolist(), values, strict=True))
-        ran = {*counted.maps["offcpu_gone"][0]["tid"].tolist()}
+        woken, gone = ({int(key["tid"]): value for key, value in zip(*counted.maps[name], strict=True)} for name in ("offcpu_woken", "offcpu_gone"))  # fmt: skip
         for one, since_ns in self._began:
-            if (it := woken.get(one.tid)) is not None:
-                ns = max(0, int(it["t_ns"]) - since_ns)
-                out.append(one._replace(ns=ns, by_pid=int(it["by_pid"]), by_tid=int(it["by_tid"]), by_comm=bytes(it["by_comm"])))  # fmt: skip
-            elif one.tid not in ran:
-                out.append(one._replace(ns=until_ns - since_ns))
+            slept_ns, at_ns = 0, since_ns
+            for piece in _pieces(one, woken.get(one.tid), gone.get(one.tid), since_ns, until_ns):
+                if piece.nr != one.nr or piece.from_ns - at_ns > _AT_ONCE_NS:
+                    break
+                slept_ns, at_ns = slept_ns + piece.to_ns - piece.from_ns, piece.to_ns
+                out.append(one._replace(ns=slept_ns, by_pid=piece.by_pid, by_tid=piece.by_tid, by_comm=piece.by_comm))
         return out
+
+
+class _Piece(NamedTuple):
+    """One sleep, and who ended it."""
+
+    nr: int
+    from_ns: int
+    to_ns: int
+    by_pid: int = 0
+    by_tid: int = 0
+    by_comm: bytes = b""
+
+
+def _pieces(one: Sleeper, woken: np.void | None, gone: np.void | None, since_ns: int, until_ns: int) -> Iterator[_Piece]:  # fmt: skip
+    if woken is None:
+        if gone is None:
+            yield _Piece(one.nr, since_ns, until_ns)
+        return
+    for wake in woken["wakes"][: int(woken["count"])]:
+        from_ns, to_ns = int(wake["from_ns"]) or since_ns, int(wake["t_ns"])
+        yield _Piece(int(wake["nr"]) if wake["from_ns"] else one.nr, from_ns, max(from_ns, to_ns), int(wake["by_pid"]), int(wake["by_tid"]), bytes(wake["by_comm"]))  # fmt: skip
+    if gone is not None and woken["count"] < len(woken["wakes"]) and gone["key"]["state"] != _READY:
+        yield _Piece(int(gone["key"]["nr"]), int(gone["off_ns"]), until_ns)
 
 
 def sleeper(pid: int, tid: int, text: bytes) -> Sleeper | None:

@@ -17,7 +17,7 @@ DECLARED = (
           enum("state", "sleeping uninterruptible ready", "uninterruptible: for a disk or a lock of the kernel's, mostly; ready: kept waiting for a processor"),
           text("syscall", 24, "the system call that it was in; empty: none, as at a page fault", "syscall.name"), enum("kind", "slow waiting", "held up, or waiting for input, time or others, as in slow_syscall; a sleep outside of calls is slow"),
           i64("count", "times"), i64("sum_ns", "total, summed over threads; a thread that did not run in all the time counts, too", "ns"), i64("max_ns", "the longest", "ns"),
-          i64("waker_pid", "of a thread that owed an answer and slept when the look began, of which there is a row of its own, with tid: who ran where it was woken; where an interrupt did (a timer, a packet) that is anybody"),
+          i64("waker_pid", "of a thread that owed an answer and slept when the look began, of which there are rows of its own, with tid, up to each time when it was woken: who ran where it was woken; where an interrupt did (a timer, a packet) that is anybody"),
           i64("waker_tid", "its thread"), text("waker_comm", 16, "its name"),
           text("kernel_stack", 512, "the kernel's functions, innermost first; the name of one alone where the thread slept from before the look to after it; a number where the name is not known"),
           text("user_stack", 768, "the program's functions, innermost first, as far as frame pointers lead; FILE+0xOFFSET where a file does not name them"), measure="sum_ns"),

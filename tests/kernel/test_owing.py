@@ -31,6 +31,7 @@ WAITS = {
     "def hold(): print(threading.get_native_id(), flush=True); sys.stdin.readline(); lock.release(); sys.stdin.readline()\n"
     "threading.Thread(target=hold).start(); lock.acquire()",
     "wait4": "import subprocess, sys\nprint(0, flush=True); subprocess.run(['sh', '-c', 'read x'])",
+    "poll": "import select\nprint(0, flush=True)\nwhile True: select.poll().poll(40)",
     "clock_nanosleep": "import time\nprint(0, flush=True); time.sleep(600)",
 }
 
@@ -86,26 +87,35 @@ def looked(kernel: KernelSource, pid: int, wake: bool, child: subprocess.Popen[s
     return [one for one in owing.told(look.counted(), boot_ns()) if isinstance(one, Sleeper)], woken
 
 
-@pytest.mark.parametrize("call", WAITS)
+@pytest.mark.parametrize("call", ["futex", "wait4", "clock_nanosleep"])
 def test_what_it_sleeps_in_until_the_end(kernel: KernelSource, call: str) -> None:
     with waiting(WAITS[call]) as (child, _):
         (one,), _ = looked(kernel, child.pid, False, child)
     assert (one.pid, one.tid, one.by_pid) == (child.pid, child.pid, 0) and one.ns >= 0.6 * SECOND
     dtype = kernel.loaded.wire.dtype
-    none, who = (np.zeros(0, dtype(name)) for name in ("offcpu_key", "offcpu_value")), np.zeros(1, dtype("proc"))[0]
-    off = rows.off_cpu(*none, [one], {child.pid: SECOND}, {child.pid: who}, rows.FrameNames(str, lambda *_: "", lambda *_: "")).rows  # fmt: skip
+    keys, values = np.zeros(0, dtype("offcpu_key")), np.zeros(0, dtype("offcpu_value"))
+    named = rows.FrameNames(str, lambda *_: "", lambda *_: "")
+    off = rows.off_cpu(keys, values, [one], {child.pid: SECOND}, {child.pid: np.zeros(1, dtype("proc"))[0]}, named).rows
     assert (off["syscall"][0], off["tid"][0], off["sum_ns"][0]) == (call.encode(), child.pid, one.ns)
     assert off["waker_pid"][0] == TABLES["off_cpu"].by_name["waker_pid"].null
 
 
 def test_who_lets_go_of_the_lock(kernel: KernelSource) -> None:
     with waiting(WAITS["futex"]) as (child, other):
-        (one,), woken = looked(kernel, child.pid, True, child)
+        (one, *_), woken = looked(kernel, child.pid, True, child)
     assert (one.by_pid, one.by_tid) == (child.pid, other) and one.by_comm.startswith(b"python")
     assert woken <= one.ns < woken + 0.2 * SECOND * PATIENCE
 
 
+def test_a_lock_that_is_looked_at_again_and_again(kernel: KernelSource) -> None:
+    """As a virtual machine's monitors are: it is told up to each time, and after eight no more."""
+    with waiting(WAITS["poll"]) as (child, _):
+        found, _ = looked(kernel, child.pid, False, child)
+    assert len(found) == 8 and {one.by_pid for one in found} != {child.pid}
+    assert (np.diff([one.ns for one in found]) > 0).all() and 0.2 * SECOND <= found[-1].ns <= 0.4 * SECOND * PATIENCE
+
+
 def test_a_child_that_ends(kernel: KernelSource) -> None:
     with waiting(WAITS["wait4"]) as (child, _):
-        (one,), woken = looked(kernel, child.pid, True, child)
+        (one, *_), woken = looked(kernel, child.pid, True, child)
     assert one.by_pid not in (0, child.pid) and woken <= one.ns < woken + 0.2 * SECOND * PATIENCE

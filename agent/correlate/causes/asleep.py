@@ -45,12 +45,17 @@ def owing(episode: Episode, view: View) -> Iterator[Verdict]:
     rows = rows[rows["tid"] == tid] if tid else rows[:0]
     if not len(rows) or episode.metric in episode.declared.alone:
         return
+    rows = rows[rows["t_ns"] == rows["t_ns"][0]]  # of one look
+    began_ns = int((rows["t_ns"] - rows["interval_ns"])[0])
+    common_ns = min(episode.end_ns, int(rows["t_ns"][0])) - max(episode.start_ns, began_ns)
+    rows = rows[rows["sum_ns"] <= common_ns + _AT_ONCE_NS]  # it has waited for something else since
+    if not len(rows):
+        return
     row = rows[int(np.argmax(rows["sum_ns"]))]
-    call, slept_ns, began_ns = text(row["syscall"]), int(row["sum_ns"]), int(row["t_ns"] - row["interval_ns"])
-    common_ns = min(episode.end_ns, int(row["t_ns"])) - max(episode.start_ns, began_ns)
+    call, slept_ns = text(row["syscall"]), int(row["sum_ns"])
     sibling = _sibling(row, episode)
     what = _WAITS.get(call, "for another process of its program" if sibling and call in _LATCHES else "")
-    then = known(row["waker_tid"]) and abs(began_ns + slept_ns - episode.end_ns) <= _AT_ONCE_NS
+    then = known(row["waker_tid"]) and abs(common_ns - slept_ns) <= _AT_ONCE_NS
     if not what or slept_ns < max(_LEAST_NS if then else _LONGER_NS, _MOST * common_ns):
         return
     words = tell(
