@@ -22,6 +22,7 @@ from agent.tables import TABLES
 READS = {"syscall_latency": ("basis", "kind", "interval_ns", "count", "sum_ns")}
 _BLOCKED = TABLES["syscall_latency"].code("basis", "blocked")
 _SLOW = TABLES["syscall_latency"].code("kind", "slow")
+_YOUNG_NS = 5 * SECOND  # builds and scripts start more processes than there is room for, and none of them for long
 _ITSELF = b"tickscope"  # what an agent takes off it closes, and the kernel lets it wait: nobody feels that
 
 
@@ -38,7 +39,8 @@ class BlockedWatch(Watch):
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         s = rows.get("syscall_latency")
         if s is not None:
-            s = only(s, (s["basis"] == _BLOCKED) & (s["pid"] > 0) & (s["comm"] != _ITSELF))
+            young = (second + 1) * SECOND - s["proc_start_ns"] < _YOUNG_NS
+            s = only(s, (s["basis"] == _BLOCKED) & (s["pid"] > 0) & (s["comm"] != _ITSELF) & ~young)
         if s is None or not len(s):
             return np.empty(0, np.int64)
         first, group = groups([s["pid"], start_ticks(s)])

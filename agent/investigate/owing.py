@@ -18,7 +18,7 @@ _AT_ONCE_NS = 20_000_000  # who runs for longer does something between two sleep
 
 
 class Sleeper(NamedTuple):
-    """One thread; state, nr and function as of ``Asleep``. ns: for how long it slept on, until it was woken. by_pid, by_tid, by_comm: who ran where it was woken; 0 where it slept on."""
+    """One thread; state, nr and function as of ``Asleep``. ns: for how long it slept on, until it was woken. by_pid, by_tid, by_comm: who ran where it was woken; 0 where it slept on. of_ns: from when it was first seen asleep to the look's end."""
 
     pid: int
     tid: int
@@ -26,6 +26,7 @@ class Sleeper(NamedTuple):
     nr: int
     function: str
     ns: int = 0
+    of_ns: int = 0
     by_pid: int = 0
     by_tid: int = 0
     by_comm: bytes = b""
@@ -59,7 +60,15 @@ class Owing:
                 if piece.nr != one.nr or piece.from_ns - at_ns > _AT_ONCE_NS:
                     break
                 slept_ns, at_ns = slept_ns + piece.to_ns - piece.from_ns, piece.to_ns
-                out.append(one._replace(ns=slept_ns, by_pid=piece.by_pid, by_tid=piece.by_tid, by_comm=piece.by_comm))
+                out.append(
+                    one._replace(
+                        ns=slept_ns,
+                        of_ns=until_ns - since_ns,
+                        by_pid=piece.by_pid,
+                        by_tid=piece.by_tid,
+                        by_comm=piece.by_comm,
+                    )
+                )
         return out
 
 

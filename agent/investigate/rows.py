@@ -103,7 +103,7 @@ def off_cpu(keys: np.ndarray, values: np.ndarray, asleep: Sequence[Asleep | Slee
         if isinstance(one, Asleep):
             row["count"], row["sum_ns"] = one.threads, interval_ns[one.pid] * one.threads
         else:
-            row["tid"], row["sum_ns"], row["max_ns"] = one.tid, one.ns, one.ns
+            row["tid"], row["sum_ns"], row["max_ns"], row["interval_ns"] = one.tid, one.ns, one.ns, max(1, one.of_ns)
             row["waker_pid"], row["waker_tid"], row["waker_comm"] = one.by_pid or NULL_I64, one.by_tid or NULL_I64, one.by_comm  # fmt: skip
         row["kernel_stack"] = one.function.encode()[:512]
     rows = np.concatenate([rows, still])
@@ -238,5 +238,6 @@ def marked(batch: Batch, counted: Counted, looks: dict[int, tuple[str, int]], t_
     pids = batch.rows["pid"].tolist() if "pid" in (batch.rows.dtype.names or ()) else [0] * len(batch.rows)
     its = [looks.get(pid, first) for pid in pids]
     batch.rows["t_ns"], batch.rows["investigation"] = t_ns, [name.encode() for name, _ in its]
-    batch.rows["interval_ns"] = [max(1, counted.interval_ns[family] - later_ns) for _, later_ns in its]
+    attached = [max(1, counted.interval_ns[family] - later_ns) for _, later_ns in its]
+    batch.rows["interval_ns"] = np.where(batch.rows["interval_ns"] > 0, batch.rows["interval_ns"], attached)
     return batch

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from agent.batch import Batch
+from agent.correlate.correlator import Correlator
 from tests.unit.correlate_scenarios import MS, START, T0, UNTIL, Host, S, call, code, latest, run
 
 PID = 2100
@@ -53,6 +55,17 @@ def test_calls_that_take_longer(usual: int) -> None:
 def test_one_long_wait_for_a_lock() -> None:
     (one,) = found(host(1, 2900, seconds=1, syscall=b"flock", holder_pid=9, holder_start_ns=5, holder_comm=b"rsync"))
     assert (one["cause"], one["culprit_comm"]) == ("syscall", "rsync")
+
+
+def test_short_lived_processes_leave_room_for_the_others() -> None:
+    """As of a build: 60 a second begin, each for a second, before and after the one that is held up begins."""
+    of, seen = host(4, 220), list[Correlator]()
+    of.made = [Batch(b.table, b.rows[b.rows["t_ns"] >= T0 + 12 * S]) for b in of.made]
+    for second in range(30):
+        of.add("syscall_latency", 60, t_ns=T0 + second * S, pid=50_000 + second * 60 + np.arange(60), proc_start_ns=T0 + (second - 1) * S, comm=b"cc1", interval_ns=S,
+               count=3, sum_ns=MS, max_ns=MS, basis=code("syscall_latency", "basis", "blocked"), kind=code("syscall_latency", "kind", "slow"))  # fmt: skip
+    (one,) = [f for f in latest(run(of, UNTIL, each=seen.append)) if f["symptom"] == "blocked_time"]
+    assert one["culprit_object"] == "/dev/sdb" and seen[-1].losses()["subjects"] == 0
 
 
 def test_more_of_the_same_is_no_symptom() -> None:
