@@ -265,7 +265,8 @@ class Mix:
         now, sessions = boot_ns(), {p.pid for p in [*self.running.values(), *(p for _, p in self.old)]}
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
-                session, pid = int(stat.read_text().rpartition(")")[2].split()[3]), int(stat.parent.name)
+                fields = stat.read_text(errors="replace").rpartition(")")[2].split()
+                session, pid = int(fields[3]), int(stat.parent.name)
                 if session in sessions:
                     first, last = self.pids.get(pid, (now, now))
                     self.pids[pid] = (first if now - last < LOOKS_NS else now, now)
