@@ -103,7 +103,7 @@ class MetricStore:
             return [(m, s) for m, s in shown.values() if s]
 
     def losses(self) -> dict[str, int]:
-        """``series_limit``: values left out, since their metric has no room for one more series and the overflow series cannot take them."""
+        """``series_limit``: running totals forgotten to make room, each with its next increment. Not gauges left out: no record is lost, and there is one a poll."""
         return {"series_limit": self._left_out}
 
     @property
@@ -164,7 +164,7 @@ class MetricStore:
         keys, inverse = fold.group(metric, rows)
         if metric.beside:
             keys = fold.with_beside(metric, keys, self._series[metric])
-        series = self._lookup(metric, keys, inverse, int(rows["t_ns"].min()))
+        series = self._lookup(metric, keys, int(rows["t_ns"].min()))
         ends = np.full(len(series), NULL_I64)
         np.maximum.at(ends, inverse, rows["t_ns"])
         for s, end in zip(series, ends.tolist(), strict=True):
@@ -206,12 +206,12 @@ class MetricStore:
             rows = rows[sorted(fresh)]
         return rows
 
-    def _lookup(self, metric: Metric, keys: np.ndarray, inverse: np.ndarray, t_ns: int) -> list[MetricSeries]:
+    def _lookup(self, metric: Metric, keys: np.ndarray, t_ns: int) -> list[MetricSeries]:
         raws = [keys[at : at + 1].tobytes() for at in range(len(keys))]
         new = [raw for raw in raws if raw not in self._series[metric]]
         if metric.columns and new and not self._room.has(metric, len(new)):
             self._make_room(metric)
-        known, counts = self._series[metric], np.bincount(inverse, minlength=len(keys))
+        known = self._series[metric]
         out = []
         for at, raw in enumerate(raws):
             series = known.get(raw)
@@ -222,7 +222,6 @@ class MetricStore:
                 if metric.instrument != "gauge":
                     series = known.setdefault(b"", fold.begin(metric, OVERFLOW, t_ns))
                 else:
-                    self._left_out += int(counts[at])
                     series = fold.begin(metric, OVERFLOW, t_ns)  # takes the rows, and is nobody's
             out.append(series)
         return out
