@@ -17,7 +17,7 @@ _READY = TABLES["off_cpu"].code("state", "ready")
 _AT_ONCE_NS = 20_000_000  # who runs for longer does something between two sleeps
 
 
-class Sleeper(NamedTuple):
+class OwingThread(NamedTuple):
     """One thread; state, nr and function as of ``Asleep``. ns: for how long it slept on, until it was woken. by_pid, by_tid, by_comm: who ran where it was woken; 0 where it slept on. of_ns: from when it was first seen asleep to the look's end."""
 
     pid: int
@@ -36,7 +36,7 @@ class Owing:
     """Of one look."""
 
     def __init__(self) -> None:
-        self._began: list[tuple[Sleeper, int]] = []
+        self._began: list[tuple[OwingThread, int]] = []
 
     def ask(self, naming: Naming, pid: int, tid: int, since_ns: int) -> None:
         """What that thread does now."""
@@ -48,9 +48,9 @@ class Owing:
         if tid > 0:
             run(naming.threads(pid), answered)
 
-    def told(self, counted: Counted, until_ns: int, others: Sequence[Asleep] = ()) -> list[Asleep | Sleeper]:
+    def told(self, counted: Counted, until_ns: int, others: Sequence[Asleep] = ()) -> list[Asleep | OwingThread]:
         """What became of them, after what is told of other sleepers: each time when one was woken and slept on at once, it is told up to then."""
-        out: list[Asleep | Sleeper] = [*others]
+        out: list[Asleep | OwingThread] = [*others]
         if "offcpu_woken" not in counted.maps:
             return out
         woken, gone = ({int(key["tid"]): value for key, value in zip(*counted.maps[name], strict=True)} for name in ("offcpu_woken", "offcpu_gone"))  # fmt: skip
@@ -83,7 +83,7 @@ class _Piece(NamedTuple):
     by_comm: bytes = b""
 
 
-def _pieces(one: Sleeper, woken: np.void | None, gone: np.void | None, since_ns: int, until_ns: int) -> Iterator[_Piece]:  # fmt: skip
+def _pieces(one: OwingThread, woken: np.void | None, gone: np.void | None, since_ns: int, until_ns: int) -> Iterator[_Piece]:  # fmt: skip
     if woken is None:
         if gone is None:
             yield _Piece(one.nr, since_ns, until_ns)
@@ -95,7 +95,7 @@ def _pieces(one: Sleeper, woken: np.void | None, gone: np.void | None, since_ns:
         yield _Piece(int(gone["key"]["nr"]), int(gone["off_ns"]), until_ns)
 
 
-def sleeper(pid: int, tid: int, text: bytes) -> Sleeper | None:
+def sleeper(pid: int, tid: int, text: bytes) -> OwingThread | None:
     """A thread of the helper's lines; None where it does not sleep."""
     mine = [line for line in text.split(b"\n") if line.partition(b" ")[0] == b"%d" % tid]
-    return next((Sleeper(pid, tid, one.state, one.nr, one.function) for one in parse(pid, b"\n".join(mine), set())), None)  # fmt: skip
+    return next((OwingThread(pid, tid, one.state, one.nr, one.function) for one in parse(pid, b"\n".join(mine), set())), None)  # fmt: skip

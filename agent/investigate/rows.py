@@ -11,7 +11,7 @@ from agent.batch import Batch
 from agent.columns import NULL_I64, fitted
 from agent.investigate.asleep import Asleep
 from agent.investigate.look import Counted
-from agent.investigate.owing import Sleeper
+from agent.investigate.owing import OwingThread
 from agent.kernel.wire import decode
 from agent.probes.syscalls import classes, names
 from agent.tables import TABLES
@@ -82,7 +82,7 @@ def _longest(chosen: np.ndarray, ns: np.ndarray, most: int) -> np.ndarray:
     return at[np.argsort(-ns[at].astype(np.int64), kind="stable")[:most]]
 
 
-def off_cpu(keys: np.ndarray, values: np.ndarray, asleep: Sequence[Asleep | Sleeper], interval_ns: dict[int, int], who: dict[int, np.void], named: FrameNames) -> Batch:  # fmt: skip
+def off_cpu(keys: np.ndarray, values: np.ndarray, asleep: Sequence[Asleep | OwingThread], interval_ns: dict[int, int], who: dict[int, np.void], named: FrameNames) -> Batch:  # fmt: skip
     """Where threads were, longest first; those that slept all the time by what /proc tells of them."""
     kind, ns = _kinds(keys["nr"], keys["state"]), values["sum_ns"]
     ready = keys["state"] == _READY
@@ -210,7 +210,7 @@ def calls(keys: np.ndarray, values: np.ndarray) -> Batch:
     return Batch("syscall_latency", rows)
 
 
-def all_of(counted: Counted, until_ns: int, who: dict[int, np.void], looks: dict[int, tuple[str, int]], asleep: Sequence[Asleep | Sleeper], named: FrameNames) -> Iterator[Batch]:  # fmt: skip
+def all_of(counted: Counted, until_ns: int, who: dict[int, np.void], looks: dict[int, tuple[str, int]], asleep: Sequence[Asleep | OwingThread], named: FrameNames) -> Iterator[Batch]:  # fmt: skip
     """A batch a table, of those in which there is something. looks: as for ``marked``."""
     maps, took = counted.maps, counted.interval_ns
     if "offcpu_sums" in maps:

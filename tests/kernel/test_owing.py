@@ -14,7 +14,7 @@ import pytest
 from agent.common.clocks import boot_ns
 from agent.investigate import rows
 from agent.investigate.look import CloserLook
-from agent.investigate.owing import Owing, Sleeper, sleeper
+from agent.investigate.owing import Owing, OwingThread, sleeper
 from agent.kernel.asleep import asleep
 from agent.kernel.load import load, release
 from agent.kernel.source import KernelSource
@@ -67,7 +67,7 @@ def waiting(program: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
             child.kill()
 
 
-def looked(kernel: KernelSource, pid: int, wake: bool, child: subprocess.Popen[str]) -> tuple[list[Sleeper], int]:
+def looked(kernel: KernelSource, pid: int, wake: bool, child: subprocess.Popen[str]) -> tuple[list[OwingThread], int]:
     """What is told of its first thread after a look of 0.6 s, and how long after the look's begin it was woken, ns."""
     begun, woken = boot_ns(), 0
     look = CloserLook(kernel, LocalAttacher(), kernel.loaded.families, ("offcpu",), [pid], begun, 60 * SECOND)  # type: ignore[arg-type]
@@ -84,7 +84,7 @@ def looked(kernel: KernelSource, pid: int, wake: bool, child: subprocess.Popen[s
     finally:
         look.end(boot_ns())
     time.sleep(0.02)
-    return [one for one in owing.told(look.counted(), boot_ns()) if isinstance(one, Sleeper)], woken
+    return [one for one in owing.told(look.counted(), boot_ns()) if isinstance(one, OwingThread)], woken
 
 
 @pytest.mark.parametrize("call", ["futex", "wait4", "clock_nanosleep"])
