@@ -52,9 +52,9 @@ class CgroupLimits:
         before, since_ns = self._done, now_ns - self._read_ns
         self._done, self._read_ns = self._read_done(), now_ns
         for of, limit in self._limits.items() if before and since_ns > 0 else ():
-            each_s = (self._done.get(of, 0) - before.get(of, 0)) * 1_000_000_000 // since_ns
+            each_s = (self._done.get(of, 0) - before.get(of, 0)) * 1_000_000_000 / since_ns
             if each_s >= AT_LIMIT * limit > 0:
-                yield Used(of[1], each_s, limit)
+                yield Used(of[1], round(each_s), limit)
 
     def _read_limits(self) -> dict[Of, int]:
         found = {(device, *_V2[name]): n for device, name, n in _named(f"{self.place}/io.max") if name in _V2}

@@ -62,6 +62,16 @@ def test_who_does_as_much_on_a_disk_as_he_may_is_told(tmp_path: Path, modern: bo
     assert list(limits.io(14 * S)) == []
 
 
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 5])
+def test_a_limit_of_few_requests_is_reached_a_little_below_it(tmp_path: Path, limit: int) -> None:
+    limits = CgroupLimits(str(tmp_path))
+    (tmp_path / "io.max").write_text(f"254:0 wiops={limit}\n")
+    for done, at in ((0, 10 * S), (9 * limit, 20 * S)):
+        (tmp_path / "io.stat").write_text(f"254:0 wios={done}\n")
+        told = list(limits.io(at))
+    assert told == [Used("iops", round(0.9 * limit), limit)]
+
+
 def test_without_limits_there_is_nothing_to_tell(tmp_path: Path) -> None:
     limits = CgroupLimits(str(tmp_path / "gone"))
     assert [list(limits.io(n * S)) + list(limits.pids()) for n in range(5)] == [[]] * 5
