@@ -264,8 +264,10 @@ def batch_of(rows: list[dict[str, Any]], t_ns: int, interval_ns: int, table: Tab
     batch = make(table.name, len(rows), t_ns=t_ns, interval_ns=interval_ns)
     for i, row in enumerate(rows):
         for name, value in row.items():
-            if name == "kind":
-                value = table.code("kind", value)
+            if value == "":
+                continue
+            if name in ("kind", "direction"):
+                value = table.code(name, value)
             elif isinstance(value, str):
                 value = value.encode("utf-8", "surrogateescape")[: table.by_name[name].width]
             if isinstance(value, bytes) or value >= 0:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent.resources import cgroups
+from agent.resources.disks import names
 from agent.resources.limits import CgroupLimits, Used
 from agent.resources.source import Resources, Watched
 from tests.unit.correlate_scenarios import APP_PID, START, T0, UNTIL, Host, S, around_stall, call, code, latest, run
@@ -49,15 +50,20 @@ def one(place: Path, modern: bool, written: int, requests: int) -> None:
         (place / "blkio.throttle.io_serviced").write_text(f"254:0 Read 1\n254:0 Write {requests}\nTotal {requests}\n")
 
 
+def done(limits: CgroupLimits, second: int) -> list[Used]:
+    """Without the disk's name, which this host may know."""
+    return [used._replace(device="") for used in limits.io(second * S)]
+
+
 @pytest.mark.parametrize("modern", [True, False])
 def test_who_does_as_much_on_a_disk_as_he_may_is_told(tmp_path: Path, modern: bool) -> None:
     limits = CgroupLimits(str(tmp_path))
     one(tmp_path, modern, 5 * MB, 10)
     assert list(limits.io(10 * S)) == []
     one(tmp_path, modern, 7 * MB, 20)  # in two seconds
-    assert list(limits.io(12 * S)) == [Used("io", MB, MB)]
+    assert done(limits, 12) == [Used("io", MB, MB, direction="write")]
     one(tmp_path, modern, 7 * MB + 600_000, 68)
-    assert list(limits.io(13 * S)) == [Used("iops", 48, 50)]
+    assert done(limits, 13) == [Used("iops", 48, 50, direction="write")]
     one(tmp_path, modern, 8 * MB, 70)
     assert list(limits.io(14 * S)) == []
 
@@ -66,10 +72,10 @@ def test_who_does_as_much_on_a_disk_as_he_may_is_told(tmp_path: Path, modern: bo
 def test_a_limit_of_few_requests_is_reached_a_little_below_it(tmp_path: Path, limit: int) -> None:
     limits = CgroupLimits(str(tmp_path))
     (tmp_path / "io.max").write_text(f"254:0 wiops={limit}\n")
-    for done, at in ((0, 10 * S), (9 * limit, 20 * S)):
-        (tmp_path / "io.stat").write_text(f"254:0 wios={done}\n")
-        told = list(limits.io(at))
-    assert told == [Used("iops", round(0.9 * limit), limit)]
+    for requests, at in ((0, 10), (9 * limit, 20)):
+        (tmp_path / "io.stat").write_text(f"254:0 wios={requests}\n")
+        told = done(limits, at)
+    assert told == [Used("iops", round(0.9 * limit), limit, direction="write")]
 
 
 def test_without_limits_there_is_nothing_to_tell(tmp_path: Path) -> None:
@@ -127,8 +133,39 @@ def test_lines_that_a_kernel_does_not_end_and_files_of_many_devices(tmp_path: Pa
     (tmp_path / "io.max").write_text(many + "254:0 rbps=max wbps=1000000 riops=max wiops=max\n")
     for n, at in ((5, 10), (6, 11)):
         (tmp_path / "io.stat").write_text(f"\n7:1 7:2 254:0 rbytes=1 wbytes={n * MB} rios=1 wios=1\n")
-        told = list(limits.io(at * S))
-    assert told == [Used("io", MB, MB)]
+        told = done(limits, at)
+    assert told == [Used("io", MB, MB, direction="write")]
+
+
+def test_a_disk_is_called_as_what_lies_on_it_too(tmp_path: Path) -> None:
+    """A partition with a volume on it, that is encrypted; by links as the kernel's."""
+    for place in ("sda/sda1/holders", "dm-0/holders", "dm-1/holders", "links"):
+        (tmp_path / place).mkdir(parents=True)
+    (tmp_path / "links/8:0").symlink_to(tmp_path / "sda")
+    (tmp_path / "sda/sda1/holders/dm-0").symlink_to(tmp_path / "dm-0")
+    (tmp_path / "dm-0/holders/dm-1").symlink_to(tmp_path / "dm-1")
+    assert [names(device, tmp_path / "links") for device in ("8:0", "8:16")] == ["sda dm-0 dm-1", ""]
+    for link in Path("/sys/dev/block").iterdir():
+        assert names(link.name).split()[0] == link.resolve().name
+
+
+@pytest.mark.parametrize(
+    ("device", "direction", "by_it"),
+    [(b"", b"write", True), (b"sda", b"write", True), (b"vda sda", b"write", True), (b"sdb", b"write", False), (b"sda", b"read", False)],
+)  # fmt: skip
+def test_a_limit_on_another_disk_or_the_other_direction_held_nothing_back(
+    device: bytes, direction: bytes, by_it: bool
+) -> None:
+    def stall(host: Host) -> None:
+        host.stalled_decision(31.4, 1.4, children=False)
+        call(host, syscall=b"fsync", fd_type=b"file", device=b"sda", written_bytes=1024, frozen=0)
+        host.add("resource", 1, t_ns=T0 + 31 * S, pid=APP_PID, proc_start_ns=START, comm=b"python3", kind=code("resource", "kind", "io"),
+                 object=b"/c/api", interval_ns=S, used=990_000, limit=MB, device=device, direction=code("resource", "direction", direction.decode()))  # fmt: skip
+
+    (found,) = latest(run(around_stall(stall), UNTIL))
+    assert (found["cause_detail"] == "throttled") == by_it
+    on = device.decode().partition(" ")[0] or "a disk"
+    assert (f"/c/api may write 1 MB a second on {on}, and did as much" in str(found["sentence"])) == by_it
 
 
 @pytest.mark.parametrize(
