@@ -111,6 +111,36 @@ def test_processes_that_a_real_cgroup_does_not_let_start() -> None:
             time.sleep(0.02)
 
 
+def test_a_process_that_moves_is_looked_for_where_it_is() -> None:
+    """As one that a service manager puts into its cgroup once it runs; where it was when it ended is where it is looked for then."""
+    tree = cgroups.mounts().pids
+    if not tree:
+        pytest.skip("this host has no cgroup of pids of version 1")
+    places, source = [Path(tree) / f"tickscope-test-{os.getpid()}-{n}" for n in range(2)], Resources()
+    for place in places:
+        place.mkdir()
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        (places[0] / "cgroup.procs").write_text(str(child.pid))
+        tick = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
+        one = source.watched[child.pid, tick] = Watched(child.pid, tick * 10_000_000, b"sleep", 20 * S)
+        found = []
+        for at, place in enumerate((*places, places[1])):
+            if at == 2:
+                child.kill()
+            else:
+                (place / "cgroup.procs").write_text(str(child.pid))
+            list(source.drain((20 + 2 * at) * S))
+            found.append(one.pids[0])
+            list(source.drain((21 + 2 * at) * S))
+        assert found == [str(places[0]), str(places[1]), str(places[1])]
+    finally:
+        child.kill()
+        child.wait()
+        for place in places:
+            place.rmdir()
+
+
 def test_what_a_cgroup_below_met_is_not_said_of_those_beside_it(tmp_path: Path) -> None:
     """pids.events and memory.events are sums over the tree (the former since Linux 6.11); those of the cgroup alone stand beside them."""
     limits, group = CgroupLimits(str(tmp_path)), cgroups.Group(str(tmp_path))
@@ -210,8 +240,9 @@ def test_limits_of_whoever_is_watched_are_looked_at(monkeypatch: pytest.MonkeyPa
     """The whole way from a process's cgroup to a row."""
     one(tmp_path, True, 5 * MB, 10)
     source, start_ns = Resources(), int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) * 10_000_000
+    its = Path("/proc/self/cgroup").read_text()
     source.watched[os.getpid(), start_ns // 10_000_000] = Watched(
-        os.getpid(), start_ns, b"python", 20 * S, io=(str(tmp_path),)
+        os.getpid(), start_ns, b"python", 20 * S, cgroup=its, io=(str(tmp_path),)
     )
     monkeypatch.setattr(source, "_read_groups", lambda: None)  # it is in none of ours
     list(source.drain(20 * S))
@@ -239,7 +270,8 @@ def test_who_is_killed_for_want_of_memory_is_told_though_its_cgroup_ends_with_it
             (place / name).write_text("oom_kill 3\n")
     with subprocess.Popen(["sleep", "60"]) as child:
         tick = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
-        watched = Watched(child.pid, tick * 10_000_000, b"sleep", 20 * S, memory=(str(leaf), str(tmp_path)), faults=0)
+        its = Path(f"/proc/{child.pid}/cgroup").read_text()
+        watched = Watched(child.pid, tick * 10_000_000, b"sleep", 20 * S, cgroup=its, memory=(str(leaf), str(tmp_path)), faults=0)  # fmt: skip
         source.watched[child.pid, tick] = watched
         list(source.drain(20 * S))
         child.kill()
