@@ -135,6 +135,7 @@ int redis_tls_free(struct pt_regs *ctx)
 	struct redis_tls_key key = {.ssl = PT_REGS_PARM1(ctx), .pid = bpf_get_current_pid_tgid() >> 32};
 	struct redis_tls_connection *c = redis_tls_connections.lookup(&key);
 	struct redis_tls_process *p = redis_tls_process_of(key.pid);
+	redis_tls_refused.delete(&key);
 	if (!c)
 		return 0;
 	u64 tuple = c->tuple;

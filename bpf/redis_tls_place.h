@@ -64,6 +64,7 @@ struct redis_tls_counts {
 
 BPF_TABLE("hash", struct redis_tls_pid, struct redis_tls_process, redis_tls_processes, 256);
 BPF_TABLE("hash", struct redis_tls_key, struct redis_tls_connection, redis_tls_connections, 32768);
+BPF_TABLE("lru_hash", struct redis_tls_key, u8, redis_tls_refused, 4096);	/* counted already */
 BPF_TABLE("lru_hash", u64, struct redis_tls_call, redis_tls_calls, 16384);
 BPF_TABLE("lru_hash", u64, u32, redis_tls_clients, 16384);	/* who tells of a connection at its client's end */
 BPF_F_TABLE("array", u32, struct redis_tls_counts, redis_tls_counts, 1, BPF_F_MMAPABLE);
@@ -143,7 +144,9 @@ static __always_inline struct redis_tls_connection *redis_tls_begin(struct redis
 		return 0;
 	}
 	if (p->connections >= p->most || redis_tls_connections.update(key, &made)) {
-		__sync_fetch_and_add(&n->refused, 1);
+		u8 once = 1;
+		if (!redis_tls_refused.lookup(key) && !redis_tls_refused.update(key, &once))
+			__sync_fetch_and_add(&n->refused, 1);
 		return 0;
 	}
 	__sync_fetch_and_add(&p->connections, 1);

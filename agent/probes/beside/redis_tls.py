@@ -19,7 +19,7 @@ from agent.kernel.ring import SharedArray
 from agent.kernel.steps import Steps, run
 from agent.probes.beside.handshakes import LIBRARIES
 from agent.probes.beside.redis_ports import NAMES, servers
-from agent.probes.beside.redis_users import RedisUser, birth, room, seen
+from agent.probes.beside.redis_users import LeftOut, RedisUser, birth, room, seen
 from agent.targets.asked import Ask, FileId, Release, Target
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class RedisTls(Stating):
         self._sockets = None if known is None else bpf.HashMap(known, np.dtype("<u8"), dtype("tcp_socket"))
         self._libraries: dict[FileId, _Library] = {}
         self._users: dict[int, RedisUser] = {}
-        self._over, self._off = 0, False
+        self._over, self._off = LeftOut(), False
         self._search_ns = self._sockets_ns = self._alive_ns = 0
         kernel.listen("redis_tls_users", self._on_users)
         kernel.listen("exec_events", self._on_exec)
@@ -128,7 +128,7 @@ class RedisTls(Stating):
     def state(self) -> dict[str, object]:
         """For ``status``."""
         users = [{"pid": one.pid, "comm": one.owner.comm, "role": "server" if one.server else "client", "read": bool(one.links), "why": one.why or None} for one in self._users.values()]  # fmt: skip
-        return {"processes": users, "left_out": self._over, "connections_left_out": int(self._counts["refused"][0]), "requests_unplaced": int(self._counts["unplaced"][0])}  # fmt: skip
+        return {"processes": users, "left_out": self._over.n, "connections_left_out": int(self._counts["refused"][0]), "requests_unplaced": int(self._counts["unplaced"][0])}  # fmt: skip
 
     def close(self) -> None:
         self._drop(list(self._users))
@@ -164,8 +164,8 @@ class RedisTls(Stating):
         one = seen(pid, server)
         if one is not None and room(self._users.values(), one):
             self._users[pid] = one
-        else:
-            self._over += one is not None
+        elif one is not None:
+            self._over.note(one)
 
     def _try(self, one: RedisUser, now_ns: int) -> None:
         """Gives it its probes as far as its libraries are known by now."""

@@ -12,6 +12,7 @@ from agent.targets.shares import Owner
 
 #: At a time: in all, of all users but root, of each of them, and of these such as are called like a server.
 MOST, OTHERS, A_USER, SERVERS_A_USER = 64, 48, 16, 4
+_REMEMBERED = 4096
 
 
 @dataclass
@@ -31,6 +32,20 @@ class RedisUser:
     @property
     def pid(self) -> int:
         return self.owner.pid
+
+
+@dataclass
+class LeftOut:
+    """Processes for which there was no place: each counts once, however often it is seen."""
+
+    n: int = 0
+    _known: dict[int, bytes] = field(default_factory=dict)
+
+    def note(self, one: RedisUser) -> None:
+        self.n += self._known.pop(one.pid, b"") != one.birth
+        self._known[one.pid] = one.birth
+        if len(self._known) > _REMEMBERED:
+            del self._known[next(iter(self._known))]
 
 
 def seen(pid: int, server: bool) -> RedisUser | None:

@@ -1,0 +1,65 @@
+"""What one user's programs can take of the room for connections to Redis that are read in TLS, and what is told of it."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kernel.test_redis_tls import TlsRig, rigged, serving
+
+pytest_plugins = ["tests.kernel.tls_fixtures"]
+
+#: As nobody: asks by as many SSL objects as each line of stdin says, each three times, and keeps them. argv: a Redis port.
+MANY = r"""
+import os, socket, ssl, sys
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT); context.check_hostname = False
+os.setuid(65534)
+plain, kept = socket.create_connection(("127.0.0.1", int(sys.argv[1]))), []
+print("ready", flush=True)
+for line in sys.stdin:
+    for _ in range(int(line)):
+        kept.append(context.wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO()))
+        for _ in range(3):
+            try: kept[-1].write(b"*3\r\n$4\r\nEVAL\r\n$5\r\nrate:\r\n$1\r\n0\r\n")
+            except ssl.SSLError: pass
+    print("done", flush=True)
+"""
+
+
+class Many:
+    def __init__(self, port: int) -> None:
+        self.child = subprocess.Popen([sys.executable, "-c", MANY, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip
+        assert self.child.stdout and self.child.stdout.readline() == "ready\n"
+
+    def ask(self, objects: int) -> None:
+        assert self.child.stdin and self.child.stdout
+        print(objects, file=self.child.stdin, flush=True)
+        assert self.child.stdout.readline() == "done\n"
+
+
+@contextlib.contextmanager
+def many(rig: TlsRig, port: int) -> Iterator[Many]:
+    one = Many(port)
+    try:
+        rig.reads(one.child.pid)
+        yield one
+    finally:
+        one.child.kill()
+        one.child.communicate()
+
+
+def held(rig: TlsRig, one: Many) -> int:
+    return int((rig.tls._connections.read()[0]["pid"] == one.child.pid).sum())
+
+
+def test_a_connection_without_room_is_left_out_once_however_often_it_asks(tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.setattr("agent.probes.beside.redis_tls.CLIENTS_CONNECTIONS", 7)
+    with serving(tmp_path, certs) as server, rigged(server.tls_port) as rig, many(rig, server.tls_port) as one:
+        one.ask(11)
+        assert held(rig, one) == 7
+        assert rig.tls.state()["connections_left_out"] == 4
