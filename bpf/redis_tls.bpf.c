@@ -141,7 +141,10 @@ int redis_tls_free(struct pt_regs *ctx)
 	u64 tuple = c->tuple;
 	if (p && !p->server && tuple)
 		redis_tls_clients.delete(&tuple);
-	if (!redis_tls_connections.delete(&key) && p && p->connections)
+	if (redis_tls_connections.delete(&key) || !p)
+		return 0;
+	redis_tls_own(p->uid, -1);
+	if (p->connections)
 		__sync_fetch_and_add(&p->connections, -1);
 	return 0;
 }

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel.test_redis_tls import TlsRig, rigged, serving
+from agent.probes import discover
+from tests.kernel.test_redis_tls import CLIENT, TlsRig, counted, rigged, running, serving
+from tests.kernel.test_redis_wire import told
 
 pytest_plugins = ["tests.kernel.tls_fixtures"]
 
@@ -63,3 +65,21 @@ def test_a_connection_without_room_is_left_out_once_however_often_it_asks(tmp_pa
         one.ask(11)
         assert held(rig, one) == 7
         assert rig.tls.state()["connections_left_out"] == 4
+
+
+def test_what_one_user_has_leaves_others_room(tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By however many processes; who ends gives back what it had."""
+    monkeypatch.setitem(discover()["redis_tls"].options, "REDIS_TLS_A_USER", 7)  # type: ignore[arg-type]
+    with serving(tmp_path, certs) as server, rigged(server.tls_port) as rig, many(rig, server.tls_port) as one:
+        with many(rig, server.tls_port) as two:
+            for each in (one, two):
+                each.ask(5)
+            assert [held(rig, each) for each in (one, two)] == [5, 2]
+            assert rig.tls.state()["connections_left_out"] == 3
+            with running(CLIENT, server, certs) as client:
+                rig.reads(client.child.pid)
+                log = client.decide("rate:a", 13)
+                assert told(rig.take(13)) == counted(log)
+        rig.until(lambda: two.child.pid not in rig.tls._users)
+        one.ask(5)
+        assert held(rig, one) == 7

@@ -19,7 +19,7 @@ from agent.kernel.ring import SharedArray
 from agent.kernel.steps import Steps, run
 from agent.probes.beside.handshakes import LIBRARIES
 from agent.probes.beside.redis_ports import NAMES, servers
-from agent.probes.beside.redis_users import LeftOut, RedisUser, birth, room, seen
+from agent.probes.beside.redis_users import ALL, LeftOut, RedisUser, birth, owned, room, seen
 from agent.targets.asked import Ask, FileId, Release, Target
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class RedisTls(Stating):
         self._connections = bpf.HashMap(
             family.maps["redis_tls_connections"], dtype("redis_tls_key"), dtype("redis_tls_connection")
         )
+        self._owned = family.maps["redis_tls_owned"]
         self._counts = SharedArray(family.maps["redis_tls_counts"], dtype("redis_tls_counts")).values
         self._ports = SharedArray(redis.maps["redis_ports"], "<u8").values
         tcp = kernel.loaded.families.get("tcp")
@@ -248,6 +249,9 @@ class RedisTls(Stating):
             keys = self._connections.read()[0]
             if len(mine := keys[np.isin(keys["pid"], [one.pid for one in gone])]):
                 self._connections.drop(mine)
+                left = owned(keys["pid"], self._users)
+                for uid in {*(one.owner.uid for one in gone), ALL}:
+                    bpf.update(self._owned, _key(uid), struct.pack("<q", left[uid]))
         except OSError as error:
             self._family.trouble("redis_tls", f"redis_tls: {error}")
         else:

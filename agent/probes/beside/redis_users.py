@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from agent.common.clocks import boot_ns
 from agent.targets.asked import FileId
@@ -13,6 +16,8 @@ from agent.targets.shares import Owner
 #: At a time: in all, of all users but root, of each of them, and of these such as are called like a server.
 MOST, OTHERS, A_USER, SERVERS_A_USER = 64, 48, 16, 4
 _REMEMBERED = 4096
+#: In the place of a uid: all users but root together.
+ALL = 0xFFFFFFFF
 
 
 @dataclass
@@ -66,6 +71,16 @@ def room(users: Collection[RedisUser], one: RedisUser) -> bool:
     mine = [other for other in users if other.owner.uid == uid]
     servers = one.server and sum(other.server for other in mine) >= SERVERS_A_USER
     return len(mine) < A_USER and sum(other.owner.uid != 0 for other in users) < OTHERS and not servers
+
+
+def owned(pids: np.ndarray, users: Mapping[int, RedisUser]) -> Counter[int]:
+    """How many connections each user has, and all but root together. pids: one for each connection."""
+    counts: Counter[int] = Counter()
+    for pid, n in zip(*(part.tolist() for part in np.unique(pids, return_counts=True)), strict=True):
+        uid = users[pid].owner.uid if pid in users else 0
+        for of in (uid, ALL) if uid else ():
+            counts[of] += n
+    return counts
 
 
 def birth(pid: int) -> bytes:
