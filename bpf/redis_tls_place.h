@@ -107,6 +107,32 @@ static __always_inline void *redis_tls_socket(struct redis_tls_process *p, u64 s
 	return file && (mode_of(file) & 0170000) == 0140000 ? sock_of(file) : 0;
 }
 
+/* The sequence number of the first byte that the client sent, which both ends know and nobody else: in a network namespace of his own anybody has any address. Read anew
+ * where a segment came meanwhile. */
+static __always_inline u32 redis_tls_first(void *sk, bool server)
+{
+	u32 at = 0, now = 0;
+	u64 bytes = 0;
+	u16 protocol = 0;
+	READ(protocol, sk, sock, sk_protocol);
+	if (protocol != 6)
+		return 0;	/* MPTCP: it is no struct tcp_sock */
+	for (int i = 0; i < 3; i++) {
+		if (server) {
+			READ(at, sk, tcp_sock, rcv_nxt);
+			READ(bytes, sk, tcp_sock, bytes_received);
+			READ(now, sk, tcp_sock, rcv_nxt);
+		} else {
+			READ(at, sk, tcp_sock, snd_una);
+			READ(bytes, sk, tcp_sock, bytes_acked);
+			READ(now, sk, tcp_sock, snd_una);
+		}
+		if (at == now)
+			break;
+	}
+	return at - (u32)bytes + !server;	/* what was acknowledged begins with the SYN */
+}
+
 /* Both ends; false for a socket that is no client's of a Redis port, or no TCP's. */
 static __always_inline bool redis_tls_ends(struct redis_tls_connection *c, void *sk, bool server)
 {
@@ -124,7 +150,7 @@ static __always_inline bool redis_tls_ends(struct redis_tls_connection *c, void 
 		return false;
 	redis_tls_address(c->server, sk, v6, server);
 	redis_tls_address(c->client, sk, v6, !server);
-	u64 h = redis_mix((u32)c->server_port << 16 | c->client_port, 1);
+	u64 h = redis_mix((u64)redis_tls_first(sk, server) << 32 | (u32)c->server_port << 16 | c->client_port, 1);
 	__builtin_memcpy(words, c->server, 16);
 	h = redis_mix(redis_mix(h, words[0]), words[1]);
 	__builtin_memcpy(words, c->client, 16);

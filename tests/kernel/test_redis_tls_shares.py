@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.probes import discover
-from tests.kernel.test_redis_tls import CLIENT, TlsRig, counted, rigged, running, serving
+from tests.kernel.test_redis_tls import ASYNC, CLIENT, TlsRig, counted, rigged, running, serving
 from tests.kernel.test_redis_wire import told
 
 pytest_plugins = ["tests.kernel.tls_fixtures"]
@@ -32,10 +32,27 @@ for line in sys.stdin:
     print("done", flush=True)
 """
 
+#: In a network namespace of its own, as nobody: a connection with the ends of somebody else's, over which a limiter is asked. argv: the server's port, the client's.
+TWIN = r"""
+import os, socket, ssl, subprocess, sys
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT); context.check_hostname = False
+os.setuid(65534)
+listening = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+plain = socket.create_connection(("127.0.0.1", int(sys.argv[1])), source_address=("127.0.0.1", int(sys.argv[2])))
+plain.setblocking(False)
+client = context.wrap_socket(plain, do_handshake_on_connect=False)
+print("ready", flush=True)
+for line in sys.stdin:
+    try: client.write(b"*3\r\n$4\r\nEVAL\r\n$5\r\nrate:\r\n$1\r\n0\r\n")
+    except ssl.SSLError: pass
+    print("done", flush=True)
+"""
+
 
 class Many:
-    def __init__(self, port: int) -> None:
-        self.child = subprocess.Popen([sys.executable, "-c", MANY, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip
+    def __init__(self, *argv: str) -> None:
+        self.child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.child.stdout and self.child.stdout.readline() == "ready\n"
 
     def ask(self, objects: int) -> None:
@@ -45,8 +62,8 @@ class Many:
 
 
 @contextlib.contextmanager
-def many(rig: TlsRig, port: int) -> Iterator[Many]:
-    one = Many(port)
+def many(rig: TlsRig, port: int, *argv: str) -> Iterator[Many]:
+    one = Many(*(argv or (sys.executable, "-c", MANY)), str(port))
     try:
         rig.reads(one.child.pid)
         yield one
@@ -83,3 +100,22 @@ def test_what_one_user_has_leaves_others_room(tmp_path: Path, certs: Path, monke
         rig.until(lambda: two.child.pid not in rig.tls._users)
         one.ask(5)
         assert held(rig, one) == 7
+
+
+def test_a_twin_in_a_network_namespace_of_its_own_silences_nobody(tmp_path: Path, certs: Path) -> None:
+    with (
+        serving(tmp_path, certs) as server,
+        rigged(server.tls_port, servers=(server.process.pid,)) as rig,
+        running(ASYNC, server, certs) as client,
+    ):
+        rig.reads(server.process.pid)
+        ends = [line.split()[1:4] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        (own,) = (int(local[-4:], 16) for local, remote, state in ends if (remote[-4:], state) == (f"{server.tls_port:04X}", "01"))  # fmt: skip
+        argv = "unshare", "-n", "--", sys.executable, "-c", TWIN, str(server.tls_port)
+        with many(rig, own, *argv) as twin:
+            twin.ask(1)
+            assert held(rig, twin) == 1
+            log = client.decide("rate:a", 13)
+            rows = rig.take(13)
+            assert told(rows) == counted(log)
+            assert set(rows["pid"].tolist()) == {server.process.pid}
