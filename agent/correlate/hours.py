@@ -122,10 +122,11 @@ class HourWatch(Watch):
         ]
 
     def _replaced(self, slot: int) -> bool:
-        """A limiter that is named by its address is another one after each start of its program."""
-        (what, name), *_ = self._who[slot]
+        """A limiter that is named by its address is another one after each start of its program; one that the same process only begins with later is beside it."""
+        (what, name), *mine, _ = self._who[slot]
         return isinstance(what, str) and any(
-            name == key[1] and self._first[other] > self.last[slot] for other, (key, *_) in self._who.items()
+            name == key[1] and its != mine and self._first[other] > self.last[slot]
+            for other, (key, *its, _) in self._who.items()
         )
 
     def describe(self, symptom: str, slot: int) -> Episode:
