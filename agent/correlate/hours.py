@@ -46,7 +46,7 @@ class HourWatch(Watch):
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
         most = 2 * config.subjects
-        self.series = Series((), most)
+        self.series = Series((), most, self._has_hours)
         self.last, self.told = np.zeros(most, np.int64), np.zeros(most, np.int64)
         self._who: dict[int, tuple[tuple[object, ...], int, int, str]] = {}  # by slot: key, pid, start tick, name
         self._ended: set[int] = set()
@@ -93,6 +93,10 @@ class HourWatch(Watch):
             self._now[:] = self._longest[:] = 0
             self._hour += 1
         self._at = second
+
+    def _has_hours(self, slot: int) -> bool:
+        """Whether it was busy for an hour within the last week: who comes and goes, however many, does not take its place."""
+        return bool((self._n[slot] >= _LEAST).any())
 
     def _end_of(self, events: np.ndarray | None) -> None:
         """What becomes of one whose process ended is others' to tell."""

@@ -139,6 +139,14 @@ def test_a_limiter_that_has_another_name_after_each_start_is_replaced(start_ns: 
     assert len(silences(lambda t: t < cut, cut + HOUR, more=[(cut + 20, "limiter_decision", new)])) == told
 
 
+def test_any_number_of_strangers_takes_nobodys_place() -> None:
+    """Each night so many limiters come and go as there is room for."""
+    cut = 4 * DAY + 11 * HOUR
+    strangers = [(day * DAY + n * STEP, "limiter_decision", decision(SINCE + day * DAY + n * STEP, b"%d" % (n + day * 600), b"other")) for day in range(5) for n in range(600)]  # fmt: skip
+    (one,) = silences(lambda t: office(t) and t < cut, 5 * DAY, more=strangers)
+    assert one.key == ("api", "shop")
+
+
 def test_memory_is_bounded() -> None:
     watch = HourWatch(CorrelatorConfig(subjects=4), [symptoms()["quiet_hour"]])
     for n in range(100):
