@@ -135,12 +135,16 @@ int redis_tls_free(struct pt_regs *ctx)
 	struct redis_tls_key key = {.ssl = PT_REGS_PARM1(ctx), .pid = bpf_get_current_pid_tgid() >> 32};
 	struct redis_tls_connection *c = redis_tls_connections.lookup(&key);
 	struct redis_tls_process *p = redis_tls_process_of(key.pid);
+	redis_tls_refused.delete(&key);
 	if (!c)
 		return 0;
 	u64 tuple = c->tuple;
 	if (p && !p->server && tuple)
 		redis_tls_clients.delete(&tuple);
-	if (!redis_tls_connections.delete(&key) && p && p->connections)
+	if (redis_tls_connections.delete(&key) || !p)
+		return 0;
+	redis_tls_own(p->uid, -1);
+	if (p->connections)
 		__sync_fetch_and_add(&p->connections, -1);
 	return 0;
 }

@@ -2,11 +2,16 @@
  *
  * No hook of its own: a client is looked at while it reads, in its own memory, where the call in which it is had the bytes put. Looked at are the first
  * read of a socket in each gate (see tcp_rtt.h) and, of all others, the first few of a tick on each CPU: so a busy client is sampled, and of one that
- * asks several things after another each has its turn. What is read first may be the middle of an answer: it then looks like no protocol, and is not counted. */
+ * asks several things after another each has its turn. What is read first may be the middle of an answer: it then looks like no protocol, and is not counted.
+ *
+ * A program can have anything there, so it is kept who says so (uid): agent/correlate/answered.py believes nobody alone. */
 
 #define TCP_HEAD 48
 #define TCP_CODE 12
 #define TCP_SPARE 4		/* looks of a tick, on each CPU */
+#define TCP_ANSWERS 2048	/* both kinds of users have room for what an interval of a second may bring of them */
+#define TCP_ANSWERS_EACH_NS 4000000
+#define TCP_ANSWERS_MOST 256
 
 enum { TCP_SAID_NOTHING, TCP_SAID_HTTP, TCP_SAID_REDIS, TCP_SAID_POSTGRESQL, TCP_SAID_MYSQL, TCP_SAID_MEMCACHED, TCP_SAID_AMQP };
 
@@ -18,12 +23,15 @@ struct tcp_answer_key {
 	u8 protocol;
 	u8 pad;
 	char code[12];		/* TCP_CODE; empty: no error */
+	u32 uid;
 };
 
 struct tcp_answer_value {
 	u64 count;
 	struct proc proc;
 	struct sock_ref sock;
+	u32 uid;
+	u32 pad;
 };
 
 struct tcp_looks {
@@ -31,8 +39,8 @@ struct tcp_looks {
 	u32 n;
 };
 
-BPF_TABLE("hash", struct tcp_answer_key, struct tcp_answer_value, tcp_answers_a, 1024);
-BPF_TABLE("hash", struct tcp_answer_key, struct tcp_answer_value, tcp_answers_b, 1024);
+BPF_TABLE("hash", struct tcp_answer_key, struct tcp_answer_value, tcp_answers_a, TCP_ANSWERS);
+BPF_TABLE("hash", struct tcp_answer_key, struct tcp_answer_value, tcp_answers_b, TCP_ANSWERS);
 BPF_TABLE("percpu_array", u32, struct tcp_answer_value, tcp_answer_new, 1);
 BPF_ARRAY(tcp_spares, struct tcp_looks, 64);
 
@@ -183,11 +191,16 @@ static __always_inline void tcp_answer(void *sk, struct tcp_socket *s)
 	key.pid = s->proc.pid;
 	key.netns = s->sock.netns;
 	key.dport = s->sock.dport;
+	key.uid = uid_of(current_task());
 	__builtin_memcpy(key.daddr, s->sock.daddr, 16);
 	bool slot = c->slot;
 	struct tcp_answer_value *v = slot ? tcp_answers_b.lookup(&key) : tcp_answers_a.lookup(&key);
 	if (v) {
 		__sync_fetch_and_add(&v->count, 1);
+		return;
+	}
+	if (over_share(key.uid, SHARE_ANSWERS, TCP_ANSWERS_EACH_NS, TCP_ANSWERS_MOST)) {
+		lose(LOST_tcp_shares);
 		return;
 	}
 	v = tcp_answer_new.lookup(&zero);
@@ -196,6 +209,7 @@ static __always_inline void tcp_answer(void *sk, struct tcp_socket *s)
 	v->count = 1;
 	v->proc = s->proc;
 	v->sock = s->sock;
+	v->uid = key.uid;
 	if (slot ? tcp_answers_b.update(&key, v) : tcp_answers_a.update(&key, v))
 		lose(LOST_tcp_answers_a);
 }

@@ -30,6 +30,8 @@ struct tcp_served_value {
 	u64 max_from_ns;	/* when the slowest one's request had come */
 	struct proc proc;	/* of the slowest: tid read it */
 	struct sock_ref sock;
+	u32 uid;
+	u32 pad;
 	u32 buckets[48];	/* TCP_SERVED_BUCKETS */
 };
 
@@ -92,6 +94,7 @@ static __always_inline struct tcp_served_value *tcp_served_of(struct tcp_socket 
 	}
 	v->proc = s->proc;
 	v->sock = s->sock;
+	v->uid = s->uid;
 	return v;
 }
 

@@ -37,7 +37,7 @@ struct tcp_socket {
 	u32 sent;		/* what the last RTT sample saw (tcp_rtt.h): segments with data, segments sent again, and those of them that the */
 	u32 again;		/* peer had already */
 	u32 doubled;
-	u32 spare;
+	u32 uid;		/* of who is `user` */
 	u32 took;		/* the next byte that its process reads, when it was looked at last; of HTTP/2 only */
 	u8 asks;		/* no answer was seen yet */
 	u8 seen;
@@ -200,6 +200,7 @@ static __always_inline void tcp_used(struct tcp_socket *s, u64 user)
 	if (!s->user && s->sock.role == TCP_ROLE_SERVER)
 		tcp_learn(&s->sock, &s->proc);
 	s->user = user;
+	s->uid = uid_of(task);
 	v = s->sampled ? tcp_rtt_of(tcp_slot(), &key) : 0;
 	if (v)
 		v->proc = s->proc;

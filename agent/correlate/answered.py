@@ -23,7 +23,8 @@ from agent.tables import TABLES
 
 READS = {
     **SERVERS,
-    "service_answer": ("netns", "peer", "protocol", "code", "count"),
+    "service_answer": ("netns", "peer", "protocol", "code", "count", "uid"),
+    "service_latency": ("uid",),
     "tcp_connect": ("netns", "peer", "result", "errno", "duration_ns"),
     "tcp_close": ("netns", "peer", "role", "waited_ns"),
     "slow_syscall": ("kind", "peer", "duration_ns"),
@@ -41,23 +42,9 @@ _SHARE, _LEAST = 0.2, 2  # of what it asked, more than usually, that must have f
 _TIMES = 3  # as often as usual, where no share is known
 _SLACK_NS, _BEFORE_NS = SECOND, 60 * SECOND
 _LONG_NS = 300_000_000
+_HEARSAY = 0.5  # what one user's programs alone say of somebody else's server: they can have anything in their memory
 #: Errors that say what is the matter: nobody else is to blame. Of PostgreSQL, MySQL and Redis.
-LIMITS = (
-    "53300",
-    "53100",
-    "53200",
-    "53400",
-    "54000",
-    "1040",
-    "1203",
-    "1226",
-    "1021",
-    "1114",
-    "1037",
-    "1038",
-    "OOM",
-    "MISCONF",
-)
+LIMITS = ("53300", "53100", "53200", "53400", "54000", "1040", "1203", "1226", "1021", "1114", "1037", "1038", "OOM", "MISCONF")  # fmt: skip
 ONLY_READS = ("READONLY", "NOREPLICAS", "25006", "1290", "1836")
 UNREADY = ("LOADING", "CLUSTERDOWN", "MASTERDOWN", "57P01", "57P02", "57P03", "1053")
 _CALLED = {"http": "HTTP", "postgresql": "SQLSTATE", "mysql": "error", "amqp": "reply code"}
@@ -84,7 +71,7 @@ def said(protocol: str, code: str) -> str:
 @dataclass(frozen=True)
 class FailedHop:
     """A server that was asked, and how that failed. how: answered (with errors: code, protocol), refused (connects: errno), given_up, or waited (for, by one that was given up). raw: ip:port as in rows; pids: who serves it, or did so before, the last one first.
-    by: who asked it, in words; empty for the first one, whose clients are the episode's. n: how often it was seen."""
+    by: who asked it, in words; empty for the first one, whose clients are the episode's. n: how often it was seen. users: of the programs that say so; alone: the one user, not root and not who serves it, of all that the chain goes by."""
 
     raw: bytes
     netns: int | None
@@ -96,6 +83,8 @@ class FailedHop:
     code: str = ""
     errno: int = 0
     by: str = ""
+    users: frozenset[int] = frozenset()
+    alone: int | None = None
 
     @property
     def name(self) -> str:
@@ -124,8 +113,15 @@ class FailedHop:
 
     @property
     def asked(self) -> Words:
-        """Who asked it, to end words with."""
-        return tell(" that {by} asked of it", by=self.by) if self.by else ""
+        """Who asked it, and who alone says so, to end words with."""
+        asked = tell(" that {by} asked of it", by=self.by) if self.by else ""
+        if self.alone is None:
+            return asked
+        return tell("{asked}, as programs of user {uid} alone say", asked=asked, uid=str(self.alone))
+
+    def worth(self, score: float) -> float:
+        """Of a verdict that goes by what it answered."""
+        return score if self.alone is None else min(score, _HEARSAY)
 
     def evidence(self) -> tuple[dict[str, object], ...]:
         if self.how == "answered":
@@ -164,7 +160,18 @@ def _chain(episode: Episode, view: View) -> list[FailedHop]:
         if step is None or step.raw in {one.raw for one in found}:
             break
         found.append(_served(replace(step, by=found[-1].who), view, episode))
+    found[-1] = replace(found[-1], alone=_alone(found, view, episode))
     return found
+
+
+def _alone(found: list[FailedHop], view: View, episode: Episode) -> int | None:
+    users = frozenset[int]().union(*(one.users for one in found))
+    if len(users) != 1 or min(users) <= 0:
+        return None
+    served = _of(
+        view.rings["service_latency"].between(episode.start_ns - _BEFORE_NS, episode.end_ns + SECOND), found[-1].pids
+    )
+    return None if users & set(served["uid"].tolist()) else min(users)
 
 
 def _both(view: View, episode: Episode, table: str, pids: tuple[int, ...] = (), after_ns: int = _SLACK_NS) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
@@ -189,7 +196,8 @@ def _most_said(rows: np.ndarray, before: np.ndarray, raw: bytes, netns: int | No
         return None
     its = [entry for entry in counts.items() if said(*map(text, entry[0])) == told] or counts.items()
     (protocol, code), n = max(its, key=lambda entry: (entry[1] - some * usually[entry[0]], entry[0]))
-    return FailedHop(raw, netns, "answered", n, protocol=text(protocol), code=text(code))
+    users = frozenset(rows["uid"][(rows["protocol"] == protocol) & (rows["code"] == code)].tolist())
+    return FailedHop(raw, netns, "answered", n, protocol=text(protocol), code=text(code), users=users)
 
 
 def _served(one: FailedHop, view: View, episode: Episode) -> FailedHop:

@@ -65,7 +65,7 @@ class AnswerWatch(Watch):
         }
         fits = slots >= 0
         self.worst = {int(slots[i]): s[top[i]] for i in np.flatnonzero(fits)}
-        self._before(second, slots, fits & (s["t_ns"] - s["interval_ns"] <= second * SECOND - SECOND // 2)[top], values)
+        self._before(second, slots, fits & (s["t_ns"] - s["interval_ns"] < (second - 1) * SECOND)[top], values)
         self.series.put(second, slots[fits], **{name: of[fits] for name, of in values.items()})
         return slots[fits]
 

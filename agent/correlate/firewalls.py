@@ -2,7 +2,7 @@
 
 A kernel that refuses a connect sends a reset, and we see it where the server is on this host: one that came from nowhere was made by a firewall. So was an error that came by ICMP:
 it ends a connect at once or with the second SYN, and there is no reset at all. A router says the same of a host that there is not: that one cannot be reached proves a firewall only where
-the server is on this host. Who asks for a neighbour by ARP in vain is told after three seconds, whatever connects began meanwhile: these take any time up to that.
+the server is on this host. Where a port is redirected (Docker, a mesh), the kernel refuses at another one: its reset is known by whom it goes to. Who asks for a neighbour by ARP in vain is told after three seconds, whatever connects began meanwhile: these take any time up to that.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from agent.common.copies import pick
 from agent.correlate.episode import Episode
 from agent.correlate.local import in_netns
+from agent.correlate.rows import as_bytes
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View, own_ends, to_peer
 from agent.tables import TABLES
@@ -70,5 +71,6 @@ def refusal(raw: bytes, netns: int | None, episode: Episode, view: View) -> Refu
     if not view.servers.netns_of(raw, netns) or not (received["complete"] == 1).all():
         return None  # what its kernel does is not seen
     sent = resets[resets["direction"] == _SENT]
-    sent = sent[own_ends(sent) == np.frombuffer(raw, "V18")[0]]
+    back = np.isin(as_bytes(sent["peer"]), as_bytes(own_ends(received)))
+    sent = sent[back | (own_ends(sent) == np.frombuffer(raw, "V18")[0])]
     return Refusal(len(refused), "reset", len(failed)) if len(sent) <= _FEW * len(refused) else None

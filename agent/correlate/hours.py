@@ -46,7 +46,7 @@ class HourWatch(Watch):
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
         most = 2 * config.subjects
-        self.series = Series((), most)
+        self.series = Series((), most, self._has_hours)
         self.last, self.told = np.zeros(most, np.int64), np.zeros(most, np.int64)
         self._who: dict[int, tuple[tuple[object, ...], int, int, str]] = {}  # by slot: key, pid, start tick, name
         self._ended: set[int] = set()
@@ -94,6 +94,10 @@ class HourWatch(Watch):
             self._hour += 1
         self._at = second
 
+    def _has_hours(self, slot: int) -> bool:
+        """Whether it was busy for an hour within the last week: who comes and goes, however many, does not take its place."""
+        return bool((self._n[slot] >= _LEAST).any())
+
     def _end_of(self, events: np.ndarray | None) -> None:
         """What becomes of one whose process ended is others' to tell."""
         if events is not None and self._who:
@@ -122,10 +126,11 @@ class HourWatch(Watch):
         ]
 
     def _replaced(self, slot: int) -> bool:
-        """A limiter that is named by its address is another one after each start of its program."""
-        (what, name), *_ = self._who[slot]
+        """A limiter that is named by its address is another one after each start of its program; one that the same process only begins with later is beside it."""
+        (what, name), *mine, _ = self._who[slot]
         return isinstance(what, str) and any(
-            name == key[1] and self._first[other] > self.last[slot] for other, (key, *_) in self._who.items()
+            name == key[1] and its != mine and self._first[other] > self.last[slot]
+            for other, (key, *its, _) in self._who.items()
         )
 
     def describe(self, symptom: str, slot: int) -> Episode:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -43,11 +44,11 @@ class Series:
     """Metrics of subjects by second, the last ``SECONDS`` of them; a subject is any hashable key.
 
     Seconds that were part of a symptom are not part of the baseline. At most ``limit`` subjects: one unseen for ``SECONDS``
-    gives way to a new one; a new one that finds no room is not watched, and counted in ``dropped``.
+    gives way to a new one, unless ``stays`` says so of its row; a new one that finds no room is not watched, and counted in ``dropped``.
     """
 
-    def __init__(self, metrics: tuple[str, ...], limit: int) -> None:
-        self._limit = limit
+    def __init__(self, metrics: tuple[str, ...], limit: int, stays: Callable[[int], bool] = lambda _: False) -> None:
+        self._limit, self._stays = limit, stays
         self._slot: dict[tuple[object, ...], int] = {}
         self._seen: list[int] = []
         self._of = {metric: i for i, metric in enumerate(metrics)}
@@ -93,12 +94,15 @@ class Series:
             return len(self._slot)
         if self._full == second:
             return -1
-        key, slot = min(self._slot.items(), key=lambda item: (self._seen[item[1]], item[1]))
-        if self._seen[slot] > second - SECONDS:
-            self._full = second
-            return -1
-        del self._slot[key]
-        return slot
+        old = (
+            (self._seen[slot], slot, key) for key, slot in self._slot.items() if self._seen[slot] <= second - SECONDS
+        )
+        for _, slot, key in sorted(old, key=lambda one: one[:2]):
+            if not self._stays(slot):
+                del self._slot[key]
+                return slot
+        self._full = second
+        return -1
 
     def put(self, second: int, slots: np.ndarray, **values: np.ndarray) -> None:
         """Values of one second; ``slots`` and every value have shape (n,)."""

@@ -45,7 +45,7 @@ class ServiceWatch(Watch):
         self._names: dict[int, tuple[tuple[object, ...], str]] = {}
         self._refused: dict[tuple[str, bytes], int] = {}
         self.codes = Codes()
-        self._answering: dict[tuple[int, bytes], int] = {}  # when each was seen last
+        self._answering: dict[tuple[int, bytes], int] = {}  # when each was seen last; who was not for longest is first
         self._unwatched = 0
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -128,16 +128,18 @@ class ServiceWatch(Watch):
     def _server(self, key: tuple[int, bytes], second: int) -> int:
         """Whoever talks with many servers of his own leaves limiters and brokers their room."""
         if key not in self._answering and len(self._answering) >= self.config.subjects:
-            self._answering = {k: at for k, at in self._answering.items() if at > second - SECONDS}
-            if len(self._answering) >= self.config.subjects:
+            oldest = next(iter(self._answering))
+            if self._answering[oldest] > second - SECONDS:
                 self._unwatched += 1
                 return -1
+            del self._answering[oldest]
         slot = self.series.slot(key, second)
         if slot < 0:
             self._unwatched += 1
             return -1
         if self._names.get(slot, ((), ""))[0] != key:
             self.codes.forget(slot)
+        self._answering.pop(key, None)
         self._answering[key], self._names[slot] = second, (key, "")
         return slot
 

@@ -13,7 +13,20 @@ from agent.tables import TABLES
 CPU, MEMORY, FD, DISK, OOM, IO, IOPS, PIDS = (
     TABLES["resource"].code("kind", name) for name in ("cpu", "memory", "fd", "disk", "oom", "io", "iops", "pids")
 )
-READS = {"resource": ("kind", "object", "interval_ns", "used", "limit", "events", "faults", "waited_ns")}
+READS = {
+    "resource": (
+        "kind",
+        "object",
+        "interval_ns",
+        "used",
+        "limit",
+        "events",
+        "faults",
+        "waited_ns",
+        "device",
+        "direction",
+    )
+}
 #: Less of a file system's room, or of its files, is none; and never more than so many bytes.
 _DISK_SHARE, _DISK_BYTES = 0.005, 64 << 20
 #: What is killed is told when it has ended, and may have been slow for some seconds before.

@@ -126,6 +126,7 @@ def _job(probes: list[Probe], options: Mapping[str, int], bpf_dir: Path, btf: st
                 )
             ),
         ],
+        "after": {p.name: p.after for p in probes},
         "behind": {p.name: p.text + wire.assertions(_structs_of(p)) for p in probes},
         "families": [
             {"name": p.name, "maps": maps_of(p), "programs": [vars(program) for program in p.programs]} for p in probes

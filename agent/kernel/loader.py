@@ -150,7 +150,7 @@ class Loader:
         return compiled
 
     def compile_what_compiles(self, plans: list[FamilyPlan]) -> Compiled | None:
-        """One translation unit; where it does not compile, the families that do not compile alone are left out."""
+        """One translation unit; where it does not compile, the families that do not compile with no other than those whose text they use are left out."""
         usable = [p for p in plans if p.state != "unavailable"]
         if not usable:
             return None
@@ -163,12 +163,21 @@ class Loader:
             captured = Captured()
             try:
                 with captured:
-                    self.compile([family.name])
+                    self.compile(self._with(family.name, usable))
             except Exception as error:  # noqa: BLE001
                 family.state, family.reason = "unavailable", "does not compile: " + _why(error, captured.text)
                 family.remedy = "report this with the output of `tickscope doctor -o json`"
         rest = [p.name for p in usable if p.state != "unavailable"]
         return self.compile(rest) if rest else None
+
+    def _with(self, name: str, plans: list[FamilyPlan]) -> list[str]:
+        """A family behind those that it comes after, and these do, as far as they compile."""
+        after: dict[str, list[str]] = self.job["after"]  # type: ignore[assignment]
+        wanted = {name}
+        for one in reversed(plans):
+            if one.state != "unavailable" and any(one.name in after[other] for other in wanted):
+                wanted.add(one.name)
+        return [one.name for one in plans if one.name in wanted]
 
     def load(self, compiled: Compiled, family: FamilyPlan, program: ProgramPlan) -> None:
         code, name = compiled.code(program.function), program.function

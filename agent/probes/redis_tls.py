@@ -56,8 +56,13 @@ PROBE = Probe(
         Program("redis_tls_connect", target="inet_sock_set_state", loses="clients until they are found otherwise"),
     ),
     rings=(Ring("redis_tls_users", "redis_tls_user", _kept, wake=True),),
-    maps=("redis_tls_processes", "redis_tls_connections", "redis_tls_counts"),
-    options={"REDIS_TLS_EACH_NS": 50_000_000, "REDIS_TLS_MOST": 64},
+    maps=("redis_tls_processes", "redis_tls_connections", "redis_tls_owned", "redis_tls_counts"),
+    options={
+        "REDIS_TLS_EACH_NS": 50_000_000,
+        "REDIS_TLS_MOST": 64,
+        "REDIS_TLS_A_USER": 8192,
+        "REDIS_TLS_OTHERS": 24576,
+    },
     after=("redis",),
     setup=setup,
 )

@@ -160,6 +160,7 @@ PROBE = Probe(
         _plain("tcp_close"),
     ),
     maps=("tcp_listeners", "tcp_sockets", "tcp_asking"),
+    counts=("tcp_shares",),
     aggregates=(
         Aggregate(("tcp_rtt_a", "tcp_rtt_b"), "tcp_rtt_key", "tcp_rtt_value", _rtt),
         Aggregate(("tcp_served_a", "tcp_served_b"), "tcp_served_key", "tcp_served_value", decode_served),

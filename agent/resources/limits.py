@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agent.resources.cgroups import numbers, one, read
+from agent.resources.disks import names
 
 #: From which share of what it may do in an interval on a cgroup is at its limit.
 AT_LIMIT = 0.7
@@ -25,12 +26,14 @@ Of = tuple[str, str, str]
 
 
 class Used(NamedTuple):
-    """kind: of the table ``resource``. used, limit: bytes or requests a second, or processes; events: processes that could not be started."""
+    """kind: of the table ``resource``. used, limit: bytes or requests a second, or processes; events: processes that could not be started; device: the disk, with what lies on it; direction: read or write."""
 
     kind: str
     used: int
     limit: int
     events: int = -1
+    device: str = ""
+    direction: str = ""
 
 
 @dataclass
@@ -52,9 +55,9 @@ class CgroupLimits:
         before, since_ns = self._done, now_ns - self._read_ns
         self._done, self._read_ns = self._read_done(), now_ns
         for of, limit in self._limits.items() if before and since_ns > 0 else ():
-            each_s = (self._done.get(of, 0) - before.get(of, 0)) * 1_000_000_000 // since_ns
+            each_s = (self._done.get(of, 0) - before.get(of, 0)) * 1_000_000_000 / since_ns
             if each_s >= AT_LIMIT * limit > 0:
-                yield Used(of[1], each_s, limit)
+                yield Used(of[1], round(each_s), limit, device=names(of[0]), direction=of[2].lower())
 
     def _read_limits(self) -> dict[Of, int]:
         found = {(device, *_V2[name]): n for device, name, n in _named(f"{self.place}/io.max") if name in _V2}

@@ -35,13 +35,14 @@ _SERVER, _ACCEPT = TABLES["tcp_rtt"].code("role", "server"), TABLES["socket_queu
 
 @dataclass
 class Watched:
-    """One process. told: by kind, (when a row was made last, its numbers). ran: (for itself, in the kernel) since it started, ns."""
+    """One process. cgroup: the text of its file when it was read last. told: by kind, (when a row was made last, its numbers). ran: (for itself, in the kernel) since it started, ns."""
 
     pid: int
     start_ns: int
     comm: bytes
     seen_ns: int
     uid: int = -1
+    cgroup: str = ""
     cpu: tuple[str, ...] = ()
     memory: tuple[str, ...] = ()
     io: tuple[str, ...] = ()
@@ -135,6 +136,7 @@ class Resources:
         self._read_groups()
         self._read_limits(now_ns)
         for key, one in list(self.watched.items()):
+            cgroup = cgroups.read(f"/proc/{one.pid}/cgroup")  # first: of who has ended, version 1 does not tell
             now = process.stat(one.pid)
             gone = not process.is_it(now, one.start_ns)
             rows += self._withheld(one, now, gone)
@@ -143,6 +145,7 @@ class Resources:
             if gone or one.seen_ns < now_ns - FORGET_NS:
                 del self.watched[key]
             else:
+                self._moves(one, cgroup)
                 rows += self._files(one, now_ns)
         if rows:
             yield batch_of(rows, now_ns, now_ns - since_ns)
@@ -153,7 +156,7 @@ class Resources:
         wanted: dict[str, str] = {}
         for one in self.watched.values():
             if one.faults < 0:
-                one.cpu, one.memory, one.io, one.pids = self._mounts.groups(cgroups.read(f"/proc/{one.pid}/cgroup"))
+                self._moves(one, cgroups.read(f"/proc/{one.pid}/cgroup"))
             wanted.update(dict.fromkeys(one.cpu, "cpu"))
             for place in one.memory:
                 wanted[place] = "both" if place in wanted and wanted[place] != "memory" else "memory"
@@ -163,6 +166,11 @@ class Resources:
                 self._groups[place].read_cpu()
             if what != "cpu":
                 self._groups[place].read_memory()
+
+    def _moves(self, one: Watched, cgroup: str) -> None:
+        if cgroup != one.cgroup:
+            one.cgroup = cgroup
+            one.cpu, one.memory, one.io, one.pids = self._mounts.groups(cgroup)
 
     def _read_limits(self, now_ns: int) -> None:
         wanted = {
@@ -264,8 +272,10 @@ def batch_of(rows: list[dict[str, Any]], t_ns: int, interval_ns: int, table: Tab
     batch = make(table.name, len(rows), t_ns=t_ns, interval_ns=interval_ns)
     for i, row in enumerate(rows):
         for name, value in row.items():
-            if name == "kind":
-                value = table.code("kind", value)
+            if value == "":
+                continue
+            if name in ("kind", "direction"):
+                value = table.code(name, value)
             elif isinstance(value, str):
                 value = value.encode("utf-8", "surrogateescape")[: table.by_name[name].width]
             if isinstance(value, bytes) or value >= 0:

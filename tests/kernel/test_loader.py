@@ -20,6 +20,8 @@ from agent.probes import discover
 FAMILIES = {
     "refused": "int refused_program(struct bpf_raw_tracepoint_args *ctx) { return *(int *)ctx->args[0]; }",
     "broken": "int broken_program(struct bpf_raw_tracepoint_args *ctx) { return nothing_of_that_name; }",
+    "first": "#define FIRST 7\nint first_program(struct bpf_raw_tracepoint_args *ctx) { return FIRST; }",
+    "second": "#ifndef FIRST\n#error it needs first\n#endif\nint second_program(struct bpf_raw_tracepoint_args *ctx) { return FIRST; }",
     "strange": "int strange_program(struct bpf_raw_tracepoint_args *ctx) { return 0; }",
     "shared": "int shared_program(struct pt_regs *ctx) { return 0; }",
     "padded": "struct padded_event { u32 a; u32 b; };\nint padded_program(struct bpf_raw_tracepoint_args *ctx) { return 0; }",
@@ -33,7 +35,7 @@ def family(name: str) -> Probe:
         if name == "shared"
         else Program(f"{name}_program", target=target, loses="nothing")
     )
-    return Probe(name, (program,))
+    return Probe(name, (program,), after=("first",) if name == "second" else ())
 
 
 def run(tmp_path: Path, *names: str) -> Loaded:
@@ -106,6 +108,12 @@ def test_one_bad_family_leaves_the_others(tmp_path: Path, name: str, words: str)
     assert words in loaded.families[name].reason
     assert loaded.families["exec"].state == "attached"
     assert seen(loaded) >= 7
+
+
+def test_one_that_does_not_compile_leaves_those_that_use_another_s_text(tmp_path: Path) -> None:
+    loaded = run(tmp_path, "broken", "second", "first")
+    assert {name: one.state for name, one in loaded.families.items()} == {"exec": "attached", "broken": "unavailable", "second": "attached", "first": "attached"}  # fmt: skip
+    assert seen(loaded) == 7
 
 
 def test_a_layout_that_differs_from_the_compilers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +73,17 @@ print(flush=True)
 while True:
     asks.send(b"?"); asks.recv(4096)
 """
+#: Asks a server of somebody else, and puts another error into its own memory for each answer, which the kernel is told not to.
+FORGES = r"""
+import ctypes
+libc, times = ctypes.CDLL(None), int(sys.argv[1])
+asks = [socket.create_connection(("127.0.0.1", int(sys.argv[2]))) for _ in range(50)]
+for n in range(times):
+    word = "".join("ABCDEFGHIJ"[int(digit)] for digit in f"{n:05}")
+    asks[n % 50].sendall(b"?")
+    libc.recv(asks[n % 50].fileno(), f"-{word} forged".encode(), 8, socket.MSG_TRUNC)
+print(flush=True)
+"""
 
 
 def losses(rows: np.ndarray) -> Counter[str]:
@@ -78,17 +93,35 @@ def losses(rows: np.ndarray) -> Counter[str]:
     return found
 
 
-def storm(attached: Attached, script: str, times: int) -> tuple[str, float]:
+def storm(attached: Attached, script: str, *given: int) -> tuple[str, float]:
     """Its output, and for how many seconds it ran."""
     begun = time.monotonic()
     with subprocess.Popen(
-        [sys.executable, "-c", DROP + script, str(times)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", DROP + script, *map(str, given)], stdout=subprocess.PIPE, text=True
     ) as child:
         while child.poll() is None:
             attached.pump()
             time.sleep(0.005)
         assert child.stdout is not None and child.returncode == 0
         return child.stdout.read(), time.monotonic() - begun
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[int]:
+    """Answers the same to whatever comes, to everybody."""
+
+    class Says(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            while self.request.recv(100):
+                self.request.sendall(answer)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Says) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
 
 
 @pytest.mark.parametrize(("script", "times", "each"), [(STOPS, 1009, 2), (KILLS, 1009, 1)])
@@ -112,6 +145,24 @@ def test_signals(attach: Attach, script: str, times: int, each: int) -> None:
     made = times * each + bool(told)  # the child of the first is killed in the end
     assert len(his) + lost["process_shares"] - made in (0, 1)  # the program's own end, where it lived for a second
     assert set(lost) <= {"process_shares"}
+
+
+def test_answers_of_servers(attach: Attach) -> None:
+    """Who forges what a server answered is told as the one who says so, and leaves others room."""
+    attached, times = attach("tcp"), 5003
+    with answering(b"+OK\r\n") as port:
+        _, took_s = storm(attached, FORGES, times, port)
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(b"?")
+            client.recv(100)
+    rows = attached.wait("service_answer", lambda r: r[r["dport"] == port], lambda r: (r["uid"] == 0).any())
+    mine, his = (rows[rows["uid"] == uid] for uid in (0, NOBODY))
+    assert (mine["code"] == b"").all() and mine["count"].sum() == 1
+    assert np.char.startswith(his["code"], b"A").all()
+    assert 256 <= len(his) <= 256 + 250 * (took_s + 1)
+    lost = losses(attached.rows("loss"))
+    assert len(his) < len(his) + lost["tcp_shares"] <= times
+    assert set(lost) == {"tcp_shares"}
 
 
 class Lookups(DnsRig):

@@ -29,10 +29,18 @@ def talks(
 
 
 def answers(
-    host: Host, a: float, b: float, pid: int, to: bytes, protocol: bytes, said: bytes = b"", n: int = 20
+    host: Host,
+    a: float,
+    b: float,
+    pid: int,
+    to: bytes,
+    protocol: bytes,
+    said: bytes = b"",
+    n: int = 20,
+    uid: int | None = None,
 ) -> None:
-    t = times(a, b)
-    host.add("service_answer", len(t), t_ns=t, pid=pid, proc_start_ns=START, netns=NETNS, peer=np.frombuffer(to, "V18"), protocol=protocol, code=said, count=n, interval_ns=S)  # fmt: skip
+    t, who = times(a, b), {} if uid is None else {"uid": uid}
+    host.add("service_answer", len(t), t_ns=t, pid=pid, proc_start_ns=START, netns=NETNS, peer=np.frombuffer(to, "V18"), protocol=protocol, code=said, count=n, interval_ns=S, **who)  # fmt: skip
 
 
 def chain(client: bytes, proxy: bytes = b"", app: bytes = b"", protocol: bytes = b"postgresql") -> Host:
@@ -170,3 +178,28 @@ def test_a_server_that_cannot_resolve_what_it_asks_is_told_with_its_name_server(
              duration_ns=2 * S, tries=2, result=code("dns_lookup", "result", "timeout"))  # fmt: skip
     found = [f for f in latest(run(host, UNTIL)) if f["symptom"] == "service_errors"]
     assert [(f["cause"], f["cause_detail"], f["culprit_object"]) for f in found] == [("dns", "timeout", "10.0.0.53:53")]
+
+
+CONFIDENT, HEARSAY = 0.9, 0.5
+SERVES, ASKS, ANOTHER = 26, 1001, 1002
+
+
+@pytest.mark.parametrize(
+    ("users", "confidence"),
+    [((ASKS,), HEARSAY), ((ASKS, ANOTHER), CONFIDENT), ((0,), CONFIDENT), ((SERVES,), CONFIDENT)],
+)
+@pytest.mark.parametrize("said", [b"OOM", b"READONLY", b"LOADING"])
+def test_nobody_alone_is_believed_what_a_server_of_somebody_else_answered(
+    said: bytes, users: tuple[int, ...], confidence: float
+) -> None:
+    """A program can write an error into the memory that it has just read an answer into."""
+    host = Host()
+    talks(host, APP, b"gunicorn", DATABASE_AT, DATABASE, b"redis-server", 5432)
+    t = times(0, UNTIL)
+    host.add("service_latency", len(t), t_ns=t, pid=DATABASE, proc_start_ns=START, comm=b"redis-server", netns=NETNS, sport=5432, saddr=np.frombuffer(DATABASE_AT[:16], "V16"), requests=10, interval_ns=S, uid=SERVES)  # fmt: skip
+    answers(host, 0, UNTIL, APP, DATABASE_AT, b"redis", uid=ANOTHER)
+    for pid, uid in enumerate(users, APP):
+        answers(host, 30, 35, pid, DATABASE_AT, b"redis", said, uid=uid)
+    (finding,) = latest(run(host, UNTIL))
+    assert finding["confidence"] == HEARSAY if confidence == HEARSAY else finding["confidence"] >= confidence
+    assert (f"as programs of user {ASKS} alone say" in str(finding["sentence"])) == (confidence == HEARSAY)

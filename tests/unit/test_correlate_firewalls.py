@@ -18,7 +18,13 @@ BY_ARP = np.resize(np.array([3074, 2674, 2274, 1873, 1474, 1073, 672, 273]) * 1_
 
 
 def refused(
-    number: int, took_ns: int | np.ndarray, received: bool, sent: bool, complete: bool = True, here: bool = True
+    number: int,
+    took_ns: int | np.ndarray,
+    received: bool,
+    sent: bool,
+    complete: bool = True,
+    here: bool = True,
+    sport: int = 8000,
 ) -> Host:
     """A server of another network namespace is asked over connections of their own; for four seconds they fail."""
     host = Host()
@@ -37,10 +43,10 @@ def refused(
     host.add("tcp_reset", 1, t_ns=T0 + 9 * S, pid=CLIENT, proc_start_ns=START, netns=HERE, peer=np.frombuffer(peer("10.9.9.9", 80), "V18"),
              direction=code("tcp_reset", "direction", "received"), complete=complete)  # fmt: skip
     if received:
-        host.add("tcp_reset", n, t_ns=t[bad], pid=CLIENT, proc_start_ns=START, netns=HERE, peer=AT_V, role=code("tcp_rtt", "role", "client"),
+        host.add("tcp_reset", n, t_ns=t[bad], pid=CLIENT, proc_start_ns=START, netns=HERE, peer=AT_V, role=code("tcp_rtt", "role", "client"), saddr=np.frombuffer(peer("10.1.2.1", 0)[:16], "V16"), sport=40000,
                  direction=code("tcp_reset", "direction", "received"), complete=complete)  # fmt: skip
     if sent:
-        host.add("tcp_reset", n, t_ns=t[bad] - 10_000, netns=THERE, saddr=np.frombuffer(AT[:16], "V16"), sport=8000,
+        host.add("tcp_reset", n, t_ns=t[bad] - 10_000, netns=THERE, saddr=np.frombuffer(AT[:16], "V16"), sport=sport,
                  peer=np.frombuffer(peer("10.1.2.1", 40000), "V18"), direction=code("tcp_reset", "direction", "sent"), complete=complete)  # fmt: skip
     return host
 
@@ -65,6 +71,7 @@ def test_a_refusal_that_is_not_the_server_s(host: Host, detail: str) -> None:
     "host",
     [
         refused(errno.ECONNREFUSED, 80_000, received=True, sent=True),
+        refused(errno.ECONNREFUSED, 80_000, received=True, sent=True, sport=15006),
         refused(errno.ECONNREFUSED, 80_000, received=True, sent=False, complete=False),
         refused(errno.ECONNREFUSED, 80_000, received=True, sent=False, here=False),
         refused(errno.EHOSTUNREACH, 3 * S, received=False, sent=False, here=False),
@@ -72,6 +79,7 @@ def test_a_refusal_that_is_not_the_server_s(host: Host, detail: str) -> None:
     ],
     ids=[
         "its kernel sent them",
+        "its kernel sent them from the port to which this one is redirected",
         "older kernel",
         "another host",
         "no such neighbour",

@@ -23,8 +23,8 @@ Works = Callable[[int], bool]
 BESIDE = {"tcp_rtt": make("tcp_rtt", 1, t_ns=SINCE * S).rows}
 
 
-def decision(second: int, limiter: bytes = b"api", comm: bytes = b"shop") -> np.ndarray:
-    return make("limiter_decision", 1, t_ns=second * S, pid=APP_PID, proc_start_ns=START, comm=comm, limiter_id=limiter, library=b"own", result=0, duration_ns=500_000, cost=1.0).rows  # fmt: skip
+def decision(second: int, limiter: bytes = b"api", comm: bytes = b"shop", start_ns: int = START) -> np.ndarray:
+    return make("limiter_decision", 1, t_ns=second * S, pid=APP_PID, proc_start_ns=start_ns, comm=comm, limiter_id=limiter, library=b"own", result=0, duration_ns=500_000, cost=1.0).rows  # fmt: skip
 
 
 def answer(second: int) -> np.ndarray:
@@ -131,10 +131,20 @@ def test_it_is_a_finding_without_a_cause_and_alike_in_each_replay() -> None:
     assert "and usually has 120 decisions in this hour of the day, with pauses of 30 s at most" in str(found["sentence"])  # fmt: skip
 
 
-def test_a_limiter_that_has_another_name_after_each_start_is_replaced() -> None:
+@pytest.mark.parametrize(("start_ns", "told"), [(START + DAY * S, 0), (START, 1)])
+def test_a_limiter_that_has_another_name_after_each_start_is_replaced(start_ns: int, told: int) -> None:
+    """But not by one that the same process begins with only then."""
     cut = 4 * DAY + 11 * HOUR
-    new = decision(SINCE + cut, b"rate.Limiter@0xc0")
-    assert silences(lambda t: t < cut, cut + HOUR, more=[(cut + 20, "limiter_decision", new)]) == []
+    new = decision(SINCE + cut, b"rate.Limiter@0xc0", start_ns=start_ns)
+    assert len(silences(lambda t: t < cut, cut + HOUR, more=[(cut + 20, "limiter_decision", new)])) == told
+
+
+def test_any_number_of_strangers_takes_nobodys_place() -> None:
+    """Each night so many limiters come and go as there is room for."""
+    cut = 4 * DAY + 11 * HOUR
+    strangers = [(day * DAY + n * STEP, "limiter_decision", decision(SINCE + day * DAY + n * STEP, b"%d" % (n + day * 600), b"other")) for day in range(5) for n in range(600)]  # fmt: skip
+    (one,) = silences(lambda t: office(t) and t < cut, 5 * DAY, more=strangers)
+    assert one.key == ("api", "shop")
 
 
 def test_memory_is_bounded() -> None:

@@ -7,7 +7,7 @@ import subprocess
 
 from agent.config import Config
 from agent.main import _families
-from agent.probes.beside.redis_users import A_USER, MOST, OTHERS, SERVERS_A_USER, RedisUser, room, seen
+from agent.probes.beside.redis_users import A_USER, MOST, OTHERS, SERVERS_A_USER, LeftOut, RedisUser, room, seen
 from agent.targets.shares import Owner
 
 
@@ -37,6 +37,19 @@ def test_no_user_and_not_all_of_them_can_take_roots_places() -> None:
     for n in range(20):
         users += [user(n, 0)] * room(users, user(n, 0))
     assert len(users) == MOST
+
+
+def test_one_for_which_there_is_no_place_is_left_out_once_however_often_it_is_seen() -> None:
+    out = LeftOut()
+    for _ in range(30):
+        for pid in range(7):
+            out.note(user(pid, 1000))
+    assert out.n == 7
+    out.note(RedisUser(Owner(3, 1000), False, b"2", 0))  # another one, that got its number
+    assert out.n == 8
+    for pid in range(10_000):
+        out.note(user(pid, 1000))
+    assert len(out._known) <= 4096
 
 
 def test_without_limiters_in_redis_nothing_of_tls_is_loaded() -> None:

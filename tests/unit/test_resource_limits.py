@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent.resources import cgroups
+from agent.resources.disks import names
 from agent.resources.limits import CgroupLimits, Used
 from agent.resources.source import Resources, Watched
 from tests.unit.correlate_scenarios import APP_PID, START, T0, UNTIL, Host, S, around_stall, call, code, latest, run
@@ -49,17 +50,32 @@ def one(place: Path, modern: bool, written: int, requests: int) -> None:
         (place / "blkio.throttle.io_serviced").write_text(f"254:0 Read 1\n254:0 Write {requests}\nTotal {requests}\n")
 
 
+def done(limits: CgroupLimits, second: int) -> list[Used]:
+    """Without the disk's name, which this host may know."""
+    return [used._replace(device="") for used in limits.io(second * S)]
+
+
 @pytest.mark.parametrize("modern", [True, False])
 def test_who_does_as_much_on_a_disk_as_he_may_is_told(tmp_path: Path, modern: bool) -> None:
     limits = CgroupLimits(str(tmp_path))
     one(tmp_path, modern, 5 * MB, 10)
     assert list(limits.io(10 * S)) == []
     one(tmp_path, modern, 7 * MB, 20)  # in two seconds
-    assert list(limits.io(12 * S)) == [Used("io", MB, MB)]
+    assert done(limits, 12) == [Used("io", MB, MB, direction="write")]
     one(tmp_path, modern, 7 * MB + 600_000, 68)
-    assert list(limits.io(13 * S)) == [Used("iops", 48, 50)]
+    assert done(limits, 13) == [Used("iops", 48, 50, direction="write")]
     one(tmp_path, modern, 8 * MB, 70)
     assert list(limits.io(14 * S)) == []
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 5])
+def test_a_limit_of_few_requests_is_reached_a_little_below_it(tmp_path: Path, limit: int) -> None:
+    limits = CgroupLimits(str(tmp_path))
+    (tmp_path / "io.max").write_text(f"254:0 wiops={limit}\n")
+    for requests, at in ((0, 10), (9 * limit, 20)):
+        (tmp_path / "io.stat").write_text(f"254:0 wios={requests}\n")
+        told = done(limits, at)
+    assert told == [Used("iops", round(0.9 * limit), limit, direction="write")]
 
 
 def test_without_limits_there_is_nothing_to_tell(tmp_path: Path) -> None:
@@ -95,6 +111,36 @@ def test_processes_that_a_real_cgroup_does_not_let_start() -> None:
             time.sleep(0.02)
 
 
+def test_a_process_that_moves_is_looked_for_where_it_is() -> None:
+    """As one that a service manager puts into its cgroup once it runs; where it was when it ended is where it is looked for then."""
+    tree = cgroups.mounts().pids
+    if not tree:
+        pytest.skip("this host has no cgroup of pids of version 1")
+    places, source = [Path(tree) / f"tickscope-test-{os.getpid()}-{n}" for n in range(2)], Resources()
+    for place in places:
+        place.mkdir()
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        (places[0] / "cgroup.procs").write_text(str(child.pid))
+        tick = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
+        one = source.watched[child.pid, tick] = Watched(child.pid, tick * 10_000_000, b"sleep", 20 * S)
+        found = []
+        for at, place in enumerate((*places, places[1])):
+            if at == 2:
+                child.kill()
+            else:
+                (place / "cgroup.procs").write_text(str(child.pid))
+            list(source.drain((20 + 2 * at) * S))
+            found.append(one.pids[0])
+            list(source.drain((21 + 2 * at) * S))
+        assert found == [str(places[0]), str(places[1]), str(places[1])]
+    finally:
+        child.kill()
+        child.wait()
+        for place in places:
+            place.rmdir()
+
+
 def test_what_a_cgroup_below_met_is_not_said_of_those_beside_it(tmp_path: Path) -> None:
     """pids.events and memory.events are sums over the tree (the former since Linux 6.11); those of the cgroup alone stand beside them."""
     limits, group = CgroupLimits(str(tmp_path)), cgroups.Group(str(tmp_path))
@@ -117,8 +163,39 @@ def test_lines_that_a_kernel_does_not_end_and_files_of_many_devices(tmp_path: Pa
     (tmp_path / "io.max").write_text(many + "254:0 rbps=max wbps=1000000 riops=max wiops=max\n")
     for n, at in ((5, 10), (6, 11)):
         (tmp_path / "io.stat").write_text(f"\n7:1 7:2 254:0 rbytes=1 wbytes={n * MB} rios=1 wios=1\n")
-        told = list(limits.io(at * S))
-    assert told == [Used("io", MB, MB)]
+        told = done(limits, at)
+    assert told == [Used("io", MB, MB, direction="write")]
+
+
+def test_a_disk_is_called_as_what_lies_on_it_too(tmp_path: Path) -> None:
+    """A partition with a volume on it, that is encrypted; by links as the kernel's."""
+    for place in ("sda/sda1/holders", "dm-0/holders", "dm-1/holders", "links"):
+        (tmp_path / place).mkdir(parents=True)
+    (tmp_path / "links/8:0").symlink_to(tmp_path / "sda")
+    (tmp_path / "sda/sda1/holders/dm-0").symlink_to(tmp_path / "dm-0")
+    (tmp_path / "dm-0/holders/dm-1").symlink_to(tmp_path / "dm-1")
+    assert [names(device, tmp_path / "links") for device in ("8:0", "8:16")] == ["sda dm-0 dm-1", ""]
+    for link in Path("/sys/dev/block").iterdir():
+        assert names(link.name).split()[0] == link.resolve().name
+
+
+@pytest.mark.parametrize(
+    ("device", "direction", "by_it"),
+    [(b"", b"write", True), (b"sda", b"write", True), (b"vda sda", b"write", True), (b"sdb", b"write", False), (b"sda", b"read", False)],
+)  # fmt: skip
+def test_a_limit_on_another_disk_or_the_other_direction_held_nothing_back(
+    device: bytes, direction: bytes, by_it: bool
+) -> None:
+    def stall(host: Host) -> None:
+        host.stalled_decision(31.4, 1.4, children=False)
+        call(host, syscall=b"fsync", fd_type=b"file", device=b"sda", written_bytes=1024, frozen=0)
+        host.add("resource", 1, t_ns=T0 + 31 * S, pid=APP_PID, proc_start_ns=START, comm=b"python3", kind=code("resource", "kind", "io"),
+                 object=b"/c/api", interval_ns=S, used=990_000, limit=MB, device=device, direction=code("resource", "direction", direction.decode()))  # fmt: skip
+
+    (found,) = latest(run(around_stall(stall), UNTIL))
+    assert (found["cause_detail"] == "throttled") == by_it
+    on = device.decode().partition(" ")[0] or "a disk"
+    assert (f"/c/api may write 1 MB a second on {on}, and did as much" in str(found["sentence"])) == by_it
 
 
 @pytest.mark.parametrize(
@@ -163,8 +240,9 @@ def test_limits_of_whoever_is_watched_are_looked_at(monkeypatch: pytest.MonkeyPa
     """The whole way from a process's cgroup to a row."""
     one(tmp_path, True, 5 * MB, 10)
     source, start_ns = Resources(), int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) * 10_000_000
+    its = Path("/proc/self/cgroup").read_text()
     source.watched[os.getpid(), start_ns // 10_000_000] = Watched(
-        os.getpid(), start_ns, b"python", 20 * S, io=(str(tmp_path),)
+        os.getpid(), start_ns, b"python", 20 * S, cgroup=its, io=(str(tmp_path),)
     )
     monkeypatch.setattr(source, "_read_groups", lambda: None)  # it is in none of ours
     list(source.drain(20 * S))
@@ -192,7 +270,8 @@ def test_who_is_killed_for_want_of_memory_is_told_though_its_cgroup_ends_with_it
             (place / name).write_text("oom_kill 3\n")
     with subprocess.Popen(["sleep", "60"]) as child:
         tick = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
-        watched = Watched(child.pid, tick * 10_000_000, b"sleep", 20 * S, memory=(str(leaf), str(tmp_path)), faults=0)
+        its = Path(f"/proc/{child.pid}/cgroup").read_text()
+        watched = Watched(child.pid, tick * 10_000_000, b"sleep", 20 * S, cgroup=its, memory=(str(leaf), str(tmp_path)), faults=0)  # fmt: skip
         source.watched[child.pid, tick] = watched
         list(source.drain(20 * S))
         child.kill()

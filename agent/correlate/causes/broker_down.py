@@ -133,7 +133,7 @@ def _not_there(episode: Episode, view: View) -> Iterator[Verdict]:
             yield Verdict(CAUSE.name, 0.92, end.where, words, end.evidence(), "", Culprit(object=end.name))
         elif end.code in UNREADY:
             words = tell("{who} is not ready: it said {said} to {n}{asked}", who=end.who, said=end.says, n=value(end.n, "request"), asked=end.asked)  # fmt: skip
-            yield Verdict(CAUSE.name, 0.9, end.where, words, end.evidence(), "", end.culprit)
+            yield Verdict(CAUSE.name, end.worth(0.9), end.where, words, end.evidence(), "", end.culprit)
 
 
 def refused_by(end: FailedHop) -> str:

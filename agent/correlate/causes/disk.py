@@ -19,7 +19,21 @@ from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View
 from agent.correlate.waits import SHARE, SYSCALLS, WAITING, spent
 from agent.correlate.words import Fact, Words, process, span, tell, text, value
+from agent.tables import TABLES
 
+_READS = (b"read", b"readv", b"pread64", b"preadv", b"preadv2")
+_WRITES = (
+    b"write",
+    b"writev",
+    b"pwrite64",
+    b"pwritev",
+    b"pwritev2",
+    b"fsync",
+    b"fdatasync",
+    b"syncfs",
+    b"sync_file_range",
+)
+_READ, _WRITE = (TABLES["resource"].code("direction", name) for name in ("read", "write"))
 _FILES, _LOCKS = (b"file", b"directory", b"block device"), (b"flock", b"fcntl", b"fcntl64")
 _MUCH_BYTES = 1 << 20
 _TIMES = 4  # what another process wrote, against what the one that waited wrote itself
@@ -65,7 +79,7 @@ def busy(episode: Episode, view: View) -> Iterator[Verdict]:
         )
         yield Verdict(CAUSE.name, score, episode.scope, words, (entry,), detail="frozen", culprit=where)
         return
-    limited = _limited(episode, view)
+    limited = _limited(episode, view, mine)
     writer = _writer(episode, view, mine, limited is not None) if disk else None
     if limited is not None:
         yield _by_limit(episode, limited, facts, 0.97 * share if score else 0.0, writer)
@@ -95,9 +109,13 @@ def busy(episode: Episode, view: View) -> Iterator[Verdict]:
     )
 
 
-def _limited(episode: Episode, view: View) -> np.void | None:
-    """What its cgroup did as much of as it may, of what it may do on a disk; the nearest to its limit."""
+def _limited(episode: Episode, view: View, mine: np.ndarray) -> np.void | None:
+    """What its cgroup did as much of as it may, of what it may do on the disk of these calls; the nearest to its limit. Calls that neither read nor write may wait for either."""
     rows = np.concatenate([of_process(episode, view, kind) for kind in (IO, IOPS)])
+    disk, reads, writes = mine["device"][0], np.isin(mine["syscall"], _READS), np.isin(mine["syscall"], _WRITES)
+    there = np.array([disk in (b"", *its.split()) or its == b"" for its in rows["device"].tolist()], np.bool_)
+    vain = [code for code, other in ((_READ, writes), (_WRITE, reads)) if other.all()]
+    rows = rows[there & ~np.isin(rows["direction"], vain)]
     return rows[int(np.argmax(rows["used"] / np.maximum(rows["limit"], 1)))] if len(rows) else None
 
 
@@ -107,8 +125,10 @@ def _by_limit(episode: Episode, row: np.void, facts: dict[str, Fact], score: flo
     what, many = ("bytes", 1e6) if row["kind"] == IO else ("requests", 1.0)
     who, wrote = writer or (NOBODY, 0.0)
     words = tell(
-        "its cgroup {group} may do {limit} a second on a disk, and did as much, while {call} of {who} waited for {longest}{other}",
+        "its cgroup {group} may {do} {limit} a second on {on}, and did as much, while {call} of {who} waited for {longest}{other}",
         group=group,
+        do={_READ: "read", _WRITE: "write"}.get(int(row["direction"]), "do"),
+        on=text(row["device"]).partition(" ")[0] or "a disk",
         limit=value(round(limit / many, 1), "MB" if many > 1 else "request"),
         other=tell("; {other} wrote {wrote} MB to {disk} meanwhile", other=process(who.comm, who.pid), wrote=value(round(wrote / 1e6, 1)), disk=facts["disk"]) if writer else "",
         **facts,

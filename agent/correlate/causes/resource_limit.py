@@ -79,7 +79,7 @@ def failing(episode: Episode, view: View) -> Iterator[Verdict]:
         if end.how == "answered" and end.code in SAID:
             detail, what = SAID[end.code]
             words = tell("{who} {what}: it said {said} to {n}{asked}", who=end.who, what=what, said=end.says, n=value(end.n, "request"), asked=end.asked)  # fmt: skip
-            yield Verdict(NAME, _SURE, end.where, words, end.evidence(), detail, end.culprit)
+            yield Verdict(NAME, end.worth(_SURE), end.where, words, end.evidence(), detail, end.culprit)
         elif end.how == "refused" and end.errno == errno.EADDRNOTAVAIL:
             yield from _no_port(end.netns, end.raw, episode, view, end.name)
     for seat in seats(episode, view):

@@ -27,9 +27,9 @@ def itself(episode: Episode, view: View) -> Iterator[Verdict]:
     words = (
         tell("{who} answered with {said} to {n}{asked}", who=end.who, said=end.says, n=value(end.n, "request"), asked=end.asked)
         if len(hops) > 1
-        else tell("{who} says so itself ({said}){beside}", who=end.who, said=end.says, beside=_beside(end))
+        else tell("{who} says so itself ({said}){asked}{beside}", who=end.who, said=end.says, asked=end.asked, beside=_beside(end))
     )  # fmt: skip
-    yield Verdict(CAUSE.name, score, end.where, words, end.evidence(), end.code, end.culprit, end.pids)
+    yield Verdict(CAUSE.name, end.worth(score), end.where, words, end.evidence(), end.code, end.culprit, end.pids)
 
 
 def _beside(end: FailedHop) -> str:

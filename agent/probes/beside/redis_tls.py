@@ -19,7 +19,7 @@ from agent.kernel.ring import SharedArray
 from agent.kernel.steps import Steps, run
 from agent.probes.beside.handshakes import LIBRARIES
 from agent.probes.beside.redis_ports import NAMES, servers
-from agent.probes.beside.redis_users import RedisUser, birth, room, seen
+from agent.probes.beside.redis_users import ALL, LeftOut, RedisUser, birth, owned, room, seen
 from agent.targets.asked import Ask, FileId, Release, Target
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class RedisTls(Stating):
         self._connections = bpf.HashMap(
             family.maps["redis_tls_connections"], dtype("redis_tls_key"), dtype("redis_tls_connection")
         )
+        self._owned = family.maps["redis_tls_owned"]
         self._counts = SharedArray(family.maps["redis_tls_counts"], dtype("redis_tls_counts")).values
         self._ports = SharedArray(redis.maps["redis_ports"], "<u8").values
         tcp = kernel.loaded.families.get("tcp")
@@ -75,7 +76,7 @@ class RedisTls(Stating):
         self._sockets = None if known is None else bpf.HashMap(known, np.dtype("<u8"), dtype("tcp_socket"))
         self._libraries: dict[FileId, _Library] = {}
         self._users: dict[int, RedisUser] = {}
-        self._over, self._off = 0, False
+        self._over, self._off = LeftOut(), False
         self._search_ns = self._sockets_ns = self._alive_ns = 0
         kernel.listen("redis_tls_users", self._on_users)
         kernel.listen("exec_events", self._on_exec)
@@ -128,7 +129,7 @@ class RedisTls(Stating):
     def state(self) -> dict[str, object]:
         """For ``status``."""
         users = [{"pid": one.pid, "comm": one.owner.comm, "role": "server" if one.server else "client", "read": bool(one.links), "why": one.why or None} for one in self._users.values()]  # fmt: skip
-        return {"processes": users, "left_out": self._over, "connections_left_out": int(self._counts["refused"][0]), "requests_unplaced": int(self._counts["unplaced"][0])}  # fmt: skip
+        return {"processes": users, "left_out": self._over.n, "connections_left_out": int(self._counts["refused"][0]), "requests_unplaced": int(self._counts["unplaced"][0])}  # fmt: skip
 
     def close(self) -> None:
         self._drop(list(self._users))
@@ -164,8 +165,8 @@ class RedisTls(Stating):
         one = seen(pid, server)
         if one is not None and room(self._users.values(), one):
             self._users[pid] = one
-        else:
-            self._over += one is not None
+        elif one is not None:
+            self._over.note(one)
 
     def _try(self, one: RedisUser, now_ns: int) -> None:
         """Gives it its probes as far as its libraries are known by now."""
@@ -248,6 +249,9 @@ class RedisTls(Stating):
             keys = self._connections.read()[0]
             if len(mine := keys[np.isin(keys["pid"], [one.pid for one in gone])]):
                 self._connections.drop(mine)
+                left = owned(keys["pid"], self._users)
+                for uid in {*(one.owner.uid for one in gone), ALL}:
+                    bpf.update(self._owned, _key(uid), struct.pack("<q", left[uid]))
         except OSError as error:
             self._family.trouble("redis_tls", f"redis_tls: {error}")
         else:

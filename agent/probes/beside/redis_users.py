@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from agent.common.clocks import boot_ns
 from agent.targets.asked import FileId
@@ -12,6 +15,9 @@ from agent.targets.shares import Owner
 
 #: At a time: in all, of all users but root, of each of them, and of these such as are called like a server.
 MOST, OTHERS, A_USER, SERVERS_A_USER = 64, 48, 16, 4
+_REMEMBERED = 4096
+#: In the place of a uid: all users but root together.
+ALL = 0xFFFFFFFF
 
 
 @dataclass
@@ -33,6 +39,20 @@ class RedisUser:
         return self.owner.pid
 
 
+@dataclass
+class LeftOut:
+    """Processes for which there was no place: each counts once, however often it is seen."""
+
+    n: int = 0
+    _known: dict[int, bytes] = field(default_factory=dict)
+
+    def note(self, one: RedisUser) -> None:
+        self.n += self._known.pop(one.pid, b"") != one.birth
+        self._known[one.pid] = one.birth
+        if len(self._known) > _REMEMBERED:
+            del self._known[next(iter(self._known))]
+
+
 def seen(pid: int, server: bool) -> RedisUser | None:
     """None where it is gone, or nothing but its number is left of it."""
     since_ns, born = boot_ns(), birth(pid)
@@ -51,6 +71,16 @@ def room(users: Collection[RedisUser], one: RedisUser) -> bool:
     mine = [other for other in users if other.owner.uid == uid]
     servers = one.server and sum(other.server for other in mine) >= SERVERS_A_USER
     return len(mine) < A_USER and sum(other.owner.uid != 0 for other in users) < OTHERS and not servers
+
+
+def owned(pids: np.ndarray, users: Mapping[int, RedisUser]) -> Counter[int]:
+    """How many connections each user has, and all but root together. pids: one for each connection."""
+    counts: Counter[int] = Counter()
+    for pid, n in zip(*(part.tolist() for part in np.unique(pids, return_counts=True)), strict=True):
+        uid = users[pid].owner.uid if pid in users else 0
+        for of in (uid, ALL) if uid else ():
+            counts[of] += n
+    return counts
 
 
 def birth(pid: int) -> bytes:
