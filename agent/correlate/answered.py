@@ -42,7 +42,7 @@ _SHARE, _LEAST = 0.2, 2  # of what it asked, more than usually, that must have f
 _TIMES = 3  # as often as usual, where no share is known
 _SLACK_NS, _BEFORE_NS = SECOND, 60 * SECOND
 _LONG_NS = 300_000_000
-_HEARSAY = 0.5  # what one user's programs alone say of somebody else's server: they can have anything in their memory
+_HEARSAY = 0.8  # what one user's programs alone say of somebody else's server: they can have anything in their memory
 #: Errors that say what is the matter: nobody else is to blame. Of PostgreSQL, MySQL and Redis.
 LIMITS = ("53300", "53100", "53200", "53400", "54000", "1040", "1203", "1226", "1021", "1114", "1037", "1038", "OOM", "MISCONF")  # fmt: skip
 ONLY_READS = ("READONLY", "NOREPLICAS", "25006", "1290", "1836")

@@ -180,7 +180,7 @@ def test_a_server_that_cannot_resolve_what_it_asks_is_told_with_its_name_server(
     assert [(f["cause"], f["cause_detail"], f["culprit_object"]) for f in found] == [("dns", "timeout", "10.0.0.53:53")]
 
 
-CONFIDENT, HEARSAY = 0.9, 0.5
+CONFIDENT, HEARSAY = 0.9, 0.8
 SERVES, ASKS, ANOTHER = 26, 1001, 1002
 
 
