@@ -2,6 +2,8 @@
 
 type store struct { tokens uint64; interval time.Duration; ... }
 func (s *store) Take(ctx context.Context, key string) (tokens, remaining, reset uint64, ok bool, err error)
+
+v0.7.0 reads runtime.nanotime, all others the wall clock. Those before it link with no Go whose calls can be read: runtime.walltime is gone since Go 1.17.
 """
 
 import numpy as np
@@ -31,7 +33,7 @@ LIBRARY = LimiterLibrary(
     "go",
     "wall",
     "fixed window",
-    (Step("no window ends for D", "a window ends D early: up to a whole limit more"),),
+    (Step("none", "none", r"v0\.7\.0"), Step("no window ends for D", "a window ends D early: up to a whole limit more")),
     Seen(
         module="github.com/sethvargo/go-limiter",
         packages=("github.com/sethvargo/go-limiter/memorystore",),
