@@ -130,7 +130,7 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["plain", "stripped", "older", "oldest", "noopt", "race", "cgo"])
+@pytest.mark.parametrize("kind", ["plain", "stripped", "pie", "piestripped", "older", "oldest", "noopt", "race", "cgo"])
 def test_each_decision_as_the_program_was_told(
     watch: Callable[..., Watch], own: Callable[[str], Path], redis: str, kind: str
 ) -> None:
