@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -40,6 +41,7 @@ def setup(
     from agent.probes.beside.declared_functions import ask
     from agent.probes.beside.go_named import Named
     from agent.probes.beside.go_sites import Sites
+    from agent.probes.beside.go_unseen import in_library
     from agent.probes.beside.go_waits import Waits
     from agent.probes.beside.golimiter import GoLimiters
     from agent.probes.beside.hit_cost import COST
@@ -51,6 +53,7 @@ def setup(
     most = float(str(config.get("limiter_share", EXACT)))
     source = GoLimiters(family, kernel.loaded.wire, helper, COST, targets.unseen, most)
     targets.exe(Ask("go", source.found, "limiter"))
+    targets.files.beside_go.append(Ask("go", partial(in_library, targets.unseen), "limiter"))
     ask(cast("Iterable[Mapping[str, object]]", config.get("limiter_functions", ())), source, targets)
     sites = Sites(family, kernel.loaded.wire, targets.analyst, source.binaries, names)
     source.called, source.known = sites.called, sites.known
