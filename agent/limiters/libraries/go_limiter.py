@@ -12,6 +12,8 @@ from agent.columns import NULL_I64
 from agent.limiters.library import Function, LimiterLibrary, Seen, Step
 from agent.limiters.reading import ALLOWED, number, per_second, results, whole
 
+_MONOTONIC = b"v0.7.0"
+
 
 def read(r: np.ndarray) -> dict[str, np.ndarray]:
     """A key whose own limit was set (Set, Burst) may have another interval, too, which is not known."""
@@ -24,7 +26,7 @@ def read(r: np.ndarray) -> dict[str, np.ndarray]:
         "burst": number(r["granted"]),
         "window_ns": np.where(usual, whole_ns, NULL_I64),
         "remaining": np.where(r["error"] == 0, number(r["tokens"]), np.nan),
-        "step_immune": np.zeros(len(r), np.int8),
+        "step_immune": (r["library_version"] == _MONOTONIC).astype(np.int8),
     }
 
 
