@@ -19,7 +19,7 @@ _IOC_ENABLE, _IOC_SET_BPF = 0x2400, 0x40042408
 _BPF_RAW_TRACEPOINT_OPEN, _BPF_LINK_CREATE, _TRACE_UPROBE_MULTI = 17, 28, 48
 _PMU = "/sys/bus/event_source/devices/uprobe"
 #: Known before the helper has its seccomp filter, which refuses uname.
-_RELEASE = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
+_RELEASE = tuple(int(part) for part in os.uname().release.replace("+", "-").split("-")[0].split(".")[:2])
 
 _libc = ct.CDLL(None, use_errno=True)
 

@@ -38,7 +38,7 @@ def setup(
     """Attaches to every Go binary with a library that ``targets`` finds. config: ``limiter_share``, of a thread's time that a program's probes may take all of the time;
     ``limiter_names``, ``limiter_functions``."""
     from agent.limiters.naming import Names
-    from agent.probes.beside.declared_functions import ask
+    from agent.probes.beside.declared_functions import ask, declares
     from agent.probes.beside.go_named import Named
     from agent.probes.beside.go_sites import Sites
     from agent.probes.beside.go_unseen import in_library
@@ -53,8 +53,9 @@ def setup(
     most = float(str(config.get("limiter_share", EXACT)))
     source = GoLimiters(family, kernel.loaded.wire, helper, COST, targets.unseen, most)
     targets.exe(Ask("go", source.found, "limiter"))
-    targets.files.beside_go.append(Ask("go", partial(in_library, targets.unseen), "limiter"))
     ask(cast("Iterable[Mapping[str, object]]", config.get("limiter_functions", ())), source, targets)
+    tell = partial(in_library, targets.unseen)
+    targets.files.beside_go.append(Ask("go", tell, "limiter", wanted=lambda path: not declares(targets, path)))
     sites = Sites(family, kernel.loaded.wire, targets.analyst, source.binaries, names)
     source.called, source.known = sites.called, sites.known
     waits = Waits(sites.called)

@@ -93,6 +93,7 @@ def test_it_is_seen_where_its_function_is_declared(
         log = program.go(17)
         rows = w.rows(program.child.pid, 17)
         assert names(rows) == [("refused", "allowed")[one] for one in log]
+        assert not any(str(path) in str(said["reason"]) for said in w.targets.unseen.told())
         assert set(rows["limiter_id"]) == {b"lent"} and log.count(1) == 6
     finally:
         w.close()
