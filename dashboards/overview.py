@@ -39,6 +39,8 @@ _ROWS: tuple[tuple[str, tuple[tuple[str, str, tuple[str, ...], float], ...]], ..
                 0,
             ),
             ("Decision time, p99", "tickscope.limiter.decision.duration", ("rate_limiting_limiter_id",), 0.99),
+            ("Admitted too many after a jump", "tickscope.limiter.over_admitted", ("direction",), 0),
+            ("Wrongly refused after a jump", "tickscope.limiter.wrongly_refused", ("direction",), 0),
             ("Queue lag", "tickscope.queue.lag", ("messaging_destination_name", "messaging_consumer_group_name"), 0),
             (
                 "Oldest undelivered",

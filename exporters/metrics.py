@@ -29,6 +29,7 @@ _CALL = ("syscall", "basis", "kind")
 _LIMITER = ("comm", "limiter_id", "library", "source", "result")
 _SOCKETS = ("comm", "kind", "saddr", "sport", "device")
 _JUMPED = ("direction", ("forward", "backward"))
+_COUNTED = ("quality", ("exact", "bounded"))
 _NOT_CONNECTIONS = ("kind", ("accept", "qdisc"))
 _NTP_OFFSET = (
     "What the wall clock is believed to be behind: what the kernel has still to slew away, and what daemons say."
@@ -123,6 +124,10 @@ METRICS: tuple[Metric, ...] = (
            "limiter_decision", _LIMITER, "duration_ns", "ns", coarse=True, values=took, was="tickscope_limiter_decision_duration_nanoseconds"),
     Metric("tickscope.limiter.wait", "s", "histogram", "Delay imposed by a decision.", "limiter_decision", _LIMITER, "wait_ns", "ns", coarse=True,
            was="tickscope_limiter_wait_nanoseconds"),
+    *_counted("tickscope.limiter.over_admitted", "{request}", "Requests that limiters admitted because the wall clock had jumped: on true time they would have refused them. At least, of limiters that a finding counts.",
+              "limiter_jump", "limiter", ("direction",), ("comm", "limiter_id", "library"), value="over_admitted", where=_COUNTED),
+    *_counted("tickscope.limiter.wrongly_refused", "{request}", "Requests that limiters refused because the wall clock had jumped: on true time they would have admitted them. At least, of limiters that a finding counts.",
+              "limiter_jump", "limiter", ("direction",), ("comm", "limiter_id", "library"), value="wrongly_refused", where=_COUNTED),
     Metric("tickscope.queue.lag", "{message}", "gauge", "Messages not yet delivered.", "queue_lag", _QUEUE, "lag_messages"),
     Metric("tickscope.queue.lag.age", "s", "gauge", "Age of the lag in time.", "queue_lag", _QUEUE, "lag_s"),
     Metric("tickscope.queue.oldest_undelivered", "s", "gauge", "Age of the oldest undelivered message.", "queue_lag", _QUEUE, "oldest_undelivered_s"),

@@ -9,20 +9,23 @@ stretched or cut.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from agent.batch import Batch
 from agent.correlate.catalogue import causes, dtypes
 from agent.correlate.guard import Guard
 from agent.correlate.limiters import at_work
 from agent.correlate.rows import LastRows, groups
 from agent.correlate.steps import Affected, ClockJump, JumpSeries
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
-from agent.correlate.words import text
+from agent.correlate.words import fit, text
 from agent.limiters.replay import jump as replay
 from agent.limiters.replay.jump import Decisions
 from agent.tables import TABLES
 
-_CHANGE = TABLES["clock_change"]
+_CHANGE, _OUTCOME = TABLES["clock_change"], TABLES["limiter_jump"]
 #: What jumps and their effects are made of.
 READS = {"clock_change": ("kind", "via", "unwatched_ns", "size_ns", "err_ns", "real_mono_before_ns", "real_mono_after_ns", "ret"),
          "limiter_decision": ("limiter_id", "library", "result", "limit_per_s", "burst", "window_ns", "wait_ns", "duration_ns", "step_immune",
@@ -41,6 +44,12 @@ class ClockWatch:
         self.counting: list[ClockJump] = []
         self.skipped = 0
         self._series: dict[tuple[str, str | None], JumpSeries] = {}
+        self._outcomes: list[dict[str, Any]] = []
+
+    def outcomes(self) -> list[Batch]:
+        """What was replayed since it was asked last, as rows of ``limiter_jump``."""
+        found, self._outcomes = self._outcomes, []
+        return [_rows(found)] if found else []
 
     def judge(self, config: CorrelatorConfig) -> None:
         """Jumps from now on by this configuration's thresholds."""
@@ -87,6 +96,8 @@ class ClockWatch:
         complete = int(rows["t_ns"][0]) if self.decisions.dropped else jump.t_ns - self._config.keep_ns
         decisions = Decisions(rows, complete)
         found = decisions.around(replay.Jump(jump.t_ns, jump.size_ns, 0, jump.until_ns), most=_MEMBERS)
+        named = {(a.limiter, pid) for a in hit for pid in (a.pid, None)}
+        self._outcomes += [one.as_row() for one in found if (one.limiter_id, one.pid) in named]
         for a in hit:
             mine = [one for one in found if (one.limiter_id, one.pid) == (a.limiter, a.pid)]
             if any(one.quality not in ("exact", "bounded") for one in mine) or (len(mine) > 1 and decisions.left_out):
@@ -205,6 +216,25 @@ def _window_ns(rows: np.ndarray) -> np.ndarray:
     refill = np.divide(rows["burst"], rows["limit_per_s"], out=np.zeros(len(rows)), where=rows["limit_per_s"] > 0)
     refill = np.nan_to_num(np.minimum(refill, 3600.0) * SECOND).astype(np.int64)
     return np.where(rows["window_ns"] > 0, rows["window_ns"], refill)
+
+
+def _rows(found: list[dict[str, Any]]) -> Batch:
+    """Values that an outcome does not have stay unknown."""
+    rows = _OUTCOME.empty(len(found))
+    for row, one in zip(rows, found, strict=True):
+        values = {**one, "t_ns": one["until_ns"], "direction": "forward" if one["size_ns"] > 0 else "backward"}
+        for column in _OUTCOME.columns:
+            value = values[column.name]
+            if value is None or (column.kind == "enum" and not value):
+                continue
+            row[column.name] = (
+                column.code(value)
+                if column.kind == "enum"
+                else fit(value, column.width)
+                if column.kind == "str"
+                else value
+            )
+    return Batch(_OUTCOME.name, rows)
 
 
 def _int(value: np.integer) -> int | None:

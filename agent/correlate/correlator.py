@@ -102,7 +102,7 @@ class Correlator:
 
     def advance(self, watermark_ns: int) -> list[Batch]:
         """Processes rows with ``t_ns <= watermark_ns`` in time order; returns findings that are new, changed or closed, each followed by its
-        ``evidence`` as far as that is new or has changed.
+        ``evidence`` as far as that is new or has changed; and ``limiter_jump``.
 
         A watermark that does not grow does nothing. Rows of one call come out in order of their start and id.
         """
@@ -253,8 +253,8 @@ class Correlator:
         found.closed = found.closed or (not counting and not lasting and quiet)
 
     def _emit(self, t_ns: int) -> list[Batch]:
-        """Findings that changed since they were last emitted; closed ones are forgotten when nothing can join them any more."""
-        out = []
+        """Findings that changed since they were last emitted; closed ones are forgotten when nothing can join them any more. What jumps made of limiters, first."""
+        out = self._clock.outcomes()
         for found in sorted(self._findings, key=lambda f: (f.start_ns, f.finding_id)):
             if not found.finding_id:
                 continue

@@ -18,6 +18,8 @@ _PERF_EVENT_OPEN = 298 if os.uname().machine == "x86_64" else 241
 _IOC_ENABLE, _IOC_SET_BPF = 0x2400, 0x40042408
 _BPF_RAW_TRACEPOINT_OPEN, _BPF_LINK_CREATE, _TRACE_UPROBE_MULTI = 17, 28, 48
 _PMU = "/sys/bus/event_source/devices/uprobe"
+#: Known before the helper has its seccomp filter, which refuses uname.
+_RELEASE = tuple(int(part) for part in os.uname().release.replace("+", "-").split("-")[0].split(".")[:2])
 
 _libc = ct.CDLL(None, use_errno=True)
 
@@ -56,7 +58,7 @@ def attach_uprobe(program: int, file: int, offsets: list[int], ret: bool, pid: i
 
 def knows_processes() -> bool:
     """46ba0e49b642 (kernel 6.10): a link's pid is that of a process."""
-    return tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2]) >= (6, 10)
+    return _RELEASE >= (6, 10)
 
 
 def _multi_link(program: int, path: ct.Array[ct.c_char], offsets: list[int], ret: bool, pid: int) -> int:

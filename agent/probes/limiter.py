@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -37,9 +38,10 @@ def setup(
     """Attaches to every Go binary with a library that ``targets`` finds. config: ``limiter_share``, of a thread's time that a program's probes may take all of the time;
     ``limiter_names``, ``limiter_functions``."""
     from agent.limiters.naming import Names
-    from agent.probes.beside.declared_functions import ask
+    from agent.probes.beside.declared_functions import ask, declares
     from agent.probes.beside.go_named import Named
     from agent.probes.beside.go_sites import Sites
+    from agent.probes.beside.go_unseen import in_library
     from agent.probes.beside.go_waits import Waits
     from agent.probes.beside.golimiter import GoLimiters
     from agent.probes.beside.hit_cost import COST
@@ -52,6 +54,8 @@ def setup(
     source = GoLimiters(family, kernel.loaded.wire, helper, COST, targets.unseen, most)
     targets.exe(Ask("go", source.found, "limiter"))
     ask(cast("Iterable[Mapping[str, object]]", config.get("limiter_functions", ())), source, targets)
+    tell = partial(in_library, targets.unseen)
+    targets.files.beside_go.append(Ask("go", tell, "limiter", wanted=lambda path: not declares(targets, path)))
     sites = Sites(family, kernel.loaded.wire, targets.analyst, source.binaries, names)
     source.called, source.known = sites.called, sites.known
     waits = Waits(sites.called)

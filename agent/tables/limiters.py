@@ -34,5 +34,16 @@ DECLARED = (
           i64("refused_high", "at most, 95 in 100 times, as if its callers had waited for the probes; null: the probes set the pace, so refused is at least so many"),
           enum("basis", "bucket windows bounds", "where allowed is from: the limiter's own bucket, exactly; what windows say of the time between them; or bounds that the bucket sets, which filled or was given something twice"),
           f64("pace", "how many times as often it may decide while it is not watched, if its callers wait for the answers; null: not known, the probes set the pace"), measure="refused"),
+    table("limiter_jump", "a limiter near a jump of the wall clock that is a finding: what it decided from the jump to t_ns, and what it would have decided on true time", text("limiter_id", 64, "which limiter", "rate_limiting.limiter.id"),
+          i64("member", "which of those that one place asks"), text("library", 48, "limiter library"), text("library_version", 24, "its version"),
+          i64("pid", "its process; null where several have one state", "", "process.pid"), text("comm", 16, "its command name", "process.command"),
+          i64("jump_t_ns", "the jump, CLOCK_BOOTTIME", "ns"), i64("size_ns", "how far it moved the wall clock", "ns"), enum("direction", "forward backward", "which way", "direction"),
+          enum("quality", "exact bounded estimated", "how good the counts are; null: nothing is counted"), text("reason", 160, "why they are no better"), text("algorithm", 48, "the model that decided again"),
+          i64("decisions", "decisions that were replayed"), i64("admitted_program", "admitted by its clock"), i64("refused_program", "refused by its clock"),
+          i64("admitted_true", "admitted on true time"), i64("refused_true", "refused on true time"),
+          i64("over_admitted", "admitted by its clock, refused on true time; bounded: at least"), i64("wrongly_refused", "the other way round; bounded: at least"),
+          i64("over_admitted_most", "with quality bounded, at most"), i64("wrongly_refused_most", "with quality bounded, at most"),
+          i64("excess", "how far the admitted got ahead of true time at most (below 0: behind)"), i64("excess_from_ns", "from when, CLOCK_BOOTTIME", "ns"), i64("excess_to_ns", "and until when", "ns"),
+          i64("windows_overlapped", "windows on its clock that came twice"), i64("windows_skipped", "and that never came"), measure="over_admitted"),
 )
 # fmt: on

@@ -50,6 +50,7 @@ class Files:
     ) -> None:
         self.libraries: list[tuple[bytes, Ask]] = []
         self.executables: list[Ask] = []
+        self.beside_go: list[Ask] = []  # of all libraries of a process in which Go runs
         self._analyst, self._digesting, self._shares, self._unseen, self._failures, self._multi = (
             analyst,
             digesting,

@@ -32,6 +32,10 @@ class Mapping:
         return [*by_path, f"map:{self.span.decode()}"]
 
 
+#: Any shared library's file name.
+LIBRARY = rb"[^/\n]*\.so(?:\.[^/\n ]*)?"
+
+
 def line_pattern(names: Iterable[bytes]) -> re.Pattern[bytes]:
     """Lines of code mappings of files whose names match one of these patterns as a whole."""
     return re.compile(

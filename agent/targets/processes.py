@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 from functools import partial
 from typing import TYPE_CHECKING
 
 from agent.errors import printable
-from agent.kernel.limits import FILES_A_PROCESS, MAPPINGS_A_FILE, MAPS_BYTES
+from agent.kernel.limits import FILES_A_PROCESS, GO_FILES_A_PROCESS, MAPPINGS_A_FILE, MAPS_BYTES
 from agent.kernel.steps import Steps, Wait
 from agent.targets.asked import Ask, FileId
 from agent.targets.files import Files
 from agent.targets.images import Images
 from agent.targets.looks import Look, Process, link_of
-from agent.targets.maps import Mapping, collect, companion, line_pattern, pieces
+from agent.targets.maps import LIBRARY, Mapping, collect, companion, line_pattern, pieces
 from agent.targets.roots import Root, Roots, libraries
 from agent.targets.unseen import Unseen, UnseenPrograms
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from agent.targets.attacher import Attacher
 
 _NEW = Process(b"0", [], set())
+#: What a Go runtime handles wherever it runs: faults, and the signal by which it preempts.
+_OF_GO = sum(1 << one - 1 for one in (signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV, signal.SIGURG))
 
 
 class Processes:
@@ -40,6 +43,7 @@ class Processes:
             pause,
         )
         self._pattern: re.Pattern[bytes] | None = None
+        self._any = line_pattern([LIBRARY])
         self._mappings: dict[tuple[bytes, bytes, bytes], FileId] = {}
         self._known: dict[int, Process] = {}
         self._told: dict[int, set[tuple[str, str]]] = {}
@@ -67,7 +71,7 @@ class Processes:
             exe = yield from self._open(look, ["exe"], b"", self._files.executables, b"")
         used = set(exe)
         self._known[pid] = Process(size, exe, used)
-        if self._pattern is not None:
+        if self._pattern is not None or self._files.beside_go:
             yield from self._libraries(look, used)
 
     def looked(self, look: Look, known: Process, error: Exception | None) -> None:
@@ -114,20 +118,24 @@ class Processes:
                 self._unseen.forget(probe, shown)
 
     def _libraries(self, look: Look, used: set[FileId]) -> Steps[None]:
+        go = bool(self._files.beside_go) and runs_go(look.owner.pid)
+        pattern, more = (self._any, self._files.beside_go) if go else (self._pattern, [])
+        if pattern is None:
+            return
         fd = yield self._helper.opening(look.owner.pid, "maps")
         with open(fd, "rb") as maps:
             text = maps.read(MAPS_BYTES)
         found: dict[tuple[bytes, bytes, bytes], Mapping] = {}
-        assert self._pattern is not None
         for number, piece in enumerate(pieces(text)):
             if number:
                 yield self._pause
-            collect(found, self._pattern, piece)
+            collect(found, pattern, piece)
         if len(text) == MAPS_BYTES:
             self._tell(
                 look, "its mappings", f"has more than {MAPS_BYTES >> 20} MB of mappings: those beyond are not looked at"
             )
-        for key, mapping in list(found.items())[:FILES_A_PROCESS]:
+        most = GO_FILES_A_PROCESS if go else FILES_A_PROCESS
+        for key, mapping in list(found.items())[:most]:
             if key not in self._mappings or self._files.wanting(self._mappings[key], look.owner):
                 if mapping.times > MAPPINGS_A_FILE:
                     self._tell(
@@ -137,16 +145,18 @@ class Processes:
                     )
                     continue
                 for file in (
-                    yield from self._open(look, mapping.ways, mapping.plain, self._files.matching(mapping.plain), text)
+                    yield from self._open(
+                        look, mapping.ways, mapping.plain, [*self._files.matching(mapping.plain), *more], text
+                    )
                 ):
                     self._mappings[key] = file
             if key in self._mappings:
                 used.add(self._mappings[key])
-        if len(found) > FILES_A_PROCESS:
+        if len(found) > most:
             self._tell(
                 look,
                 f"{len(found)} libraries",
-                f"maps more libraries than are looked at in one process ({FILES_A_PROCESS})",
+                f"maps more libraries than are looked at in one process ({most})",
             )
 
     def _open(
@@ -183,3 +193,13 @@ class Processes:
         probe, shown = f"process:{printable(look.owner.comm)}", printable(f"{os.fsdecode(what)} ({look.owner})")
         self._unseen.tell(Unseen(probe, shown, "degraded", reason, "see docs/limits.md", look.owner.uid))
         look.told.add((probe, shown))
+
+
+def runs_go(pid: int) -> bool:
+    """Whether there is a Go runtime in the process, as far as its signals tell: in what runs, or in a library."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as status:
+            caught = next((int(line.split()[1], 16) for line in status if line.startswith(b"SigCgt:")), 0)
+    except OSError:
+        return False
+    return caught & _OF_GO == _OF_GO

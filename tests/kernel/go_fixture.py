@@ -48,11 +48,12 @@ def _toolchain(version: str) -> str:
 #: Arguments by kind; of those that C takes part in, too.
 _ARGS = {
     "stripped": ["-ldflags=-s -w"],
-    "older": ["-modfile=older.mod"],
+    "older": ["-modfile=older.mod", "-tags=older"],
+    "oldest": ["-modfile=oldest.mod", "-tags=older"],
     "2019": ["-modfile=first.mod"],
     "noopt": ["-gcflags=all=-N -l"],
 }
-_CGO = {"race": ["-race"], "cgo": ["-ldflags=-linkmode=external"]}
+_CGO = {"race": ["-race"], "cgo": ["-ldflags=-linkmode=external"], "shared": ["-buildmode=c-shared"]}
 
 
 def _build(out: Path, program: str, kind: str, toolchain: str, pie: bool) -> str:
@@ -92,7 +93,7 @@ def _build(out: Path, program: str, kind: str, toolchain: str, pie: bool) -> str
 
 def go_binary(kind: str = "plain", program: str = "limits") -> Path:
     """A build of a program: ``plain``, ``pie``, ``stripped`` (by the linker), ``piestripped`` (by strip), ``noopt`` (neither optimised nor inlined), ``race``, ``cgo`` (linked with
-    libc by the system's linker), or ``go1.NN.MM``; of ``libraries``, ``older`` has older versions of them; of ``limits``, ``2019`` has a type whose fields lay elsewhere.
+    libc by the system's linker), ``shared`` (a library for C), or ``go1.NN.MM``; of ``libraries``, ``older`` and ``oldest`` have older versions of them; of ``limits``, ``2019`` has a type whose fields lay elsewhere.
 
     Skips where there is no Go, or no toolchain of that version to be had; a current Go that cannot build is a failure.
     """

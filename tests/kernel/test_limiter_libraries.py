@@ -130,11 +130,11 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["plain", "stripped", "older", "noopt", "race", "cgo"])
+@pytest.mark.parametrize("kind", ["plain", "stripped", "pie", "piestripped", "older", "oldest", "noopt", "race", "cgo"])
 def test_each_decision_as_the_program_was_told(
     watch: Callable[..., Watch], own: Callable[[str], Path], redis: str, kind: str
 ) -> None:
-    """Processes that were there before the agent; ``older``: versions with other types and fields."""
+    """Processes that were there before the agent; ``older``, ``oldest``: versions with other types, fields, arguments or import paths."""
     path, unsure = own(kind), kind in ("noopt", "race")  # a copy of x/time/rate is known by its first instructions
     modes = [mode for mode in COUNTS if not (unsure and mode == "tollbooth")]
     programs = {mode: Limits.start(path, mode, COUNTS[mode], REDIS_SOCKET=redis) for mode in modes}
@@ -154,7 +154,12 @@ def test_each_decision_as_the_program_was_told(
         limits = {(round(float(r["limit_per_s"]), 12), float(r["burst"]), int(r["window_ns"])) for r in rows}
         if mode in LIMITS:
             assert limits == {(round(rate, 12), burst, window) for rate, burst, window in LIMITS[mode]}, mode
-        immune = {"juju": {1}, "tollbooth": {1}, "uber": {int(kind == "older")}}
+        immune = {
+            "juju": {1},
+            "tollbooth": {1},
+            "uber": {int(kind.startswith("old"))},
+            "golimiter": {int(kind == "older")},
+        }
         assert set(rows["step_immune"]) == immune.get(mode, {0}), mode
         program.end()
     assert w.attached.lost() == 0

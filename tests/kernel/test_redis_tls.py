@@ -16,12 +16,16 @@ from pathlib import Path
 import numpy as np
 import redis
 
+from agent.kernel.helper import serve
+from agent.kernel.helper_client import Helper, start
 from agent.kernel.load import load, release
 from agent.kernel.source import KernelSource
+from agent.posix.child import fork
 from agent.probes import discover
 from agent.probes.beside.redis_tls import RedisTls
 from agent.probes.beside.redis_wire import RedisWire
 from agent.tables import TABLES
+from agent.targets.attacher import Attacher
 from agent.targets.targets import Targets
 from tests.kernel.local_attach import LocalAttacher
 from tests.kernel.test_redis_wire import BUCKET, GCRA_LIKE, told
@@ -71,7 +75,9 @@ class TlsRedis(Redis):
 class TlsRig:
     """What the agent has, with these ports."""
 
-    def __init__(self, *ports: int, servers: tuple[int, ...] = (), per_s: int = 20_000) -> None:
+    def __init__(
+        self, *ports: int, servers: tuple[int, ...] = (), per_s: int = 20_000, helper: Helper | None = None
+    ) -> None:
         known = discover()
         self.loaded = load([known[name] for name in ("exec", "tcp", "redis", "tls", "redis_tls")])
         for family in self.loaded.families.values():
@@ -79,6 +85,7 @@ class TlsRig:
         families = self.loaded.families
         self.kernel = KernelSource(self.loaded, interval_ns=200_000_000)
         self.attacher = LocalAttacher()
+        self.helper: Attacher = helper or self.attacher
         self.targets = Targets(self.attacher, self.kernel)
         self.wire = RedisWire(
             families["redis"],
@@ -89,7 +96,7 @@ class TlsRig:
             find_ports=lambda _: frozenset(ports),
         )  # type: ignore[arg-type]
         self.tls = RedisTls(
-            families["redis_tls"], families["redis"], self.kernel, self.attacher, self.targets, lambda: servers
+            families["redis_tls"], families["redis"], self.kernel, self.helper, self.targets, lambda: servers
         )
         self.sources = [self.kernel, self.targets, self.wire, self.tls]
         self.rows: list[np.ndarray] = []
@@ -98,6 +105,7 @@ class TlsRig:
         self.pump()
 
     def pump(self) -> None:
+        self.helper.pump()
         for source in self.sources:
             for batch in source.drain(time.clock_gettime_ns(time.CLOCK_BOOTTIME)):  # type: ignore[attr-defined]
                 assert batch.table != "loss", batch.rows
@@ -165,8 +173,10 @@ def running(text: str, server: TlsRedis, certs: Path) -> Iterator[Program]:
 
 
 @contextlib.contextmanager
-def rigged(*ports: int, servers: tuple[int, ...] = (), per_s: int = 20_000) -> Iterator[TlsRig]:
-    one = TlsRig(*ports, servers=servers, per_s=per_s)
+def rigged(
+    *ports: int, servers: tuple[int, ...] = (), per_s: int = 20_000, helper: Helper | None = None
+) -> Iterator[TlsRig]:
+    one = TlsRig(*ports, servers=servers, per_s=per_s, helper=helper)
     try:
         yield one
     finally:
@@ -223,6 +233,19 @@ def test_the_servers_end(tmp_path: Path, certs: Path) -> None:
         subprocess.run(["redis-cli", "--tls", "--cacert", certs / "cert", "-p", str(server.tls_port), "EVAL", GCRA_LIKE, "1", "rate:cli", "7", "7", "60", "1"],
                        check=True, stdout=subprocess.DEVNULL)  # fmt: skip
         assert told(rig.take(1)) == counted([1])
+
+
+def test_it_is_read_with_what_the_helper_may_do(tmp_path: Path, certs: Path) -> None:
+    with (
+        contextlib.closing(start(fork("helper", serve), 65534, 65534)) as confined,
+        serving(tmp_path, certs) as server,
+        rigged(server.tls_port, helper=confined) as rig,
+        running(CLIENT, server, certs) as client,
+    ):
+        confined.restrict()
+        rig.reads(client.child.pid)
+        log = client.decide("rate:a", 13)
+        assert told(rig.take(13)) == counted(log)
 
 
 def test_both_ends_are_told_once_by_the_client(tmp_path: Path, certs: Path) -> None:

@@ -10,6 +10,7 @@ from agent.limiters.models.model import Arrivals, Limit
 from agent.limiters.replay.jump import Decisions, Jump
 from agent.limiters.replay.outcome import compared, windows
 from agent.tables import TABLES
+from exporters.aggregate import MetricStore
 from tests.unit.correlate_scenarios import APP_PID, START, T0, Host, S, latest, run
 
 BASE = 1_790_000_000 * S
@@ -47,6 +48,32 @@ def test_the_sentence_tells_what_the_bucket_let_through(step_ns: int, words: str
     assert words.format(abs(admitted - true)) in str(found["sentence"])
 
 
+@pytest.mark.parametrize("step_ns", [2 * S, -2 * S])
+def test_rows_and_metrics_tell_it_too(step_ns: int) -> None:
+    """Once, as ``limiters replay`` counts it until then; the other direction stays at 0."""
+    host, store = Host(), MetricStore()
+    admitted, true = bucket(host, 33.5, step_ns)
+    said = run(host, 40, tables=("limiter_jump",))
+    for batch in said:
+        store.offer(batch)
+    (row,) = [row for batch in said for row in batch.rows]
+    assert (
+        row["over_admitted"] - row["wrongly_refused"]
+        == row["admitted_program"] - row["admitted_true"]
+        == admitted - true
+        != 0
+    )
+    rows = np.concatenate([rows for table, rows in host.made if table == "limiter_decision"])
+    (one,) = Decisions(rows, 0).around(Jump(T0 + 30 * S, step_ns, 0, int(row["t_ns"])))
+    assert (row["over_admitted"], row["wrongly_refused"]) == (one.over_admitted, one.wrongly_refused)
+    way = "forward" if step_ns > 0 else "backward"
+    told = {m.name.removeprefix("tickscope.limiter."): {dict(s.attributes)["direction"]: s.value for s in series} for m, series in store.collect() if "admitted" in m.name or "wrongly" in m.name}  # fmt: skip
+    for name in ("over_admitted", "wrongly_refused"):
+        others = {other: 0 for other in ("forward", "backward", "_OTHER") if other != way}
+        assert told[name] == {way: int(row[name]), **others}
+        assert told[f"{name}.by_limiter"] == {way: int(row[name])}
+
+
 @pytest.mark.parametrize(
     "more", [{"library": b"own"}, {"step_immune": 1}, {"sample_rate": 0.25}, {"limit_per_s": np.nan}]
 )
@@ -55,6 +82,17 @@ def test_what_is_not_known_is_not_said(more: dict[str, object]) -> None:
     bucket(host, 33.5, 2 * S, **more)
     (found,) = latest(run(host, 40))
     assert "too many" not in str(found["sentence"])
+
+
+def test_an_estimate_is_a_row_with_its_reason_and_no_metric() -> None:
+    host, store = Host(), MetricStore()
+    bucket(host, 33.5, 2 * S, sample_rate=0.25)
+    (batch,) = run(host, 40, tables=("limiter_jump",))
+    store.offer(batch)
+    (row,) = batch.rows
+    assert row["quality"] == TABLES["limiter_jump"].code("quality", "estimated") and b"0.25" in row["reason"]
+    assert row["over_admitted"] > 0
+    assert not any(s.value for m, series in store.collect() if "over_admitted" in m.name for s in series)
 
 
 def test_a_level_that_nobody_told_is_found() -> None:

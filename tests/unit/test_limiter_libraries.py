@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent.batch import make
 from agent.binaries import gofacts
 from agent.columns import NULL_I64
 from agent.kernel.load import BPF_DIR
@@ -19,6 +20,7 @@ from agent.limiters import catalogue, libraries
 from agent.limiters.decision import Decoder, hashed
 from agent.limiters.library import ARGUMENTS, BASES, RESULTS, Function, LimiterLibrary, Refused, Seen, Step, place
 from agent.limiters.reading import UNKNOWN
+from agent.limiters.replay.ruled import ruled
 from agent.probes import limiter
 from agent.probes.beside import go_decisions
 from agent.probes.limiter import PROBE
@@ -48,6 +50,14 @@ def nothing(r: np.ndarray) -> dict[str, np.ndarray]:
 def declared(package: str, refused: tuple[Refused, ...] = (), **places: str) -> Seen:
     take = Function("Take", "decision", "limiter_x_begin", "limiter_x_end", places, {"ok": "bx"}, "decisions")
     return Seen("example.com/shop", (f"example.com/shop/{package}",), (take,), "x.Limiter", nothing, refused)
+
+
+@pytest.mark.parametrize(
+    ("version", "clock"), [("v0.7.0", "monotonic"), ("v0.7.1", "wall"), ("v1.0.0", "wall"), ("", "wall")]
+)
+def test_one_version_of_go_limiter_goes_by_another_clock(version: str, clock: str) -> None:
+    row = make("limiter_decision", 1, library=b"github.com/sethvargo/go-limiter", library_version=version.encode()).rows
+    assert ruled(row[0]).clock == clock
 
 
 def test_a_library_is_known_by_being_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

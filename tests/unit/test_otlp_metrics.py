@@ -100,6 +100,8 @@ def test_a_fresh_store_has_every_bounded_series_at_0_and_a_first_event_adds_none
         "tickscope.clock.changes",
         "tickscope.tcp.resets",
         "tickscope.limiter.decisions",
+        "tickscope.limiter.over_admitted",
+        "tickscope.limiter.wrongly_refused",
         "tickscope.socket.accept.overflows",
     )
     before = {n: len(_zeros(store, n)) for n in names}
@@ -121,6 +123,7 @@ def test_a_fresh_store_has_every_bounded_series_at_0_and_a_first_event_adds_none
     store.offer(make("loss", 2, t_ns=1, stage=[1, 4], source=b"x", count=[9060, NULL_I64]))
     store.offer(make("tcp_reset", 1, t_ns=1, direction=0))
     store.offer(make("limiter_decision", 1, t_ns=1, result=1))
+    store.offer(make("limiter_jump", 1, t_ns=1, quality=0, direction=0, over_admitted=17, wrongly_refused=3))
     for overflows in (7, 8):
         store.offer(make("socket_queue", 1, t_ns=overflows, kind=0, overflows=overflows))
         store.collect()
@@ -135,6 +138,8 @@ def test_a_fresh_store_has_every_bounded_series_at_0_and_a_first_event_adds_none
         "tickscope.clock.changes": 1,
         "tickscope.tcp.resets": 1,
         "tickscope.limiter.decisions": 1,
+        "tickscope.limiter.over_admitted": 17,
+        "tickscope.limiter.wrongly_refused": 3,
         "tickscope.socket.accept.overflows": 1,
     }
     assert {n: len(_series(store, n)) for n in names} == before

@@ -2,6 +2,8 @@
 
 type store struct { tokens uint64; interval time.Duration; ... }
 func (s *store) Take(ctx context.Context, key string) (tokens, remaining, reset uint64, ok bool, err error)
+
+v0.7.0 reads runtime.nanotime, all others the wall clock. Those before it link with no Go whose calls can be read: runtime.walltime is gone since Go 1.17.
 """
 
 import numpy as np
@@ -9,6 +11,8 @@ import numpy as np
 from agent.columns import NULL_I64
 from agent.limiters.library import Function, LimiterLibrary, Seen, Step
 from agent.limiters.reading import ALLOWED, number, per_second, results, whole
+
+_MONOTONIC = b"v0.7.0"
 
 
 def read(r: np.ndarray) -> dict[str, np.ndarray]:
@@ -22,7 +26,7 @@ def read(r: np.ndarray) -> dict[str, np.ndarray]:
         "burst": number(r["granted"]),
         "window_ns": np.where(usual, whole_ns, NULL_I64),
         "remaining": np.where(r["error"] == 0, number(r["tokens"]), np.nan),
-        "step_immune": np.zeros(len(r), np.int8),
+        "step_immune": (r["library_version"] == _MONOTONIC).astype(np.int8),
     }
 
 
@@ -31,7 +35,7 @@ LIBRARY = LimiterLibrary(
     "go",
     "wall",
     "fixed window",
-    (Step("no window ends for D", "a window ends D early: up to a whole limit more"),),
+    (Step("none", "none", r"v0\.7\.0"), Step("no window ends for D", "a window ends D early: up to a whole limit more")),
     Seen(
         module="github.com/sethvargo/go-limiter",
         packages=("github.com/sethvargo/go-limiter/memorystore",),

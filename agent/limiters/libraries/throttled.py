@@ -2,7 +2,7 @@
 
 type GCRARateLimiterCtx struct { limit int; delayVariationTolerance, emissionInterval time.Duration; store GCRAStoreCtx; maxCASAttemptsLimit int }
 func (g *GCRARateLimiterCtx) RateLimitCtx(ctx context.Context, key string, quantity int) (bool, RateLimitResult, error)
-func (g *GCRARateLimiter) RateLimit(key string, quantity int) (bool, RateLimitResult, error)  before v2.10, with the same fields
+func (g *GCRARateLimiter) RateLimit(key string, quantity int) (bool, RateLimitResult, error)  before v2.10, with the same fields; before v2.3, without /v2
 type RateLimitResult struct { Limit, Remaining int; ResetAfter, RetryAfter time.Duration }
 
 Its clock is the store's: of the one in memory the wall clock of this host, of that in Redis that host's. Whether it is exposed follows from neither.
@@ -40,7 +40,7 @@ LIBRARY = LimiterLibrary(
     (Step("nothing is admitted for D, once the burst is spent", "up to burst more"),),
     Seen(
         module="github.com/throttled/throttled",
-        packages=("github.com/throttled/throttled/v2",),
+        packages=("github.com/throttled/throttled/v2", "github.com/throttled/throttled"),
         functions=(
             Function("(*GCRARateLimiterCtx).RateLimitCtx", "decision", "limiter_throttled_limit", "limiter_throttled_limited",
                      _FIELDS | {"key": "di", "key_size": "si", "n": "r8"}, _LIMITED, "decisions"),

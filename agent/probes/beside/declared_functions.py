@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from agent.limiters.functions.declared import OwnFunction
     from agent.probes.beside.golimiter import GoLimiters
     from agent.targets.targets import Targets
+
+
+_OWN = "own"
 
 
 def ask(kept: Iterable[Mapping[str, Any]], source: GoLimiters, targets: Targets) -> None:
@@ -31,13 +35,18 @@ def ask(kept: Iterable[Mapping[str, Any]], source: GoLimiters, targets: Targets)
         _ask(program, [one for one in found if one.program == program], source, targets)
 
 
+def declares(targets: Targets, path: str) -> bool:
+    """Whether functions in this shared library are declared."""
+    return any(one.analysis == _OWN and one.wanted(path) for one in targets.files.matching(os.fsencode(path)))
+
+
 def _ask(program: str, found: list[OwnFunction], source: GoLimiters, targets: Targets) -> None:
     from agent.limiters.functions.seen import asked, own_name
     from agent.limiters.functions.settings import glob, is_shared, matches
 
     shared, known = is_shared(found[0]), seen()
     declared = [asked(one, known[own_name(one.name)].functions[0], shared) for one in found]
-    asks = Ask("own", source.found, "limiter", {"declared": declared}, wanted=partial(matches, found[0]))
+    asks = Ask(_OWN, source.found, "limiter", {"declared": declared}, wanted=partial(matches, found[0]))
     if shared:
         targets.library(glob(program.rpartition("/")[2]).encode(), asks)
     else:

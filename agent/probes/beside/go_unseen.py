@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from agent.errors import printable
+from agent.kernel.steps import Steps
 from agent.probes.beside.go_binary import Binary, name_of
 from agent.targets.asked import Release, Target
 from agent.targets.unseen import Unseen, UnseenPrograms
@@ -25,5 +28,21 @@ def unprobed(programs: UnseenPrograms, target: Target, packages: list[str]) -> R
         target.owner,
         "unavailable",
         reason,
+        "declare its function in limiter_functions, or have it send its decisions (docs/limiters.md)",
+    )
+
+
+def in_library(programs: UnseenPrograms, target: Target, facts: dict[str, Any]) -> Steps[Release | None]:
+    """Tells of limiters in Go that a program of whatever language loads."""
+    yield from ()
+    packages = [one for known in facts["probed"] for one in known["packages"]] + facts["others"]
+    if not packages:
+        return None
+    return programs.of(
+        "limiter",
+        target.path,
+        target.owner,
+        "unavailable",
+        f"Go in a shared library, with {', '.join(map(printable, packages))}: only programs are probed",
         "declare its function in limiter_functions, or have it send its decisions (docs/limiters.md)",
     )

@@ -21,15 +21,8 @@ import (
 	sentinel "github.com/alibaba/sentinel-golang/api"
 	"github.com/alibaba/sentinel-golang/core/flow"
 	"github.com/alibaba/sentinel-golang/logging"
-	"github.com/didip/tollbooth/v7"
-	"github.com/go-redis/redis_rate/v10"
 	juju "github.com/juju/ratelimit"
-	"github.com/redis/go-redis/v9"
 	"github.com/sethvargo/go-limiter/memorystore"
-	"github.com/throttled/throttled/v2"
-	"github.com/throttled/throttled/v2/store/memstore"
-	"github.com/ulule/limiter/v3"
-	"github.com/ulule/limiter/v3/drivers/store/memory"
 	uber "go.uber.org/ratelimit"
 )
 
@@ -126,50 +119,8 @@ func asJuju() call {
 	}
 }
 
-func asTollbooth() call {
-	lim := tollbooth.NewLimiter(0.001, nil)
-	lim.SetBurst(11)
-	return func(i int) {
-		d := decision{Start: boottime(), Cost: 1}
-		d.Result = name(tollbooth.LimitByKeys(lim, []string{"all"}) == nil)
-		record(d)
-	}
-}
-
 func key(i int) string {
 	return []string{"customer 17", "10.1.2.3", strings.Repeat("long ", 40)}[i%3]
-}
-
-func asThrottled() call {
-	store, err := memstore.NewCtx(100)
-	check(err)
-	lim, err := throttled.NewGCRARateLimiterCtx(store, throttled.RateQuota{MaxRate: throttled.PerHour(2), MaxBurst: 6})
-	check(err)
-	return func(i int) {
-		d := decision{Limiter: fmt.Sprintf("throttled.GCRARateLimiter@%p", lim), Key: key(i), Start: boottime(), Cost: int64(1 + i%2)}
-		limited, told, err := lim.RateLimitCtx(ctx, d.Key, int(d.Cost))
-		check(err)
-		d.Result, d.Remaining = name(!limited), int64(told.Remaining)
-		record(d)
-	}
-}
-
-func asUlule() call {
-	lim := limiter.New(memory.NewStore(), limiter.Rate{Period: time.Hour, Limit: 5})
-	return func(i int) {
-		d := decision{Limiter: fmt.Sprintf("limiter.Store@%p", lim.Store), Key: key(i), Start: boottime(), Cost: 1}
-		var told limiter.Context
-		var err error
-		if i%2 == 0 {
-			told, err = lim.Get(ctx, d.Key)
-		} else {
-			d.Cost = 2
-			told, err = lim.Increment(ctx, d.Key, 2)
-		}
-		check(err)
-		d.Result, d.Remaining = name(!told.Reached), told.Remaining
-		record(d)
-	}
 }
 
 func asGoLimiter() call {
@@ -180,31 +131,6 @@ func asGoLimiter() call {
 		_, left, _, ok, err := store.Take(ctx, d.Key)
 		check(err)
 		d.Result, d.Remaining = name(ok), int64(left)
-		record(d)
-	}
-}
-
-func asRedisRate() call {
-	addr := os.Getenv("REDIS_SOCKET")
-	network := map[bool]string{true: "unix", false: "tcp"}[strings.HasPrefix(addr, "/")]
-	client := redis.NewClient(&redis.Options{Network: network, Addr: addr, MaxRetries: -1})
-	lim := redis_rate.NewLimiter(client)
-	limit := redis_rate.PerHour(5)
-	return func(i int) {
-		d := decision{Key: key(i), Start: boottime(), Cost: 1}
-		var told *redis_rate.Result
-		var err error
-		if i%2 == 0 {
-			told, err = lim.Allow(ctx, d.Key, limit)
-		} else {
-			d.Cost = 2
-			told, err = lim.AllowAtMost(ctx, d.Key, limit, 2)
-		}
-		if err != nil {
-			d.Result = "error"
-		} else {
-			d.Result, d.Remaining = name(told.Allowed > 0), int64(told.Remaining)
-		}
 		record(d)
 	}
 }

@@ -1,0 +1,79 @@
+//go:build older
+
+// Libraries whose import path or calls are others in newer versions.
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/didip/tollbooth/v6"
+	"github.com/go-redis/redis/v8"
+	"github.com/go-redis/redis_rate/v9"
+	"github.com/throttled/throttled"
+	"github.com/throttled/throttled/store/memstore"
+	"github.com/ulule/limiter/v3"
+	"github.com/ulule/limiter/v3/drivers/store/memory"
+)
+
+func asTollbooth() call {
+	lim := tollbooth.NewLimiter(0.001, nil)
+	lim.SetBurst(11)
+	return func(i int) {
+		d := decision{Start: boottime(), Cost: 1}
+		d.Result = name(tollbooth.LimitByKeys(lim, []string{"all"}) == nil)
+		record(d)
+	}
+}
+
+func asThrottled() call {
+	store, err := memstore.New(100)
+	check(err)
+	lim, err := throttled.NewGCRARateLimiter(store, throttled.RateQuota{MaxRate: throttled.PerHour(2), MaxBurst: 6})
+	check(err)
+	return func(i int) {
+		d := decision{Limiter: fmt.Sprintf("throttled.GCRARateLimiter@%p", lim), Key: key(i), Start: boottime(), Cost: int64(1 + i%2)}
+		limited, told, err := lim.RateLimit(d.Key, int(d.Cost))
+		check(err)
+		d.Result, d.Remaining = name(!limited), int64(told.Remaining)
+		record(d)
+	}
+}
+
+func asUlule() call {
+	lim := limiter.New(memory.NewStore(), limiter.Rate{Period: time.Hour, Limit: 5})
+	return func(i int) {
+		d := decision{Limiter: fmt.Sprintf("limiter.Store@%p", lim.Store), Key: key(i), Start: boottime(), Cost: 1}
+		told, err := lim.Get(ctx, d.Key)
+		check(err)
+		d.Result, d.Remaining = name(!told.Reached), told.Remaining
+		record(d)
+	}
+}
+
+func asRedisRate() call {
+	addr := os.Getenv("REDIS_SOCKET")
+	network := map[bool]string{true: "unix", false: "tcp"}[strings.HasPrefix(addr, "/")]
+	client := redis.NewClient(&redis.Options{Network: network, Addr: addr, MaxRetries: -1})
+	lim := redis_rate.NewLimiter(client)
+	limit := redis_rate.PerHour(5)
+	return func(i int) {
+		d := decision{Key: key(i), Start: boottime(), Cost: 1}
+		var told *redis_rate.Result
+		var err error
+		if i%2 == 0 {
+			told, err = lim.Allow(ctx, d.Key, limit)
+		} else {
+			d.Cost = 2
+			told, err = lim.AllowAtMost(ctx, d.Key, limit, 2)
+		}
+		if err != nil {
+			d.Result = "error"
+		} else {
+			d.Result, d.Remaining = name(told.Allowed > 0), int64(told.Remaining)
+		}
+		record(d)
+	}
+}
