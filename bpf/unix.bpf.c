@@ -5,12 +5,16 @@
  * accepted has its listener's name. What the server reads is a request; what its client reads next is the answer: a little later than it was
  * given, where the client does not run.
  *
+ * A server that reads a part, answers and then reads the rest (php-fpm) hands the buffer back last: so connections are known from their accept
+ * on, where the buffer is empty, and what waits in a queue counts from when it was first seen there.
+ *
  * State is kept by a hash of the server's end; connections that share a place forget each other's. What nobody has read yet, or answered, no
  * event tells: on_unix_sweep looks twice a second (agent/probes/beside/sweep.py). */
 
 #define UNIX_PLACES_LOG2 12
 #define UNIX_BUCKETS 48
 #define UNIX_QUICK_NS 1000000		/* shorter ones are counted only */
+#define UNIX_ANSWERED (~0ull)
 #define UNIX_FLUSH_NS 100000000
 
 struct unix_key {
@@ -39,12 +43,12 @@ struct unix_value {
 struct unix_place {
 	u64 sk;			/* the server's end */
 	u64 address;		/* its struct unix_address, and its inode: neither is used again so soon as its own */
-	u64 inode;
+	u64 inode;		/* 0: accepted, and not looked at since */
 	u64 id;
 	u64 asked_ns;		/* 0: no request waits */
 	u64 flushed_ns;
 	u64 unread;		/* the first buffer that nobody had read when it was looked at, since when */
-	u64 unread_ns;
+	u64 unread_ns;		/* UNIX_ANSWERED: its answer was read before it was read to its end */
 	u32 tid;
 	u32 requests;		/* quick ones that were not told yet */
 	struct proc proc;	/* who serves */
@@ -125,45 +129,79 @@ static __always_inline void unix_slowest(struct unix_value *v, struct unix_place
 	v->server.tid = p->tid;
 }
 
-/* The server, current, has read a request. */
-static __always_inline void unix_asked(void *sk, void *address, u64 now)
+static __always_inline void unix_begins(struct unix_place *p, u32 place, void *sk, void *address, u64 inode)
+{
+	__builtin_memset(p, 0, sizeof(*p));
+	p->sk = (u64)sk;
+	p->address = (u64)address;
+	p->inode = inode;
+	p->id = unix_id(sk, address);
+	u64 *asking = unix_asking.lookup(&place);
+	if (asking)
+		*asking = (u64)sk;
+}
+
+static __always_inline void unix_serves(struct unix_place *p)
+{
+	u64 user = bpf_get_current_pid_tgid();
+	if (p->proc.pid != user >> 32)
+		fill_proc(&p->proc, (void *)bpf_get_current_task());
+	p->tid = user;
+}
+
+/* The server, current, accepts a connection; its end has no inode yet. */
+static __always_inline void unix_accepted(void *sk, void *address)
 {
 	u32 place = unix_place((u64)sk);
 	struct unix_place *p = unix_places.lookup(&place);
-	u64 user = bpf_get_current_pid_tgid(), inode = unix_inode(sk);
+	if (!p)
+		return;
+	unix_begins(p, place, sk, address, 0);
+	unix_serves(p);
+}
+
+/* The server, current, has read a request to the end of this buffer. */
+static __always_inline void unix_asked(void *sk, void *address, u64 skb, u64 now)
+{
+	u32 place = unix_place((u64)sk);
+	struct unix_place *p = unix_places.lookup(&place);
+	u64 inode = unix_inode(sk);
 	if (!p || !inode)
 		return;
-	if (p->sk != (u64)sk || p->inode != inode || p->address != (u64)address) {
-		__builtin_memset(p, 0, sizeof(*p));
-		p->sk = (u64)sk;
-		p->address = (u64)address;
-		p->inode = inode;
-		p->id = unix_id(sk, address);
-		u64 *asking = unix_asking.lookup(&place);
-		if (asking)
-			*asking = (u64)sk;
-	}
-	if (p->proc.pid != user >> 32)
-		fill_proc(&p->proc, (void *)bpf_get_current_task());
+	if (p->sk != (u64)sk || (p->inode && p->inode != inode) || p->address != (u64)address)
+		unix_begins(p, place, sk, address, inode);
+	p->inode = inode;
+	unix_serves(p);
+	u64 from_ns = p->unread == skb ? p->unread_ns : now;
 	p->unread = 0;
-	p->tid = user;
-	p->asked_ns = now;
+	if (from_ns != UNIX_ANSWERED)
+		p->asked_ns = from_ns;
 }
 
 /* Its client, current, has read an answer. */
-static __always_inline void unix_answered(void *sk, u64 now)
+static __always_inline void unix_answered(void *sk, u64 address, u64 now)
 {
 	u32 place = unix_place((u64)sk);
 	struct unix_place *p = unix_places.lookup(&place);
-	if (!p || p->sk != (u64)sk || !p->asked_ns)
+	if (!p || p->sk != (u64)sk)
 		return;
-	u64 from_ns = p->asked_ns, ns = now - from_ns;
+	u64 from_ns = p->asked_ns;
+	if (!from_ns && p->unread && p->unread_ns != UNIX_ANSWERED) {
+		from_ns = p->unread_ns;
+		p->unread_ns = UNIX_ANSWERED;
+	}
+	if (!from_ns)
+		return;
+	u64 ns = now - from_ns;
 	p->asked_ns = 0;
 	p->requests++;
 	if (ns < UNIX_QUICK_NS && now - p->flushed_ns < UNIX_FLUSH_NS)
 		return;
-	if (ns >= UNIX_QUICK_NS && p->inode != unix_inode(sk))
-		return;		/* the request was another connection's, of a socket at the same address */
+	if (ns >= UNIX_QUICK_NS) {
+		u64 inode = unix_inode(sk);	/* 0: the server has closed it */
+		if (inode ? p->inode != inode : p->address != address)
+			return;		/* the request was another connection's, of a socket at the same address */
+	}
 	struct unix_value *v = unix_value_of(p, (void *)bpf_get_current_task());
 	u32 requests = p->requests;
 	p->flushed_ns = now;
@@ -193,13 +231,19 @@ int unix_on_read(struct bpf_raw_tracepoint_args *ctx)
 	READ(type, writer, sock, sk_type);
 	if (family != UNIX_FAMILY || type != UNIX_STREAM)
 		return 0;
-	if (unix_address_of(writer)) {
-		unix_answered(writer, bpf_ktime_get_boot_ns());
+	void *own = unix_address_of(writer);
+	if (own) {
+		u32 len = 0;
+		READ(len, skb, sk_buff, len);
+		if (len)
+			unix_answered(writer, (u64)own, bpf_ktime_get_boot_ns());
+		else
+			unix_accepted(writer, own);
 		return 0;
 	}
 	void *reader = PTR(writer, unix_sock, peer), *address = reader ? unix_address_of(reader) : 0;
 	if (address)
-		unix_asked(reader, address, bpf_ktime_get_boot_ns());
+		unix_asked(reader, address, (u64)skb, bpf_ktime_get_boot_ns());
 	return 0;
 }
 
@@ -212,7 +256,10 @@ int on_unix_sweep(struct bpf_raw_tracepoint_args *ctx)
 	if (!p || !p->sk)
 		return 0;
 	void *sk = (void *)p->sk;
-	if (unix_inode(sk) != p->inode || (u64)unix_address_of(sk) != p->address) {
+	u64 inode = unix_inode(sk);
+	if (!p->inode)
+		p->inode = inode;
+	if (!inode || inode != p->inode || (u64)unix_address_of(sk) != p->address) {
 		p->sk = 0;	/* it is closed */
 		return 0;
 	}
@@ -228,6 +275,8 @@ int on_unix_sweep(struct bpf_raw_tracepoint_args *ctx)
 			p->unread_ns = now;
 			return 1;
 		}
+		if (p->unread_ns == UNIX_ANSWERED)
+			return 1;
 		from_ns = p->unread_ns;
 	}
 	if ((s64)(now - from_ns) < UNIX_WAITING_NS)

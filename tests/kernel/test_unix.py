@@ -47,8 +47,8 @@ with socket.socket(socket.AF_UNIX) as connection:
 
 
 @contextlib.contextmanager
-def server(path: str) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([sys.executable, "-c", _SERVER, path], stdout=subprocess.PIPE) as process:
+def server(path: str, program: str = _SERVER) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", program, path], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == b"ready\n"
@@ -132,6 +132,45 @@ def test_who_waits_is_told_before_the_answer(attach: Attach, tmp_path: Path) -> 
         assert (rows["waiting"].max(), rows["requests"].max()) == (1, 0)
         os.kill(process.pid, signal.SIGCONT)
         assert stopped.recv(16) == b"done\n"
+
+
+#: As php-fpm does: reads the head of what was asked, answers, then reads the rest and closes.
+_PARTLY = """
+import socket, sys, time
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print("ready", flush=True)
+while True:
+    with listener.accept()[0] as connection:
+        time.sleep(int(connection.recv(4)) / 1000)
+        connection.sendall(b"done\\n")
+        connection.recv(64)
+"""
+
+
+def test_a_request_that_is_read_to_its_end_after_the_answer(attach: Attach, tmp_path: Path) -> None:
+    """On a connection of its own each time: told while it waits, and when it is answered; nothing waits after that."""
+    unix, path = attach("unix"), str(tmp_path / "s")
+    with server(path, _PARTLY) as process:
+        with connected(path) as connection:
+            connection.sendall(b"2500 and the rest of it")
+            rows = unix.wait("service_latency", of(process.pid), lambda rows: bool(rows["waiting"].max(initial=0)))
+            assert rows["max_ns"].max() >= 500_000_000
+            assert connection.recv(16) == b"done\n"
+            assert connection.recv(16) == b""
+        rows = unix.wait("unix_peer", by(process.pid), answered(1))
+        assert 1.4e9 <= rows["max_ns"].max() < 3e9 and set(rows["pid"]) == {os.getpid()}
+        since = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        for _ in range(5):
+            with connected(path) as connection:
+                connection.sendall(b"0000 and the rest of it")
+                assert connection.recv(16) + connection.recv(16) == b"done\n"
+        with connected(path) as connection:
+            connection.sendall(b"1500 and the rest of it")
+            later: Pick = lambda rows: of(process.pid)(rows[rows["max_from_ns"] > since])  # noqa: E731
+            unix.wait("service_latency", later, lambda rows: bool(rows["waiting"].max(initial=0)))
+            assert connection.recv(16) == b"done\n"
 
 
 def test_what_nobody_serves_is_not_told(attach: Attach) -> None:
