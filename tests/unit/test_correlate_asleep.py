@@ -7,6 +7,9 @@ from collections.abc import Mapping
 import pytest
 
 from agent.columns import NULL_I64
+from agent.correlate.episode import Episode, Verdict
+from agent.correlate.finding import Finding
+from agent.correlate.rank import best_first
 from tests.unit.correlate_scenarios import MS, START, T0, UNTIL, Host, S, call, code, latest, run
 from tests.unit.test_correlate_answers import SHOP_PID, answers, served
 
@@ -93,6 +96,27 @@ def test_one_that_has_answered_owes_nothing() -> None:
     sleeps(host, sum_ns=LOOK_NS, waker_pid=NULL_I64, waker_tid=NULL_I64, waker_comm=b"")
     answers(host, 38, UNTIL, n=1)
     assert only(host)["cause"] == "unknown"
+
+
+def test_a_cause_goes_before_however_unsure_it_is() -> None:
+    sure = Verdict("memory", 0.35, "1/2", "pages had to be read")
+    asleep = Verdict("asleep", 0.45, "1/2", "it slept", (), "futex")
+    assert sorted([asleep, Verdict("cpu", 0.0, "", ""), sure], key=best_first)[:2] == [sure, asleep]
+    assert told(asleep, sure).cause.cause == "memory"
+
+
+def test_what_else_the_process_has_without_a_cause_is_no_second_finding() -> None:
+    found = told(Verdict("asleep", 0.45, "1/2", "it slept", (), "futex"))
+    late = Episode("decision_latency", (1, 2), 0, "shop", "1/2", 0, S, "high_ns", "ns", 0.0, 1.0, 0.5, 0)
+    assert found.takes(Verdict("unknown", 0.0, "", ""), late, 0)
+    late.scope = "3/4"
+    assert not found.takes(Verdict("unknown", 0.0, "", ""), late, 0)
+
+
+def told(*verdicts: Verdict) -> Finding:
+    found = Finding(0, S, 0)
+    found.judged(Episode("service_latency", (1, 2), 0, "shop", "1/2", 0, S, "med_ns", "ns", 0.0, 1.0, 0.5, 0), [*verdicts])  # fmt: skip
+    return found
 
 
 def test_anything_else_that_explains_it_goes_before() -> None:
