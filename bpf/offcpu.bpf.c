@@ -133,7 +133,11 @@ int offcpu_on_waking(struct bpf_raw_tracepoint_args *ctx)
 		offcpu_woken.insert(&tid, none);
 		woken = offcpu_woken.lookup(&tid);
 	}
-	if (!woken || woken->count >= OFFCPU_WAKES || (!gone && woken->count))
+	if (!woken) {
+		lose(LOST_offcpu_woken);
+		return 0;
+	}
+	if (woken->count >= OFFCPU_WAKES || (!gone && woken->count))
 		return 0;
 	struct offcpu_wake *wake = &woken->wakes[woken->count & (OFFCPU_WAKES - 1)];
 	wake->from_ns = gone ? gone->off_ns : 0;

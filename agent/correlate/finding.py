@@ -14,6 +14,7 @@ from agent.common.sentence import Piece, plain
 from agent.correlate.catalogue import causes, symptoms
 from agent.correlate.episode import NOBODY, Episode, Verdict, item
 from agent.correlate.named import others
+from agent.correlate.rank import best_first
 from agent.correlate.steps import JumpSeries
 from agent.correlate.thresholds import SECOND
 from agent.correlate.words import Words, capital, fit, fit_json, fit_pieces, listing, pieces, tell, value, when
@@ -102,7 +103,7 @@ class Finding:
                     more = replace(held, score=max(v.score, held.score), scope=(v.score > held.score and v.scope) or held.scope)  # fmt: skip
                     unnamed = held.culprit == NOBODY and v.culprit != NOBODY  # one episode may know more than the first
                     best[v.cause] = replace(more, culprit=v.culprit, detail=v.detail) if unnamed else more
-        return sorted(best.values(), key=lambda v: -v.score)
+        return sorted(best.values(), key=best_first)
 
     @property
     def cause(self) -> Verdict:
@@ -128,7 +129,9 @@ class Finding:
         if cause.cause == UNKNOWN and episode.declared.shared and near and self._about(episode):
             return True
         if cause.cause == UNKNOWN:
-            return near and same and any(e.scope == episode.scope for e in self.episodes)
+            return (
+                near and (same or causes()[mine.cause].vague) and any(e.scope == episode.scope for e in self.episodes)
+            )
         return near and same and (cause.scope == mine.scope or "" in (cause.scope, mine.scope))
 
     def _about(self, episode: Episode) -> bool:

@@ -95,8 +95,9 @@ class HourWatch(Watch):
         self._at = second
 
     def _has_hours(self, slot: int) -> bool:
-        """Whether it was busy for an hour within the last week: who comes and goes, however many, does not take its place."""
-        return bool((self._n[slot] >= _LEAST).any())
+        """Whether it was busy for an hour on so many days of the last week as anything is told of, or within the last day: who comes and goes, however many, does not take its place."""
+        days = (self._n[slot] >= _LEAST).reshape(-1, 24).any(axis=1).sum()
+        return bool(days >= _ALIKE or (days and self._at - self.last[slot] < 24 * HOUR))
 
     def _end_of(self, events: np.ndarray | None) -> None:
         """What becomes of one whose process ended is others' to tell."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agent.correlate.catalogue import Cause, Rule
+from agent.correlate.catalogue import Cause, Rule, causes
 from agent.correlate.episode import Episode, Verdict
 from agent.correlate.guard import Guard
 from agent.correlate.view import View
@@ -40,8 +40,13 @@ class Judge:
             verdicts = [v if v.score >= _LEAST else replace(v, score=0.0)
                         for cause in self._causes if (rule := cause.explains.get(episode.symptom))
                         for v in self._guard.attempt(f"cause {cause.name} of {episode.symptom}", _all, rule, episode, view, otherwise=())]  # fmt: skip
-            episode.ranked = Ranked(sorted(verdicts, key=lambda v: -v.score), of, view.looked(looked))
+            episode.ranked = Ranked(sorted(verdicts, key=best_first), of, view.looked(looked))
         return episode.ranked.verdicts
+
+
+def best_first(verdict: Verdict) -> tuple[bool, bool, float]:
+    """By which verdicts are sorted: a vague one comes after all that explain anything, however sure they are."""
+    return verdict.score <= 0, causes()[verdict.cause].vague, -verdict.score
 
 
 def _all(rule: Rule, episode: Episode, view: View) -> list[Verdict]:

@@ -32,13 +32,13 @@ READS = {
 _WAITING = TABLES["slow_syscall"].code("kind", "waiting")
 _ALLOWED = TABLES["limiter_decision"].code("result", "allowed")
 _SAME_NS, _OFF_NS = 50_000_000, 20_000_000  # times are in ticks, and may be a gate too short
-_NOTED_NS = 30_000_000_000  # an answer is noted when the next request comes, or the connection ends
+NOTED_NS = 30_000_000_000  #: An answer is noted when the next request comes, or the connection ends.
 
 
 def slow(episode: Episode, view: View) -> np.ndarray:
     """The slowest requests of the episode's process, dtype of ``limiter_decision``. The thread that read one is known, but not who worked on it: it has that thread's number
     only where some call of it was held up meanwhile."""
-    rows = view.rings["service_latency"].between(episode.start_ns, episode.end_ns + _NOTED_NS)
+    rows = view.rings["service_latency"].between(episode.start_ns, episode.end_ns + NOTED_NS)
     rows = rows[(rows["sport"] == episode.key[1]) & (rows["netns"] == episode.key[0])]
     rows = rows[(rows["pid"] == episode.pid) & (start_ticks(rows) == episode.start_tick)]
     begun = rows["max_from_ns"]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from agent.common.clocks import boot_ns
 from agent.investigate.asleep import Asleep, parse
 from agent.investigate.look import Counted
 from agent.investigate.naming import Naming
@@ -15,6 +16,9 @@ from agent.tables import TABLES
 
 _READY = TABLES["off_cpu"].code("state", "ready")
 _AT_ONCE_NS = 20_000_000  # who runs for longer does something between two sleeps
+_LATE_NS = 200_000_000  # an answer later than that may be of another sleep than that at the look's begin
+#: Threads that ``offcpu_woken`` has room for (bpf/offcpu.bpf.c).
+ROOM = 1024
 
 
 class OwingThread(NamedTuple):
@@ -36,14 +40,14 @@ class Owing:
     """Of one look."""
 
     def __init__(self) -> None:
-        self._began: list[tuple[OwingThread, int]] = []
+        self._began: list[tuple[OwingThread, int, int]] = []
 
     def ask(self, naming: Naming, pid: int, tid: int, since_ns: int) -> None:
         """What that thread does now."""
 
         def answered(text: bytes | None, _error: Exception | None) -> None:
             if (one := sleeper(pid, tid, text or b"")) is not None:
-                self._began.append((one, since_ns))
+                self._began.append((one, since_ns, boot_ns()))
 
         if tid > 0:
             run(naming.threads(pid), answered)
@@ -54,9 +58,12 @@ class Owing:
         if "offcpu_woken" not in counted.maps:
             return out
         woken, gone = ({int(key["tid"]): value for key, value in zip(*counted.maps[name], strict=True)} for name in ("offcpu_woken", "offcpu_gone"))  # fmt: skip
-        for one, since_ns in self._began:
-            slept_ns, at_ns = 0, since_ns
-            for piece in _pieces(one, woken.get(one.tid), gone.get(one.tid), since_ns, until_ns):
+        for one, since_ns, seen_ns in self._began:
+            its, slept_ns, at_ns = woken.get(one.tid), 0, since_ns
+            late = seen_ns - since_ns > _LATE_NS and its is not None and its["wakes"]["t_ns"][0] < seen_ns
+            if seen_ns > until_ns or late or (its is None and len(woken) >= ROOM):
+                continue
+            for piece in _pieces(one, its, gone.get(one.tid), since_ns, until_ns):
                 if piece.nr != one.nr or piece.from_ns - at_ns > _AT_ONCE_NS:
                     break
                 slept_ns, at_ns = slept_ns + piece.to_ns - piece.from_ns, piece.to_ns

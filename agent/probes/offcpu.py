@@ -12,6 +12,6 @@ PROBE = Probe(
         Program("offcpu_on_waking", target="sched_waking", on_demand=True, loses="who woke a thread that slept"),
     ),
     maps=("offcpu_sums", "offcpu_gone", "offcpu_woken", "look_stacks"),
-    counts=("offcpu_sums", "offcpu_gone"),
+    counts=("offcpu_sums", "offcpu_gone", "offcpu_woken"),
     closer=True,
 )

@@ -6,6 +6,10 @@ from collections.abc import Mapping
 
 import pytest
 
+from agent.columns import NULL_I64
+from agent.correlate.episode import Episode, Verdict
+from agent.correlate.finding import Finding
+from agent.correlate.rank import best_first
 from tests.unit.correlate_scenarios import MS, START, T0, UNTIL, Host, S, call, code, latest, run
 from tests.unit.test_correlate_answers import SHOP_PID, answers, served
 
@@ -19,6 +23,12 @@ def slow(look: Mapping[str, object] | None = None, **seen: object) -> Host:
     for second in (30, 31, 32, 33):
         served(host, second, requests=0, waiting=8, max_ns=(second - 29) * S, max_from_ns=T0 + 30 * S, p50_ns=0, p90_ns=0)  # fmt: skip
     served(host, 34, requests=60, max_ns=4 * S, max_from_ns=T0 + 30 * S, p50_ns=3 * S, p90_ns=4 * S)
+    sleeps(host, **seen)
+    answers(host, 35, UNTIL, n=1)
+    return host
+
+
+def sleeps(host: Host, **seen: object) -> None:
     row = {
         "tid": SHOP_PID,
         "syscall": b"futex",
@@ -36,8 +46,6 @@ def slow(look: Mapping[str, object] | None = None, **seen: object) -> Host:
         "count": 1,
     } | seen
     host.add("off_cpu", 1, **row | {"max_ns": row["sum_ns"], "state": code("off_cpu", "state", "sleeping"), "kind": code("off_cpu", "kind", "waiting")})  # fmt: skip
-    answers(host, 35, UNTIL, n=1)
-    return host
 
 
 def only(host: Host) -> dict[str, object]:
@@ -77,6 +85,38 @@ def test_where_the_thread_slept(seen: dict[str, object], words: str) -> None:
 )
 def test_what_says_nothing(seen: dict[str, object]) -> None:
     assert only(slow(**seen))["cause"] == "unknown"
+
+
+def test_one_that_has_answered_owes_nothing() -> None:
+    """It sleeps until there is more to do, while others are slow."""
+    host = Host()
+    answers(host, 0, 30)
+    for second in range(30, 38):
+        served(host, second, tid=SHOP_PID + second - 30, requests=20, waiting=8, max_ns=1400 * MS, max_from_ns=T0 + (second - 1) * S + 500 * MS, p50_ns=1400 * MS, p90_ns=1400 * MS)  # fmt: skip
+    sleeps(host, sum_ns=LOOK_NS, waker_pid=NULL_I64, waker_tid=NULL_I64, waker_comm=b"")
+    answers(host, 38, UNTIL, n=1)
+    assert only(host)["cause"] == "unknown"
+
+
+def test_a_cause_goes_before_however_unsure_it_is() -> None:
+    sure = Verdict("memory", 0.35, "1/2", "pages had to be read")
+    asleep = Verdict("asleep", 0.45, "1/2", "it slept", (), "futex")
+    assert sorted([asleep, Verdict("cpu", 0.0, "", ""), sure], key=best_first)[:2] == [sure, asleep]
+    assert told(asleep, sure).cause.cause == "memory"
+
+
+def test_what_else_the_process_has_without_a_cause_is_no_second_finding() -> None:
+    found = told(Verdict("asleep", 0.45, "1/2", "it slept", (), "futex"))
+    late = Episode("decision_latency", (1, 2), 0, "shop", "1/2", 0, S, "high_ns", "ns", 0.0, 1.0, 0.5, 0)
+    assert found.takes(Verdict("unknown", 0.0, "", ""), late, 0)
+    late.scope = "3/4"
+    assert not found.takes(Verdict("unknown", 0.0, "", ""), late, 0)
+
+
+def told(*verdicts: Verdict) -> Finding:
+    found = Finding(0, S, 0)
+    found.judged(Episode("service_latency", (1, 2), 0, "shop", "1/2", 0, S, "med_ns", "ns", 0.0, 1.0, 0.5, 0), [*verdicts])  # fmt: skip
+    return found
 
 
 def test_anything_else_that_explains_it_goes_before() -> None:

@@ -147,6 +147,21 @@ def test_any_number_of_strangers_takes_nobodys_place() -> None:
     assert one.key == ("api", "shop")
 
 
+@pytest.mark.parametrize(
+    ("days", "after_s", "kept"), [(1, DAY - HOUR, True), (1, DAY + HOUR, False), (3, 3 * DAY, True)]
+)
+def test_who_was_busy_once_keeps_its_place_for_a_day(days: int, after_s: int, kept: bool) -> None:
+    """Ports of containers come and go, with a minute's work each; on three days, an hour may be told of it."""
+    watch = HourWatch(CorrelatorConfig(), [symptoms()["quiet_hour"]])
+    room = 2 * CorrelatorConfig().subjects
+    busy = np.concatenate([answer(SINCE)] * room)
+    busy["sport"], busy["requests"] = np.arange(room) + 10_000, 60
+    for second in (SINCE + day * DAY + HOUR + at for day in range(days) for at in (-10, 0)):
+        watch.step(second, {"service_latency": compact("service_latency", busy)})
+    watch.step(second + after_s, {"service_latency": compact("service_latency", answer(SINCE))})
+    assert (watch.series.slot((7, 8080), second + after_s) < 0) == kept
+
+
 def test_memory_is_bounded() -> None:
     watch = HourWatch(CorrelatorConfig(subjects=4), [symptoms()["quiet_hour"]])
     for n in range(100):

@@ -14,6 +14,8 @@ from agent.correlate.catalogue import Cause
 from agent.correlate.closer import READS, looked
 from agent.correlate.episode import Culprit, Episode, Verdict, item
 from agent.correlate.rows import known
+from agent.correlate.served import NOTED_NS
+from agent.correlate.served import READS as SERVED
 from agent.correlate.view import View
 from agent.correlate.words import Words, process, span, tell, text
 
@@ -58,6 +60,8 @@ def owing(episode: Episode, view: View) -> Iterator[Verdict]:
     then = known(row["waker_tid"]) and abs(common_ns - slept_ns) <= _AT_ONCE_NS
     if not what or slept_ns < max(_LEAST_NS if then else _LONGER_NS, _MOST * common_ns):
         return
+    if _owed_ns(int(row["tid"]), began_ns, began_ns + slept_ns, episode, view) < _MOST * slept_ns - _AT_ONCE_NS:
+        return
     words = tell(
         "its thread {tid} had read the request and slept in {call} for {last}{slept} at least, {what}{woken}",
         tid=str(int(row["tid"])),
@@ -70,6 +74,14 @@ def owing(episode: Episode, view: View) -> Iterator[Verdict]:
     entry = item("off_cpu", f"asleep in {call}", float(slept_ns), "ns", column="sum_ns", pid=episode.pid, tid=int(row["tid"]), where=text(row["kernel_stack"]))  # fmt: skip
     culprit = Culprit(int(row["waker_pid"]), text(row["waker_comm"])) if sibling else Culprit(episode.pid, episode.comm)
     yield Verdict(CAUSE.name, _SURE, episode.scope, words, (entry,), call, culprit)
+
+
+def _owed_ns(tid: int, from_ns: int, to_ns: int, episode: Episode, view: View) -> int:
+    """For how long of that time a request that it had read was without an answer: one that has answered sleeps until there is more to do."""
+    rows = view.own(view.rings["service_latency"].between(episode.start_ns, episode.end_ns + NOTED_NS), episode)
+    rows = rows[rows["tid"] == tid]
+    begun = rows["max_from_ns"]
+    return int((np.minimum(begun + rows["max_ns"], to_ns) - np.maximum(begun, from_ns)).max(initial=0))
 
 
 def _sibling(row: np.void, episode: Episode) -> bool:
@@ -89,7 +101,7 @@ CAUSE = Cause(
     "asleep",
     900,
     "the thread that had read a request slept instead of answering it: for a lock or another thread of its program, for a child, or by its own wish",
-    {"off_cpu": READS["off_cpu"]},
+    {"off_cpu": READS["off_cpu"], **SERVED},
     "see where in the program: tickscope query off_cpu --columns comm,tid,syscall,max_ns,user_stack,waker_tid; a dump of its threads (py-spy dump, jstack, gdb); of a database its own view of locks",
     {"service_latency": owing},
     vague=True,
