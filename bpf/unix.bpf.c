@@ -5,8 +5,7 @@
  * accepted has its listener's name. What the server reads is a request; what its client reads next is the answer: a little later than it was
  * given, where the client does not run.
  *
- * A server that reads a part, answers and then reads the rest (php-fpm) hands the buffer back last: so connections are known from their accept
- * on, where the buffer is empty, and what waits in a queue counts from when it was first seen there.
+ * A server that reads a part, answers and then reads the rest (php-fpm) hands the buffer back last: connections are known from their accept on.
  *
  * State is kept by a hash of the server's end; connections that share a place forget each other's. What nobody has read yet, or answered, no
  * event tells: on_unix_sweep looks twice a second (agent/probes/beside/sweep.py). */
@@ -154,10 +153,10 @@ static __always_inline void unix_accepted(void *sk, void *address)
 {
 	u32 place = unix_place((u64)sk);
 	struct unix_place *p = unix_places.lookup(&place);
-	if (!p)
-		return;
-	unix_begins(p, place, sk, address, 0);
-	unix_serves(p);
+	if (p) {
+		unix_begins(p, place, sk, address, 0);
+		unix_serves(p);
+	}
 }
 
 /* The server, current, has read a request to the end of this buffer. */
