@@ -39,11 +39,11 @@ def added(rows: Iterable[Row]) -> dict[tuple[Any, ...], tuple[Total, Total]]:
 
 def _sum(rows: list[Row], name: str) -> Total:
     """What is exact adds up; what windows say differs from one to the next, by which it is known how far their sum may be off; the program's pace is off alike in all of them."""
-    alike = [row for row in rows if _windowed(row, name)]
-    total = Total()
-    for row in rows:
-        if not _windowed(row, name):
-            total += Total(row[name], row[f"{name}_low"], row[f"{name}_high"])
+    # Of one that began within its first interval nobody knows since when it decides: no window stands for that.
+    begun = sum(row[f"{name}_low"] <= row[f"seen_{name}"] for row in rows[:1])
+    alike, total = [row for row in rows[begun:] if _windowed(row, name)], Total()
+    for row in [*rows[:begun], *(row for row in rows[begun:] if not _windowed(row, name))]:
+        total += Total(row[name], row[f"{name}_low"], row[f"{name}_high"])
     if not alike:
         return total
     seen = [row[f"seen_{name}"] for row in alike]

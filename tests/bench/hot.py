@@ -44,7 +44,7 @@ def run(path: Path, load: list[str], seconds: float, agent: Agent | None = None)
     process.stdin.write("\n")
     process.stdin.flush()
     truth = json.loads(process.stdout.readline())
-    time.sleep(2.5 if agent else 0.1)
+    time.sleep(3.5 if agent else 0.1)  # a window after its end
     told = next((row for row in agent.json("limiters")["rows"] if row["pid"] == truth["pid"]), None) if agent else None
     process.stdin.write("\n")
     process.communicate()

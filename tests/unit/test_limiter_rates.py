@@ -168,6 +168,30 @@ def test_a_limiter_that_stops_between_two_windows_may_have_gone_on_for_all_or_no
     assert not after["allowed"][1:].any()
 
 
+def test_nobody_knows_since_when_one_decides_that_began_between_two_windows() -> None:
+    """As of a program that was started anew, while its file is watched in windows. Of 100 the bounds of allowed, and of refused, hold 95."""
+    rng, held = np.random.default_rng(11), {"allowed": 0, "refused": 0}
+    for _ in range(100):
+        begun = 2 * SECOND + int(rng.integers(0, SECOND))
+        t = begun + np.cumsum(rng.integers(60_000, 140_000, 40_000))
+        records = decided(t, 1000.0, 1000)
+        records["proc"]["proc_start_ns"] = begun - SECOND
+        rates = Rates()
+        rates.begin(SECOND)
+        rows = np.concatenate(
+            [
+                b.rows
+                for since, until in windows(rng, 2 * SECOND, 4, 20_000_000)
+                for b in rates.window(records, since, until, HIT_NS)
+            ]
+        )
+        truth = records["ok"][records["t_ns"] < int(rows["t_ns"][-1])]
+        ((allowed, refused),) = added(as_read(rows)).values()
+        for name, total, n in (("allowed", allowed, truth.sum()), ("refused", refused, (truth == 0).sum())):
+            held[name] += total.most is not None and total.least <= n <= total.most
+    assert min(held.values()) >= 95, held
+
+
 def test_a_total_says_how_good_it_is() -> None:
     assert told(Total(5, 5, 5), Total(7, 7, 7)) == "exact"
     assert told(Total(50, 50, 50), Total(50, 40, 52)) == "within 10 %"

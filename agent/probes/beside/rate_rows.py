@@ -96,7 +96,7 @@ def named(record: np.ndarray, span: RateSpan) -> np.ndarray:
 
 def row_of(one: Limiter, now: WindowDecisions, span: RateSpan) -> np.ndarray:
     """Of a limiter of which a record is known. Takes note of what it did in the window."""
-    last = now.through if span.last else None
+    last, first = now.through if span.last else None, not one.each
     units = one.bucket.let_through(span.until_ns, now.records, one.callers, bool(np.isnan(one.faster)), last)
     still_ns = one.bucket.still_since(span.until_ns)
     if len(now.records) or not one.each:
@@ -113,7 +113,21 @@ def row_of(one: Limiter, now: WindowDecisions, span: RateSpan) -> np.ndarray:
         if units is None and len(one.bucket.last):
             row["allowed_high"] = max(int(row["allowed_high"][0]), left(one.bucket.last[0], span.until_ns))
     _from_bucket(row, one, units)
+    if first:
+        _begun_within(row, one)
     return row
+
+
+def _begun_within(row: np.ndarray, one: Limiter) -> None:
+    """Of the first window: nobody knows since when it decides, nor what a bucket that was full had it let through at once."""
+    known = len(one.bucket.last) > 0
+    for name in ("allowed", "refused"):
+        seen_now, about = int(row[f"seen_{name}"][0]), int(row[name][0])
+        row[f"{name}_low"], row[name] = min(seen_now, int(row[f"{name}_low"][0])), (seen_now + about) // 2
+    most = bucket.most(one.bucket.last[0], int(row["interval_ns"][0])) if known else bucket.ANY
+    if most < bucket.ANY:
+        at_once = max(0, most - ceil(float(one.bucket.last["limit"][0]) * int(row["interval_ns"][0]) / 1e9))
+        row["allowed"], row["allowed_high"] = max(int(row["seen_allowed"][0]), (at_once + most) // 2), most
 
 
 def unwatched(one: Limiter, span: RateSpan) -> np.ndarray:
