@@ -252,8 +252,8 @@ class Finding:
         return tell("{clause}{why}.{also}", clause=_clause(self.main), why=why, also=also)
 
     def _others(self) -> list[Words]:
-        """Whom it hit beside the one that names it; processes of one program that stopped or ended together are told as such."""
-        rest = others(self.main, self.episodes)
+        """Whom it hit beside the one that names it and the culprit; processes of one program that stopped or ended together are told as such."""
+        rest = others(self.main, self.episodes, self.cause.culprit)
         told = {e.subject for e in rest}
         fates = {e.subject: e.comm for e in self.episodes if e.declared.table == "process_event" and e.subject in told}
         alike = Counter(fates.values())

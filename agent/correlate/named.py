@@ -5,19 +5,24 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Hashable, Iterable
 
-from agent.correlate.episode import Episode
+from agent.correlate.episode import Culprit, Episode
 from agent.correlate.words import process
 
 
-def others(main: Episode, episodes: Iterable[Episode]) -> list[Episode]:
-    """Of each that is not the main one's, the episode with the shortest name; by name."""
+def others(main: Episode, episodes: Iterable[Episode], culprit: Culprit) -> list[Episode]:
+    """Of each that is neither the main one's nor the bare culprit, the episode with the shortest name; by name."""
     every = [main, *episodes]
     serving = {e.key[1]: e.pid for e in every if _is_process(e) and "port" in e.facts}
     shortest: dict[Hashable, Episode] = {}
     for e in sorted(every, key=lambda e: (len(e.subject), e.subject)):
         shortest.setdefault(_who(e, serving), e)
     shortest.pop(_who(main, serving))
-    return sorted(shortest.values(), key=lambda e: e.subject)
+    return sorted((e for e in shortest.values() if not _is(culprit, e)), key=lambda e: e.subject)
+
+
+def _is(culprit: Culprit, e: Episode) -> bool:
+    """Whether the cause's words have said as much of it already: where it serves would be news."""
+    return e.pid is not None and e.pid == culprit.pid and e.subject == process(e.comm, e.pid)
 
 
 def _is_process(e: Episode) -> bool:

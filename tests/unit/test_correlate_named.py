@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.correlate.episode import Episode
+from agent.correlate.episode import NOBODY, Culprit, Episode
 from agent.correlate.named import others
 from tests.unit.correlate_scenarios import REDIS, REDIS_PID, peer
 
@@ -26,12 +26,18 @@ LIMITER = episode("limiter api (python3 pid 4242)", 4242, ("api", 4242, 1), "pyt
 
 
 def test_one_name_a_process() -> None:
-    assert others(LIMITER, [STOPPED, LATE, BROKER, LIMITER]) == [STOPPED]
-    assert others(STOPPED, [LATE, STOPPED, BROKER, LIMITER]) == [LIMITER]
-    assert others(LATE, [STOPPED, LATE, BROKER]) == []
+    assert others(LIMITER, [STOPPED, LATE, BROKER, LIMITER], NOBODY) == [STOPPED]
+    assert others(STOPPED, [LATE, STOPPED, BROKER, LIMITER], NOBODY) == [LIMITER]
+    assert others(LATE, [STOPPED, LATE, BROKER], NOBODY) == []
+
+
+def test_the_culprit_is_not_affected_by_itself() -> None:
+    redis = Culprit(REDIS_PID, "redis-server")
+    assert others(LIMITER, [STOPPED, LATE, BROKER, LIMITER], redis) == []
+    assert others(LIMITER, [LATE, BROKER], redis) == [LATE], "where it serves is news"
 
 
 def test_two_limiters_of_a_process_are_two_and_another_hosts_broker_is_another() -> None:
     second = episode("limiter login (python3 pid 4242)", 4242, ("login", 4242, 1), "python3")
     far = episode("the redis server at 10.0.0.9:6399", None, ("redis", peer("10.0.0.9", 6399)), "")
-    assert others(LIMITER, [LIMITER, second, LATE, far]) == [second, LATE, far]
+    assert others(LIMITER, [LIMITER, second, LATE, far], NOBODY) == [second, LATE, far]
