@@ -85,7 +85,7 @@ def _pieces(source: RowSource, where: Sequence[Where], first: int, every: int) -
 
     asked = "coalesce(cost, 1)"
     found = source.run(
-        f"SELECT (t_ns - {first}) // {every} AS piece, sum({asked}), coalesce(sum({asked}) FILTER (result IN ('allowed', 'delayed')), 0), last(limit_per_s ORDER BY t_ns),"
+        f"SELECT (t_ns - {first}) // {every} AS piece, sum({asked}), coalesce(sum({asked}) FILTER (result IN ('allowed', 'delayed')), 0), last(coalesce(limit_per_s, burst * 1e9 / nullif(window_ns, 0)) ORDER BY t_ns),"
         f" bool_or(unlimited), count(DISTINCT (pid, proc_start_ns, member, key))"
         f" FROM limiter_decision WHERE {conditions(Question('limiter_decision', where=tuple(where)), source.window)} GROUP BY piece ORDER BY piece"
     )

@@ -27,7 +27,7 @@ def seen_in(source: RowSource, *where: Where) -> list[dict[str, Any]]:
     boot, now_ns = this_boot(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     places = {(row["limiter_id"], row["library"]): row for row in source.rows(_limiters())}
     out = []
-    for row in _whole(source, *where):
+    for row in map(_rated, _whole(source, *where)):
         place = places.get((row["limiter_id"], row["library"]), {})
         told = {name: place.get(name) for name in _PLACES} | {
             "program": place.get("program") or row["comm"],
@@ -71,7 +71,7 @@ def _decisions(*where: Where) -> Question:
     admitted = Where("result", "in", ("allowed", "delayed"))
     return Question("limiter_decision", where=where, group=("boot_id", *_LIMITER, "proc_start_ns"), order=("-decisions", "limiter_id", "pid"), values=(
         GroupValue("comm", "last", "comm"), GroupValue("decisions", "count"), *results, GroupValue("units", "sum", "cost", admitted),
-        GroupValue("limit_per_s", "last", "limit_per_s"), GroupValue("unlimited", "last", "unlimited"), GroupValue("burst", "last", "burst"),
+        GroupValue("limit_per_s", "last", "limit_per_s"), GroupValue("unlimited", "last", "unlimited"), GroupValue("burst", "last", "burst"), GroupValue("window_ns", "last", "window_ns"),
         GroupValue("step_immune", "all", "step_immune"), GroupValue("sample_rate", "min", "sample_rate"), GroupValue("members", "distinct", "member"),
         GroupValue("keys", "distinct", "key"), GroupValue("first_ns", "min", "t_ns"), GroupValue("last_ns", "max", "t_ns")))  # fmt: skip
 
@@ -81,6 +81,13 @@ def _limiters() -> Question:
     from agent.ask.question import Question
 
     return Question("limiter", ("limiter_id", "library", *_PLACES), within=False, order=("boot_id", "t_ns"))
+
+
+def _rated(row: dict[str, Any]) -> dict[str, Any]:
+    """Who tells how many in which window has told a rate."""
+    if row["limit_per_s"] is None and row["burst"] is not None and row["window_ns"]:
+        return {**row, "limit_per_s": row["burst"] / row["window_ns"] * 1e9}
+    return row
 
 
 def _judged(row: dict[str, Any]) -> dict[str, Any]:
