@@ -17,6 +17,7 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
+import aiolimiter
 import limits
 import limits.aio
 import pyrate_limiter
@@ -28,6 +29,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from agent.limiters.catalogue import look_up
 from tests.patience import PATIENCE
 from tests.unit.adapters import ADAPTERS, Told, columns, hashed
 from tests.unit.test_intake_connections import flood
@@ -149,6 +151,32 @@ def test_pyrate_limiter(adapter: Any, told: Told) -> None:
     assert columns(rows[4:], "limit_per_s", "burst", "window_ns") == [(5 / 60, 5, 60 * 10**9)]
     assert 50_000_000 <= rows["wait_ns"][3] <= rows["duration_ns"][3]
     assert columns(rows, "limiter_id", "library") == [(b"mail", b"pyrate-limiter")]
+
+
+def test_aiolimiter(adapter: Any, told: Told) -> None:
+    async def ask() -> None:
+        limiter = adapter.watch(adapter.watch(aiolimiter.AsyncLimiter(4, 1), "fetch"))
+        other = aiolimiter.AsyncLimiter(1, 60)
+        async with limiter, other:
+            assert isinstance(limiter, aiolimiter.AsyncLimiter)
+        await asyncio.gather(limiter.acquire(2), limiter.acquire(amount=1))
+        await limiter.acquire(2)  # two of four have to leak: half a second
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(limiter.acquire(4), 0.05)
+        with pytest.raises(ValueError, match="maximum capacity"):
+            await limiter.acquire(5)
+        assert not limiter.has_capacity(4)
+
+    asyncio.run(ask())
+    rows = told.until(6)
+    assert told.results() == ["allowed"] * 3 + ["delayed", "cancelled", "error"]
+    assert rows["cost"].tolist() == [1, 2, 1, 2, 4, 5]
+    assert 400_000_000 <= rows["wait_ns"][3] <= rows["duration_ns"][3] < PATIENCE * 10**9
+    assert [round(left) for left in rows["remaining"][:3]] == [3, 1, 0]
+    assert columns(rows, "limiter_id", "library", "limit_per_s", "burst") == [(b"fetch", b"aiolimiter", 4, 4)]
+    look = look_up("aiolimiter", "1.3.0")
+    assert look is not None
+    assert (look.back, look.forward) == ("none", "none")
 
 
 async def asked(app: Starlette, path: str, client: str) -> int:

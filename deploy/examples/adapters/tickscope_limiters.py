@@ -3,7 +3,7 @@
     import tickscope_limiters
     tickscope_limiters.watch(limiter)
 
-``limiter``: a strategy of limits or limits.aio (3 to 5), slowapi's or Flask-Limiter's ``Limiter`` (after ``init_app``), pyrate-limiter's ``Limiter`` (3, 4).
+``limiter``: a strategy of limits or limits.aio (3 to 5), slowapi's or Flask-Limiter's ``Limiter`` (after ``init_app``), pyrate-limiter's ``Limiter`` (3, 4), aiolimiter's.
 Standard library only. The caller is never held up and gets no exception that is not the limiter's own. Where there is no agent, decisions are counted.
 """
 
@@ -100,6 +100,8 @@ def watch(limiter: Any, name: str = "", remaining: bool | None = None) -> Any:
                 _limits(strategy, name, remaining, routes=True)
         elif "pyrate_limiter" in packages:
             _pyrate(limiter, name)
+        elif "aiolimiter" in packages:
+            _aio(limiter, name)
         elif "limits" in packages:
             _limits(limiter, name, remaining, routes=False)
         else:
@@ -110,7 +112,7 @@ def watch(limiter: Any, name: str = "", remaining: bool | None = None) -> Any:
 
 
 class _Decision:
-    """One that is being taken. seen: what pyrate-limiter's bucket factory was asked."""
+    """One that is being taken. seen: what pyrate-limiter's bucket factory was asked; whether aiolimiter had to wait."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.args, self.kwargs = args, kwargs
@@ -119,7 +121,7 @@ class _Decision:
 
     def tell(self, describe: _Describe, answer: Any, left: Any = None) -> None:
         """answer: the limiter's, or the exception in its place. left: what ``_watched`` was to ask. Raises nothing."""
-        duration_ns = time.perf_counter_ns() - self._began_ns
+        self.duration_ns = duration_ns = time.perf_counter_ns() - self._began_ns
         result = "allowed" if answer else "refused"
         if isinstance(answer, BaseException):
             result = "cancelled" if isinstance(answer, (asyncio.CancelledError, GeneratorExit)) else "error"
@@ -273,3 +275,26 @@ def _tightest(item: Any, bucket: Any) -> dict[str, Any]:
         "window_ns": int(rate.interval) * 1_000_000,
         "remaining": left(rate) if isinstance(entries, list) else None,
     }
+
+
+def _aio(limiter: Any, name: str) -> None:
+    kind, version = type(limiter), metadata.version("aiolimiter")
+
+    def has_capacity(self: Any, amount: float = 1) -> bool:
+        there = bool(kind.has_capacity(self, amount))
+        if not there and (decision := _inside.get()):
+            decision.seen = (amount,)
+        return there
+
+    def describe(decision: _Decision, answer: Any, _: Any) -> dict[str, Any]:
+        told = {"limiter": name or "aiolimiter", "library": "aiolimiter", "library_version": version}
+        told |= {"limit_per_s": limiter.max_rate / limiter.time_period, "burst": limiter.max_rate}
+        told |= {"cost": decision.kwargs.get("amount", (*decision.args[1:], 1)[0])}
+        if answer is None:
+            told |= {"result": "delayed", "wait_ns": decision.duration_ns} if decision.seen else {"result": "allowed"}
+            told |= {"remaining": limiter.max_rate - limiter._level}
+        return told
+
+    if not hasattr(kind, "_tickscope"):  # not watched yet; its slots take no method of one limiter alone
+        body = {"__slots__": (), "_tickscope": True, "has_capacity": has_capacity}
+        limiter.__class__ = type(kind.__name__, (kind,), body | {"acquire": _watched(kind.acquire, describe)})
