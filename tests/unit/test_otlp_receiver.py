@@ -6,6 +6,7 @@ import gzip
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -307,9 +308,22 @@ def readable_once(sock: socket.socket) -> bool:
     return found
 
 
-def test_another_users_flood_keeps_nobody_out(kept: Kept) -> None:
-    root, before = Path(__file__).parents[2], kept.source.counts()
-    with subprocess.Popen([sys.executable, "-c", FLOOD, str(kept.http), str(root)], user=65534, group=65534, stdout=subprocess.PIPE) as flood:  # fmt: skip
+@pytest.fixture
+def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What another user runs of ours, where that user may read it: who cloned it may be root at home."""
+    here, root = tmp_path_factory.mktemp("code"), Path(__file__).parents[2]
+    for path in (here, *here.parents[:-2]):
+        path.chmod(0o755)
+    shutil.copytree(root / "agent", here / "agent", ignore=shutil.ignore_patterns("__pycache__"))
+    (here / "tests/unit").mkdir(parents=True)
+    for path in (root / "tests/unit").glob("otlp_*.py"):
+        shutil.copy(path, here / "tests/unit")
+    return here
+
+
+def test_another_users_flood_keeps_nobody_out(kept: Kept, code: Path) -> None:
+    before = kept.source.counts()
+    with subprocess.Popen([sys.executable, "-c", FLOOD, str(kept.http), str(code)], user=65534, group=65534, stdout=subprocess.PIPE) as flood:  # fmt: skip
         try:
             assert flood.stdout is not None
             os.set_blocking(flood.stdout.fileno(), False)
@@ -326,12 +340,12 @@ def test_another_users_flood_keeps_nobody_out(kept: Kept) -> None:
 
 
 @pytest.mark.parametrize("signal_", [otlp_attacks.HTTP, otlp_attacks.GRPC], ids=["http", "grpc"])
-def test_attacks_of_another_user_keep_nobody_out(kept: Kept, signal_: Any) -> None:
+def test_attacks_of_another_user_keep_nobody_out(kept: Kept, code: Path, signal_: Any) -> None:
     kept.until(lambda: not kept.source.failures() and kept.source.processes())
     before = kept.source.processes()
     names = [kind.__name__ for kind in signal_]
     with subprocess.Popen([sys.executable, "-m", "tests.unit.otlp_attacks", str(kept.http), str(kept.grpc), *names], user=65534, group=65534,
-                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as attack:  # fmt: skip
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=code) as attack:  # fmt: skip
         try:
             assert attack.stdout is not None
             os.set_blocking(attack.stdout.fileno(), False)
