@@ -50,7 +50,7 @@ class Owing:
                 self._began.append((one, since_ns, boot_ns()))
 
         if tid > 0:
-            run(naming.threads(pid), answered)
+            run(naming.threads(pid, tid), answered)
 
     def told(self, counted: Counted, until_ns: int, others: Sequence[Asleep] = ()) -> list[Asleep | OwingThread]:
         """What became of them, after what is told of other sleepers: each time when one was woken and slept on at once, it is told up to then."""

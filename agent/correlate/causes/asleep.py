@@ -57,7 +57,7 @@ def owing(episode: Episode, view: View) -> Iterator[Verdict]:
     call, slept_ns = text(row["syscall"]), int(row["sum_ns"])
     sibling = _sibling(row, episode)
     what = _WAITS.get(call, "for another process of its program" if sibling and call in _LATCHES else "")
-    then = known(row["waker_tid"]) and abs(common_ns - slept_ns) <= _AT_ONCE_NS
+    then = bool(known(row["waker_tid"]) or text(row["waker_comm"])) and abs(common_ns - slept_ns) <= _AT_ONCE_NS
     if not what or slept_ns < max(_LEAST_NS if then else _LONGER_NS, _MOST * common_ns):
         return
     if _owed_ns(int(row["tid"]), began_ns, began_ns + slept_ns, episode, view) < _MOST * slept_ns - _AT_ONCE_NS:
