@@ -91,15 +91,16 @@ def test_what_says_nothing(seen: dict[str, object]) -> None:
     assert only(slow(**seen))["cause"] == "unknown"
 
 
-def test_one_that_has_answered_owes_nothing() -> None:
-    """It sleeps until there is more to do, while others are slow."""
+@pytest.mark.parametrize(("call", "cause"), [(b"futex", "unknown"), (b"clock_nanosleep", "asleep")])
+def test_one_that_has_answered_owes_nothing(call: bytes, cause: str) -> None:
+    """It sleeps until there is more to do, while others are slow; but nobody waits for that by sleeping for a time, so it is what it does with each request."""
     host = Host()
     answers(host, 0, 30)
     for second in range(30, 38):
         served(host, second, tid=SHOP_PID + second - 30, requests=20, waiting=8, max_ns=1400 * MS, max_from_ns=T0 + (second - 1) * S + 500 * MS, p50_ns=1400 * MS, p90_ns=1400 * MS)  # fmt: skip
-    sleeps(host, sum_ns=LOOK_NS, waker_pid=NULL_I64, waker_tid=NULL_I64, waker_comm=b"")
+    sleeps(host, sum_ns=LOOK_NS, waker_pid=NULL_I64, waker_tid=NULL_I64, waker_comm=b"", syscall=call)
     answers(host, 38, UNTIL, n=1)
-    assert only(host)["cause"] == "unknown"
+    assert only(host)["cause"] == cause
 
 
 def test_a_cause_goes_before_however_unsure_it_is() -> None:
