@@ -188,6 +188,7 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: Helper, wat
     from agent.resources.spaces import Spaces
     from agent.service.bounds import Bounds
     from agent.service.finding_log import FindingLog
+    from agent.service.kept_hours import KeptHours
     from agent.service.loop import Loop
     from agent.service.mender import Mender
     from agent.service.reload import appliers
@@ -198,9 +199,8 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: Helper, wat
     from agent.store.writer import Writer
     from exporters.start import start as start_exports
 
-    boot = host.boot_id()
+    boot, history = host.boot_id(), History()
     limits = Limits(max_bytes=config.max_bytes, max_age_s=config.max_age_days * 86400)
-    history = History()
     store = Writer(HotStore(store_fd, boot, host.name(), version=version.VERSION, limits=limits), history.wall)
     kernel = KernelSource(loaded)
     extra = {"watch": watch, "history": history, "last": LastReading(store_fd, boot, store.later)}
@@ -209,8 +209,7 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: Helper, wat
     server = control.Control(control_socket, answers)
     intake = intake_room.Intake(*intake_sockets, keys=config.intake_keys, names=config.limiter_names)
     notices, queues = NoticeSource(watch, hooks), _queues(config, loaded, older)
-    daemons = _time_daemons(config, history)
-    brokers = Brokers(config.brokers, config.poll_s)
+    daemons, brokers = _time_daemons(config, history), Brokers(config.brokers, config.poll_s)
     receiver = None
     if config.otlp_receiver:  # it is not in the memory of others
         from agent.receiver.start import start as start_receiver
@@ -227,6 +226,7 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: Helper, wat
     correlator = Correlator(with_threshold(jump_threshold_ns(config.jump_threshold)), clock=time.thread_time_ns)
     loop = Loop(sources, store, correlator, exports.sinks)
     loop.add(Unjudged(loop.unjudged))
+    loop.add(KeptHours(correlator, store_fd, boot, store.later))
     loop.containers.look_up = helper.cgroup_path
     loop.removed.append(kernel.unlisten)
     kernel.listen("exec_events", loop.containers.on_exec)

@@ -32,7 +32,7 @@ BPF_TABLE("hash", u32, struct offcpu_gone, offcpu_gone, 2048);	/* threads that a
 struct offcpu_wake {
 	u64 from_ns;		/* 0: it slept before the look */
 	u64 t_ns;
-	u32 by_pid;		/* who ran there then: anybody, where an interrupt woke it */
+	u32 by_pid;		/* whose system call did it; 0: an interrupt, or the kernel itself */
 	u32 by_tid;
 	char by_comm[16];
 	u64 nr;
@@ -143,9 +143,13 @@ int offcpu_on_waking(struct bpf_raw_tracepoint_args *ctx)
 	wake->from_ns = gone ? gone->off_ns : 0;
 	wake->nr = gone ? gone->key.nr : 0;
 	wake->t_ns = now;
-	wake->by_pid = by >> 32;
-	wake->by_tid = by;
-	bpf_get_current_comm(wake->by_comm, sizeof(wake->by_comm));
+	if (look_call(current_task()) == 0xffff) {	/* who ran there has nothing to do with it */
+		__builtin_memcpy(wake->by_comm, "interrupt", sizeof("interrupt"));
+	} else {
+		wake->by_pid = by >> 32;
+		wake->by_tid = by;
+		bpf_get_current_comm(wake->by_comm, sizeof(wake->by_comm));
+	}
 	woken->count++;
 	return 0;
 }

@@ -54,7 +54,7 @@ class MetricStore:
         self._waiting: deque[Batch] = deque()
         self._waiting_bytes = 0
         self._series: dict[Metric, dict[bytes, MetricSeries]] = {m: {} for m in self.metrics}
-        self._room = Room(self.metrics, max_series, max_samples)
+        self._room = Room([m for m in self.metrics if m.table], max_series, max_samples)
         self._distinct: dict[str, OrderedDict[bytes, None]] = {
             m.name: OrderedDict() for m in self.metrics if m.distinct
         }
@@ -232,9 +232,9 @@ class MetricStore:
         Of the metric that needs room; where all metrics together have none, of the others too, now and then.
         """
         now_ns = max(self._newest.values())
-        others = self._room.full and now_ns - self._swept_ns >= GAUGE_TTL_NS
+        others = self._room.full(wanting) and now_ns - self._swept_ns >= GAUGE_TTL_NS
         self._swept_ns = now_ns if others else self._swept_ns
-        for metric in self.metrics if others else (wanting,):
+        for metric in (m for m in self.metrics if m.table) if others else (wanting,):
             newest = now_ns if others and metric is not wanting else self._newest[wanting.table]
             oldest = newest - (GAUGE_TTL_NS if metric.instrument == "gauge" else SERIES_TTL_NS)
             kept = {raw: s for raw, s in self._series[metric].items() if s.fixed or s.seen_ns > oldest}

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 
 from exporters.metric import Metric
 
-#: This part of the page is shared out beforehand, evenly: a flood of one metric's labels leaves every other some series.
+#: Histograms together may take this part of the page: one has some twenty samples, and a gauge or a counter must find room for one beside many.
+_WIDE = 0.7
+#: This part of what histograms may take, and of the rest, is shared out beforehand, evenly: a flood of one metric's labels leaves every other some series.
 _RESERVED = 0.4
 
 
 class Room:
     """Counts series; the overflow series, one a metric, are accounted for from the start.
 
-    max_series: of one metric, its overflow series included. max_samples: of all, or None.
+    metrics: those of events. max_series: of one metric, its overflow series included. max_samples: of all, or None.
     """
 
     def __init__(self, metrics: Sequence[Metric], max_series: int, max_samples: int | None) -> None:
@@ -22,25 +24,27 @@ class Room:
         self._bound = (
             None
             if max_samples is None
-            else max_samples - sum(m.samples for m in metrics if m.table and m.columns and m.instrument != "gauge")
+            else max_samples - sum(m.samples for m in metrics if m.columns and m.instrument != "gauge")
         )
-        self._share = 0 if self._bound is None else int(self._bound * _RESERVED) // len(metrics)
-        self._spoken_for = self._share * len(metrics)
+        bound = self._bound or 0
+        self._most_wide = int(bound * _WIDE)
+        wide = sum(_wide(m) for m in metrics)
+        self._shares = {True: int(self._most_wide * _RESERVED) // max(wide, 1),
+                        False: int((bound - self._most_wide) * _RESERVED) // max(len(metrics) - wide, 1)}  # fmt: skip
+        #: By whether they are histograms.
+        self._spoken_for = {True: wide * self._shares[True], False: (len(metrics) - wide) * self._shares[False]}
 
     @property
     def samples(self) -> int:
         return sum(m.samples * n for m, n in self._series.items())
 
-    @property
-    def full(self) -> bool:
-        """Whether it is the page that has no room for one more series of any kind."""
-        return self._bound is not None and self._spoken_for + max(m.samples for m in self._series) > self._bound
+    def full(self, metric: Metric) -> bool:
+        """Whether it is the page that has no room for one more series of this kind."""
+        return not self._fits(metric, metric.samples)
 
     def has(self, metric: Metric, more: int) -> bool:
         """Whether so many more series would find a place."""
-        if self._series[metric] + more > self._most:
-            return False
-        return self._bound is None or self._grown(metric, more) <= self._bound
+        return self._series[metric] + more <= self._most and self._fits(metric, self._growth(metric, more))
 
     def take(self, metric: Metric) -> bool:
         """A place for one more series; False where there is none."""
@@ -50,12 +54,20 @@ class Room:
         return True
 
     def set(self, metric: Metric, series: int) -> None:
-        self._spoken_for = self._grown(metric, series - self._series[metric])
+        self._spoken_for[_wide(metric)] += self._growth(metric, series - self._series[metric])
         self._series[metric] = series
 
-    def _grown(self, metric: Metric, more: int) -> int:
-        """What would be spoken for: each metric's samples, or its share where it has fewer."""
-        now = self._series[metric]
-        return (
-            self._spoken_for + max((now + more) * metric.samples, self._share) - max(now * metric.samples, self._share)
-        )
+    def _fits(self, metric: Metric, samples: int) -> bool:
+        if self._bound is None or samples <= 0:
+            return True
+        within = not _wide(metric) or self._spoken_for[True] + samples <= self._most_wide
+        return within and sum(self._spoken_for.values()) + samples <= self._bound
+
+    def _growth(self, metric: Metric, more: int) -> int:
+        """What more would be spoken for: each metric's samples, or its share where it has fewer."""
+        now, share = self._series[metric], self._shares[_wide(metric)]
+        return max((now + more) * metric.samples, share) - max(now * metric.samples, share)
+
+
+def _wide(metric: Metric) -> bool:
+    return metric.samples > 1

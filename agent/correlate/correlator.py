@@ -16,6 +16,7 @@ from agent.correlate.episode import Episode, Verdict
 from agent.correlate.finding import UNKNOWN, Finding
 from agent.correlate.guard import Guard
 from agent.correlate.habits import Habits, reason
+from agent.correlate.hours import HourWatch
 from agent.correlate.processes import ProcessWatch
 from agent.correlate.rank import Judge
 from agent.correlate.rows import Inbox, OfSecond, compact
@@ -49,6 +50,7 @@ class Correlator:
         self._view = View(self._config)
         self._clock = ClockWatch(self._config, self.guard)
         self._watches = self._of_symptoms()
+        self.hours = next(watch for watch in self._watches if isinstance(watch, HourWatch))
         self._judged = {table for symptom in symptoms().values() for table in symptom.reads}
         self._second: int | None = None
         self._gathered: dict[str, list[np.ndarray]] = {}

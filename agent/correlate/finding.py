@@ -138,7 +138,9 @@ class Finding:
         """Whether it is about the episode's process, or what that serves."""
         by = self.cause.culprit
         port = f":{episode.facts.get('port', 0):.0f}"
-        known = by.pid == episode.pid or by.object.endswith(port) or self.cause.scope.split(" in ")[0].endswith(port)
+        where = self.cause.scope.split(" in ")[0]
+        unix = where.startswith("unix:") and episode.subject.endswith(f" on {where}")  # whichever process answers there
+        known = by.pid == episode.pid or by.object.endswith(port) or where.endswith(port) or unix
         return known or any(e.scope == episode.scope for e in self.episodes)
 
     def state(self) -> tuple[object, ...]:

@@ -17,6 +17,7 @@ import numpy as np
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
+from agent.correlate.past_hours import Hours, Key, others, pack, unpack, unseen
 from agent.correlate.rows import groups, of_codes, shared
 from agent.correlate.series import Series
 from agent.correlate.thresholds import CorrelatorConfig
@@ -54,6 +55,7 @@ class HourWatch(Watch):
         self._n, self._pause = np.zeros((most, _KEPT), np.float32), np.zeros((most, _KEPT), np.uint16)  # 0: not known
         self._now, self._longest = np.zeros(most), np.zeros(most, np.int64)
         self._hour = self._since = self._at = -1
+        self._before: tuple[int, dict[Key, Hours]] = 0, {}
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         if rows:
@@ -65,7 +67,8 @@ class HourWatch(Watch):
             if slot < 0:
                 continue
             if slot not in self._who or self._who[slot][0] != key:
-                self._n[slot] = self._pause[slot] = self._now[slot] = self._longest[slot] = 0
+                self._n[slot], self._pause[slot] = self._past(key)
+                self._now[slot] = self._longest[slot] = 0
                 self._first[slot] = self.last[slot] = second
             pause = second - max(int(self.last[slot]), self._hour * HOUR)
             self._longest[slot] = max(self._longest[slot], pause)
@@ -76,6 +79,27 @@ class HourWatch(Watch):
         self.series.dropped = 0  # those who watch the same for other symptoms count them
         self._end_of(rows.get("process_event"))
         return np.array(sorted(self._who), np.int64)
+
+    def _past(self, key: Key) -> Hours:
+        """What an agent before this one knew of it."""
+        until, known = self._before
+        return unseen(known[key], until, self._hour) if key in known else _NOTHING
+
+    def remember(self) -> bytes:
+        """What is known of hours that are over, for another agent of this boot; with what it was told itself, of whom it has not seen yet, last."""
+        mine = [
+            (self._who[slot][0], Hours(self._n[slot], self._pause[slot]))
+            for slot in self._who
+            if self._pause[slot].any()
+        ]
+        until, known = self._before
+        return pack(
+            self._hour, len(self._n), [*mine, *others(known, (who[0] for who in self._who.values()), until, self._hour)]
+        )
+
+    def recall(self, kept: bytes) -> None:
+        """Before the first second: what another one remembered. One counts once it has something to do again: its process may have ended."""
+        self._before = unpack(kept, _KEPT)
 
     def _pass(self, second: int) -> None:
         hour = second // HOUR
@@ -152,6 +176,7 @@ class HourWatch(Watch):
                 del self.active[key]
 
 
+_NOTHING = Hours(np.zeros(_KEPT, np.float32), np.zeros(_KEPT, np.uint16))
 _Seen = tuple[tuple[object, ...], float, np.void]
 
 

@@ -34,6 +34,11 @@ def is_loopback(raw: bytes) -> bool:
     return (ip.ipv4_mapped or ip).is_loopback
 
 
+def is_unix(raw: bytes) -> bool:
+    """Whether it is a Unix socket: there is nothing to say of round trips."""
+    return raw.startswith(UNIX)
+
+
 def in_netns(rows: np.ndarray, netns: int | None) -> np.ndarray:
     """The rows of that network namespace; all where it is not known, and those that do not know theirs."""
     if netns is None:

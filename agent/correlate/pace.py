@@ -134,9 +134,12 @@ class PaceWatch(Watch):
         return bool(np.nansum(before) / _BEFORE_S < _FADED * usual.median[0])
 
     def replaced(self, slot: int) -> bool:
-        """Whether another limiter of that program and library began since: one that is named by its address is another one after each start."""
+        """Whether another process of that program began with another limiter of that library since: one that is named by its address is another one after each
+        start. One that the same process begins with is beside it."""
         return any(
-            other != slot and name[1:] == self.names[slot][1:] and self.first_ns[other] > self.last_ns[slot]
+            name[1:] == self.names[slot][1:]
+            and self.who[other] != self.who[slot]
+            and self.first_ns[other] > self.last_ns[slot]
             for other, name in self.names.items()
         )
 

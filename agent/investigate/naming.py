@@ -53,10 +53,10 @@ class Naming:
                 out.reasons.append(f"symbols of pid {pid}: {error.strerror or error}")
         return out
 
-    def threads(self, pid: int) -> Steps[bytes]:
-        """The helper's lines of its threads that sleep now; none where it has ended."""
+    def threads(self, pid: int, tid: int = 0) -> Steps[bytes]:
+        """The helper's lines of its threads that sleep now, or of one of them; none where it has ended."""
         try:
-            return (yield from self._text(pid, "asleep"))
+            return (yield from self._text(pid, f"asleep:{tid}" if tid else "asleep"))
         except OSError:
             return b""
 

@@ -12,8 +12,10 @@ from agent.investigate.asleep import Asleep, parse
 from agent.investigate.look import Counted
 from agent.investigate.naming import Naming
 from agent.kernel.steps import run
+from agent.probes.syscalls import names
 from agent.tables import TABLES
 
+_AS_TOLD = frozenset(int(nr) for nr in np.flatnonzero(np.isin(names(), [b"nanosleep", b"clock_nanosleep"])))
 _READY = TABLES["off_cpu"].code("state", "ready")
 _AT_ONCE_NS = 20_000_000  # who runs for longer does something between two sleeps
 _LATE_NS = 200_000_000  # an answer later than that may be of another sleep than that at the look's begin
@@ -50,10 +52,11 @@ class Owing:
                 self._began.append((one, since_ns, boot_ns()))
 
         if tid > 0:
-            run(naming.threads(pid), answered)
+            run(naming.threads(pid, tid), answered)
 
     def told(self, counted: Counted, until_ns: int, others: Sequence[Asleep] = ()) -> list[Asleep | OwingThread]:
-        """What became of them, after what is told of other sleepers: each time when one was woken and slept on at once, it is told up to then."""
+        """What became of them, after what is told of other sleepers: each time when one was woken and slept on at once, it is told up to then. All sleeps of one that
+        does so as its program tells it to: a handler may do it for each of its requests."""
         out: list[Asleep | OwingThread] = [*others]
         if "offcpu_woken" not in counted.maps:
             return out
@@ -64,7 +67,9 @@ class Owing:
             if seen_ns > until_ns or late or (its is None and len(woken) >= ROOM):
                 continue
             for piece in _pieces(one, its, gone.get(one.tid), since_ns, until_ns):
-                if piece.nr != one.nr or piece.from_ns - at_ns > _AT_ONCE_NS:
+                if one.nr in _AS_TOLD and piece.nr != one.nr:
+                    continue
+                if piece.nr != one.nr or (piece.from_ns - at_ns > _AT_ONCE_NS and one.nr not in _AS_TOLD):
                     break
                 slept_ns, at_ns = slept_ns + piece.to_ns - piece.from_ns, piece.to_ns
                 out.append(

@@ -10,16 +10,17 @@ from itertools import islice
 THREADS = 256
 
 
-def asleep(pid: int) -> bytes:
-    """Lines ``tid state call function``, - where it is not known. Raises OSError where there is no such process."""
+def asleep(pid: int, only: str = "") -> bytes:
+    """Lines ``tid state call function``, - where it is not known. only: the number of one thread. Raises OSError where there is no such process."""
     lines = []
     with os.scandir(f"/proc/{pid}/task") as threads:
-        for thread in islice(threads, THREADS):
+        for name in [only] if only else [thread.name for thread in islice(threads, THREADS)]:
+            path = f"/proc/{pid}/task/{name}"
             with suppress(OSError):  # it has ended meanwhile
-                state = _text(f"{thread.path}/stat").rpartition(b")")[2].split()[0]
+                state = _text(f"{path}/stat").rpartition(b")")[2].split()[0]
                 if state in (b"S", b"D"):
-                    call = (_text(f"{thread.path}/syscall").split() or [b"-"])[0]
-                    lines.append(b" ".join([thread.name.encode(), state, call, _text(f"{thread.path}/wchan") or b"-"]))
+                    call = (_text(f"{path}/syscall").split() or [b"-"])[0]
+                    lines.append(b" ".join([name.encode(), state, call, _text(f"{path}/wchan") or b"-"]))
     return b"\n".join(lines)
 
 

@@ -24,7 +24,7 @@ _PART = 1 << 16
 
 
 def open_proc(pid: int, what: str) -> int:
-    """Opens a file of a process read-only: its ``maps``, a text of the ``spaces`` that it writes to (agent/kernel/spaces.py) or of its threads that are ``asleep`` (agent/kernel/asleep.py), or, where they are executables or shared libraries, its ``exe``, ``root:PATH`` or ``map:RANGE``.
+    """Opens a file of a process read-only: its ``maps``, a text of the ``spaces`` that it writes to (agent/kernel/spaces.py) or of its threads that are ``asleep`` (agent/kernel/asleep.py; ``asleep:TID``: one), or, where they are executables or shared libraries, its ``exe``, ``root:PATH`` or ``map:RANGE``.
 
     RANGE names a mapping as /proc/PID/map_files does; it finds files that have been deleted. ``linker-cache``: its root's /etc/ld.so.cache.
     ``below:FOLDER``, a zero byte, and ``root:PATH`` or ``linker-cache``: as if this folder of its root's were the root; no mount in it is looked into.
@@ -36,8 +36,8 @@ def open_proc(pid: int, what: str) -> int:
         return _copy_of(f"/proc/{pid}/maps")
     if what == "spaces":
         return _text(spaces(pid))
-    if what == "asleep":
-        return _text(asleep(pid))
+    if what == "asleep" or (what.startswith("asleep:") and what[7:].isascii() and what[7:].isdigit()):
+        return _text(asleep(pid, what[7:]))
     if what == "exe":
         named = os.open(f"/proc/{pid}/exe", _O_PATH | os.O_CLOEXEC)
     elif what.startswith("map:") and all(c in "0123456789abcdef-" for c in what[4:]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import signal
 import socket
 import subprocess
 import time
@@ -24,6 +24,8 @@ _HELD_UP_S = 1.0
 _MOST_ENDING = 4
 #: For those at the end.
 _PATIENCE_S = 2.0
+#: One with which nothing is wrong is not killed: whoever watches this host takes that for a fault.
+_ASKED = (signal.SIGTERM, signal.SIGCONT)
 _REMEDY = "see what it said on stderr; restart tickscope"
 
 
@@ -47,7 +49,7 @@ class KeptProcess:
 
     def renew(self) -> None:
         """Ends the process, and forgets what went wrong: there are other settings."""
-        self.end()
+        self.end(_ASKED)
         self.restarts, self.trouble, self._looked_s = Restarts(), "", time.monotonic()
 
     def start(self) -> None:
@@ -124,11 +126,12 @@ class KeptProcess:
     def processes(self) -> list[dict[str, Any]]:
         return [{"pid": self._child.pid, "role": self._name}] if self._child is not None else []
 
-    def end(self) -> None:
-        """Kills it. It is not waited for."""
+    def end(self, by: tuple[signal.Signals, ...] = (signal.SIGKILL,)) -> None:
+        """By these signals. It is not waited for."""
         if self._child is None:
             return
-        self._child.kill()
+        for number in by:
+            self._child.send_signal(number)
         self._ending.append(self._child)
         assert self.socket is not None
         self.socket.close()
@@ -137,8 +140,10 @@ class KeptProcess:
 
     def close(self) -> None:
         """Waits for the process, and not for long: a file system that does not answer may keep it from dying."""
-        self.end()
+        self.end(_ASKED)
         end_s = time.monotonic() + _PATIENCE_S
         for child in self._ending:
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            try:
                 child.wait(max(0.0, end_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.kill()

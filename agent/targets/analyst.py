@@ -132,9 +132,11 @@ class _Examiner:
         return Unexamined(said, overrun=True, passing=True)
 
     def end(self) -> None:
-        """Kills it. It is not waited for: a file system that does not answer may keep it from dying."""
+        """One that has nothing to do is asked to end, since whoever watches this host takes a worker that is killed for a fault; else it is killed. It is
+        not waited for: a file system that does not answer may keep it from dying."""
         if self.child is not None:
-            self.child.kill()
+            for number in (signal.SIGKILL,) if self.question else (signal.SIGTERM, signal.SIGCONT):
+                self.child.send_signal(number)
             self._ending.append(self.child)
             self.child = None
         self._ending = [child for child in self._ending if child.poll() is None]

@@ -135,7 +135,8 @@ class Processes:
                 look, "its mappings", f"has more than {MAPS_BYTES >> 20} MB of mappings: those beyond are not looked at"
             )
         most = GO_FILES_A_PROCESS if go else FILES_A_PROCESS
-        for key, mapping in list(found.items())[:most]:
+        asked_first = sorted(found.items(), key=lambda its: not self._files.matching(its[1].plain))
+        for key, mapping in asked_first[:most]:
             if key not in self._mappings or self._files.wanting(self._mappings[key], look.owner):
                 if mapping.times > MAPPINGS_A_FILE:
                     self._tell(

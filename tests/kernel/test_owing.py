@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -17,9 +18,11 @@ from agent.investigate.look import CloserLook
 from agent.investigate.owing import Owing, OwingThread, sleeper
 from agent.kernel.asleep import asleep
 from agent.kernel.load import load, release
+from agent.kernel.opening import open_proc
 from agent.kernel.source import KernelSource
 from agent.kernel.steps import Steps
 from agent.probes import discover
+from agent.probes.syscalls import names
 from agent.tables import TABLES
 from tests.kernel.local_attach import LocalAttacher
 from tests.patience import PATIENCE
@@ -47,8 +50,8 @@ def kernel() -> Iterator[KernelSource]:
 class Told:
     """The helper's lines, read here."""
 
-    def threads(self, pid: int) -> Steps[bytes]:
-        return asleep(pid)
+    def threads(self, pid: int, tid: int) -> Steps[bytes]:
+        return asleep(pid, str(tid))
         yield
 
 
@@ -113,6 +116,56 @@ def test_a_lock_that_is_looked_at_again_and_again(kernel: KernelSource) -> None:
         found, _ = looked(kernel, child.pid, False, child)
     assert len(found) == 8 and {one.by_pid for one in found} != {child.pid}
     assert (np.diff([one.ns for one in found]) > 0).all() and 0.2 * SECOND <= found[-1].ns <= 0.4 * SECOND * PATIENCE
+
+
+def test_who_computes_where_an_interrupt_wakes_it_is_not_who_did(kernel: KernelSource) -> None:
+    """On the one processor of both there is always somebody to be taken for it."""
+    rarely = WAITS["poll"].replace("40", "300")
+    with (
+        waiting(rarely) as (child, _),
+        subprocess.Popen(
+            [sys.executable, "-c", "print(0, flush=True)\nwhile True: pass"], stdout=subprocess.PIPE
+        ) as busy,
+    ):
+        try:
+            assert busy.stdout is not None and busy.stdout.readline()
+            for pid in (child.pid, busy.pid):
+                os.sched_setaffinity(pid, {max(os.sched_getaffinity(0))})
+            looks = (looked(kernel, child.pid, False, child)[0] for _ in range(5))
+            found = next((one for one in looks if one), [])  # none where it did not sleep when the look began
+        finally:
+            busy.kill()
+    assert found and busy.pid not in {one.by_pid for one in found}
+    assert {one.by_comm.rstrip(b"\0") for one in found if not one.by_pid} <= {b"interrupt", b""}  # b"": it slept on
+
+
+def test_a_thread_behind_many_others() -> None:
+    """It is the last one of 300 that owes an answer."""
+    many = "import threading, time\nfor n in range(300): last = threading.Thread(target=time.sleep, args=(600,)); last.start()\nprint(last.native_id, flush=True)"  # fmt: skip
+    with waiting(many) as (child, last):
+        text = opened(child.pid, last)
+    one = sleeper(child.pid, last, text)
+    assert one is not None and one.nr != 0xFFFF and text.count(b"\n") == 0
+
+
+def opened(pid: int, tid: int) -> bytes:
+    """As the helper opens it."""
+    fd = open_proc(pid, f"asleep:{tid}")
+    try:
+        return os.read(fd, 4096)
+    finally:
+        os.close(fd)
+
+
+def test_one_that_sleeps_for_each_request_is_told_for_all_of_its_sleeps(kernel: KernelSource) -> None:
+    """And with them only: what it waits for between them is no sleep of its own."""
+    with waiting("import select, time\nprint(0, flush=True)\nwhile True: time.sleep(0.15); select.poll().poll(25)") as (
+        child,
+        _,
+    ):
+        found, _ = looked(kernel, child.pid, False, child)
+    assert names()[found[0].nr] == b"clock_nanosleep" and (np.diff([one.ns for one in found]) > 0).all()
+    assert len(found) > 2 and 0.35 * SECOND <= found[-1].ns <= 0.6 * SECOND * PATIENCE
 
 
 def test_a_child_that_ends(kernel: KernelSource) -> None:

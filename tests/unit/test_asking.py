@@ -185,6 +185,19 @@ def test_there_is_none_where_no_broker_is_named_and_other_settings_are_another(k
     assert kept.pid != pid
 
 
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("how", ["close", "renew"])
+def test_one_with_which_nothing_is_wrong_is_asked_to_end(kept: Kept, how: str, stopped: bool) -> None:
+    """Another agent on this host would tell of one that is killed."""
+    kept.until(lambda: kept.told("refused"))
+    child = kept.brokers.process._child
+    assert child is not None
+    if stopped:
+        os.kill(child.pid, signal.SIGSTOP)
+    getattr(kept.brokers.process, how)()
+    assert child.wait(10 * PATIENCE) in (0, -signal.SIGTERM)
+
+
 def test_a_client_that_cannot_be_used_is_told_and_ends_no_other() -> None:
     kept = Kept(nosuch=("a",))
     try:

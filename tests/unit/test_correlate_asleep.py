@@ -15,6 +15,8 @@ from tests.unit.test_correlate_answers import SHOP_PID, answers, served
 
 BEGUN, LOOK_NS, OTHER = T0 + 32 * S, 3 * S, SHOP_PID + 7
 
+INTERRUPT = {"waker_pid": NULL_I64, "waker_tid": NULL_I64, "waker_comm": b"interrupt"}
+
 
 def slow(look: Mapping[str, object] | None = None, **seen: object) -> Host:
     """Nothing is answered from 30.0 on for 4 s; a look begins at 32.0. seen: of the row of its thread."""
@@ -60,6 +62,7 @@ def only(host: Host) -> dict[str, object]:
         ({"sum_ns": 1999 * MS}, "slept in futex for the last 2 s at least"),
         ({"sum_ns": 60 * MS, "interval_ns": 1060 * MS}, "slept in futex for the last 60 ms at least"),
         ({"syscall": b"clock_nanosleep", "waker_pid": 999, "waker_comm": b"cc1"}, "slept in clock_nanosleep for the last 1.99 s at least, as its program told it to"),
+        ({"syscall": b"nanosleep", "sum_ns": 60 * MS, "interval_ns": 1060 * MS, **INTERRUPT}, "slept in nanosleep for the last 60 ms at least, as its program told it to"),
         ({"syscall": b"wait4", "waker_pid": 999, "waker_comm": b"sleep"}, "slept in wait4 for the last 1.99 s at least, for a child process"),
         ({"syscall": b"epoll_wait", "waker_pid": OTHER}, f"slept in epoll_wait for the last 1.99 s at least, for another process of its program; shop pid {OTHER} woke it"),
     ],
@@ -80,6 +83,7 @@ def test_where_the_thread_slept(seen: dict[str, object], words: str) -> None:
         {"sum_ns": 90 * MS},
         {"syscall": b"epoll_wait"},  # an event loop
         {"syscall": b"epoll_wait", "waker_pid": 999, "waker_comm": b"curl"},
+        {"syscall": b"epoll_wait", **INTERRUPT},
         {"t_ns": T0 + 20 * S},
     ],
 )
@@ -87,15 +91,16 @@ def test_what_says_nothing(seen: dict[str, object]) -> None:
     assert only(slow(**seen))["cause"] == "unknown"
 
 
-def test_one_that_has_answered_owes_nothing() -> None:
-    """It sleeps until there is more to do, while others are slow."""
+@pytest.mark.parametrize(("call", "cause"), [(b"futex", "unknown"), (b"clock_nanosleep", "asleep")])
+def test_one_that_has_answered_owes_nothing(call: bytes, cause: str) -> None:
+    """It sleeps until there is more to do, while others are slow; but nobody waits for that by sleeping for a time, so it is what it does with each request."""
     host = Host()
     answers(host, 0, 30)
     for second in range(30, 38):
         served(host, second, tid=SHOP_PID + second - 30, requests=20, waiting=8, max_ns=1400 * MS, max_from_ns=T0 + (second - 1) * S + 500 * MS, p50_ns=1400 * MS, p90_ns=1400 * MS)  # fmt: skip
-    sleeps(host, sum_ns=LOOK_NS, waker_pid=NULL_I64, waker_tid=NULL_I64, waker_comm=b"")
+    sleeps(host, sum_ns=LOOK_NS, waker_pid=NULL_I64, waker_tid=NULL_I64, waker_comm=b"", syscall=call)
     answers(host, 38, UNTIL, n=1)
-    assert only(host)["cause"] == "unknown"
+    assert only(host)["cause"] == cause
 
 
 def test_a_cause_goes_before_however_unsure_it_is() -> None:

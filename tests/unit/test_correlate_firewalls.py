@@ -51,6 +51,32 @@ def refused(
     return host
 
 
+def decides(host: Host) -> Host:
+    """Its client is a limiter, which fails where it cannot ask; that its server ends connections by resets is usual."""
+    t = T0 + (np.arange(0, UNTIL, 0.2) * S).astype(np.int64)
+    bad = (t >= T0 + 30 * S) & (t < T0 + 34 * S)
+    host.add("limiter_decision", len(t), t_ns=t + 1_000_000, pid=CLIENT, tid=CLIENT, proc_start_ns=START, comm=b"curl", limiter_id=b"api", library=b"own", cost=1.0,
+             result=np.where(bad, code("limiter_decision", "result", "error"), 0), duration_ns=1_200_000)  # fmt: skip
+    well = t[~bad][::5]
+    host.add("tcp_reset", len(well), t_ns=well, pid=CLIENT, proc_start_ns=START, netns=HERE, peer=AT_V, role=code("tcp_rtt", "role", "client"), sport=40000,
+             saddr=np.frombuffer(peer("10.1.2.1", 0)[:16], "V16"), direction=code("tcp_reset", "direction", "received"), complete=True)  # fmt: skip
+    return host
+
+
+@pytest.mark.parametrize(
+    ("number", "received", "detail"), [(errno.ECONNREFUSED, True, "reset"), (errno.EHOSTUNREACH, False, "icmp")]
+)
+def test_a_limiter_whose_connects_a_firewall_refuses(number: int, received: bool, detail: str) -> None:
+    (finding,) = latest(run(decides(refused(number, 80_000, received, sent=False)), UNTIL))
+    assert (finding["symptom"], finding["cause"], finding["cause_detail"]) == ("service_errors", "firewall", detail)
+    assert finding["culprit_object"] == "10.1.2.3:8000"
+
+
+def test_a_limiter_whose_server_refuses_connects() -> None:
+    (finding,) = latest(run(decides(refused(errno.ECONNREFUSED, 80_000, received=True, sent=True)), UNTIL))
+    assert (finding["symptom"], finding["cause"]) == ("service_errors", "broker_down")
+
+
 @pytest.mark.parametrize(
     ("host", "detail"),
     [

@@ -167,3 +167,56 @@ def test_memory_is_bounded() -> None:
     for n in range(100):
         watch.step(SINCE + n, {"limiter_decision": compact("limiter_decision", decision(SINCE + n, b"%d" % n))})
     assert len(watch._who) <= 8
+
+
+def one_after_the_other(ends: int, starts: int, until: int, works: Works = lambda _: True) -> list[Episode]:
+    """An agent from the beginning to ``ends``, and another one from ``starts`` on, which is told what that one knew."""
+    told: list[Episode] = []
+    kept, row = b"", compact("limiter_decision", decision(SINCE))
+    for begin, end in ((0, ends), (starts, until)):
+        watch = HourWatch(CorrelatorConfig(), [symptoms()["quiet_hour"]])
+        watch.recall(kept)
+        for n in range(begin, end, STEP):
+            told += watch.step(SINCE + n, {"limiter_decision": row} if n % 30 == 0 and works(n) else BESIDE)
+        kept = watch.remember()
+    return told
+
+
+NINE = 4 * DAY + 9 * HOUR
+
+
+def test_an_agent_that_starts_anew_knows_the_hours_of_the_one_before() -> None:
+    """Its first hour is cut short, and told by the days before all the same."""
+    cut = NINE + 2 * HOUR
+    (one,) = one_after_the_other(NINE, NINE + 100, cut + HOUR, lambda t: t < cut)
+    assert cut - 60 < one.start_ns // S - SINCE <= cut
+    assert one_after_the_other(NINE, NINE + 100, NINE + HOUR, lambda t: t < NINE) == []  # it has not been seen since
+
+
+def test_hours_in_which_no_agent_ran_are_not_known() -> None:
+    """Of nine days ago, in the same places, are those that were known."""
+    cut = NINE + 8 * DAY + 2 * HOUR
+    assert one_after_the_other(NINE, NINE + 8 * DAY, cut + HOUR, lambda t: t < cut) == []
+
+
+def test_what_was_not_seen_yet_is_told_to_the_next_one_too() -> None:
+    first, second, third = (HourWatch(CorrelatorConfig(subjects=4)) for _ in range(3))
+    for n in range(0, 3 * HOUR, STEP):
+        first.step(SINCE + n, {"limiter_decision": compact("limiter_decision", decision(SINCE + n, b"\xff\x1b"))})
+    second.recall(first.remember())
+    second.step(SINCE + 4 * HOUR, {"limiter_decision": compact("limiter_decision", decision(SINCE, b"other"))})
+    third.recall(second.remember())
+    ((key, hours),) = third._before[1].items()
+    assert key == ("\\xff\x1b", "shop") and np.count_nonzero(hours.pause) == 2
+
+
+@pytest.mark.parametrize("cut", [0, 1, 7, 40, -1])
+def test_what_was_kept_and_is_damaged_is_nothing(cut: int) -> None:
+    watch = HourWatch(CorrelatorConfig(subjects=4))
+    for n in range(0, 3 * HOUR, STEP):
+        watch.step(SINCE + n, {"limiter_decision": compact("limiter_decision", decision(SINCE + n))})
+    kept = watch.remember()
+    assert len(kept) < 2000
+    for damaged in (kept[:cut], kept[:cut] + b"\0" + kept[cut:][1:]):
+        watch.recall(damaged)
+        assert watch._before[1] == {} or damaged == kept

@@ -15,15 +15,16 @@ from tests.unit.correlate_scenarios import APP_PID, START, T0, Host, S, latest, 
 from tests.unit.test_correlate_processes import event
 
 
-def arrivals(host: Host, t: np.ndarray) -> None:
-    host.add("limiter_decision", len(t), t_ns=T0 + (t * S).astype(np.int64), pid=APP_PID, proc_start_ns=START, comm=b"python3", limiter_id=b"api",
-             library=b"own", cost=1.0, result=0, duration_ns=500_000)  # fmt: skip
+def arrivals(host: Host, t: np.ndarray, **columns: object) -> None:
+    own = {"pid": APP_PID, "proc_start_ns": START, "limiter_id": b"api"} | columns
+    host.add("limiter_decision", len(t), t_ns=T0 + (t * S).astype(np.int64), comm=b"python3", library=b"own", cost=1.0, result=0, duration_ns=500_000, **own)  # fmt: skip
 
 
 def silences(host: Host, until: int) -> list[tuple[float, float]]:
     """Whenever the watch took it for silent, told or not."""
     watch, found = PaceWatch(CorrelatorConfig(), [symptoms()["silence"]]), []
-    (rows,) = (compact("limiter_decision", b.rows) for b in host.made)
+    rows = np.concatenate([compact("limiter_decision", b.rows) for b in host.made])
+    rows = rows[np.argsort(rows["t_ns"], kind="stable")]
     edges = np.searchsorted(rows["t_ns"], T0 + np.arange(until + 1) * S)
     for n, (a, b) in enumerate(pairwise(edges)):
         found += watch.step(T0 // S + n, {"limiter_decision": rows[a:b]} if b > a else {})
@@ -38,6 +39,15 @@ def test_a_steady_limiter_that_falls_silent_is_seen(per_s: float, gap: float) ->
     ((start, took),) = silences(host, 60)
     assert start == pytest.approx(40.3, abs=1.5 / per_s)
     assert took == pytest.approx(gap, abs=3 / per_s)
+
+
+@pytest.mark.parametrize(("pid", "told"), [(APP_PID, 1), (77, 0)])
+def test_a_limiter_that_another_process_begins_with_takes_its_place(pid: int, told: int) -> None:
+    """As one that is named by its address does after a start; one of the same process is just another."""
+    host = Host(1)
+    arrivals(host, np.arange(0, 40, 1 / 25))
+    arrivals(host, np.arange(40.5, 60, 1 / 25), pid=pid, limiter_id=b"rate.Limiter@0xc0")
+    assert len(silences(host, 60)) == told
 
 
 def test_one_that_works_now_and_then_may_rest_as_long() -> None:

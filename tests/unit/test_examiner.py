@@ -114,12 +114,18 @@ def test_a_question_without_room_for_its_descriptors_leaves_none(analyst: Analys
     assert again == first
 
 
-def test_it_ends_when_there_is_nothing_to_do(analyst: Analyst, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stopped", [False, True])
+def test_it_ends_when_there_is_nothing_to_do(analyst: Analyst, monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
+    """It is not killed: another agent on this host would tell that."""
     ask(analyst, "functions", LIBSSL, names=["SSL_free"])
-    (pid,) = analyst.pids
+    (pid,), child = analyst.pids, analyst._examiners[0].child
+    assert child is not None
+    if stopped:
+        os.kill(pid, signal.SIGSTOP)
     monkeypatch.setattr("agent.targets.analyst.EXAMINER_IDLE_S", 0.1)
     time.sleep(0.2)
     assert pump_until(lambda: not analyst.pids, [analyst], 10)
+    assert child.wait(10) == -signal.SIGTERM
     assert pump_until(lambda: not Path(f"/proc/{pid}").exists() or analyst.rest() is not None, [analyst], 10)
 
 

@@ -19,7 +19,9 @@ from agent.common.instants import iso
 from agent.common.sentence import pieces, plain, told
 from agent.store.hot import HotStore
 from tests.lab.terminal import on_terminal
-from tests.unit.correlate_scenarios import ALL, MS, T0, Host, S, broker_slow, clock_step, latest, refusing, run
+from tests.unit.correlate_scenarios import ALL, MS, T0, UNTIL, Host, S, broker_slow, clock_step, latest, refusing, run
+from tests.unit.test_control_characters import harmless
+from tests.unit.test_correlate_asleep import slow
 from tests.unit.test_replay_cli import HEAD, record, tickscope
 
 HIDDEN = "empty or less important columns hidden: -o json shows all all, --columns chooses"
@@ -186,6 +188,18 @@ def test_names_in_a_finding_do_not_act_on_the_terminal(tmp_path: Path) -> None:
     path = store(tmp_path / "store", run(host, 47))
     for shown in (tickscope(verb, "--store", path).stdout for verb in ("explain", "findings")):
         assert b"\\x1b[2J" in shown and b"\x1b" not in shown
+
+
+def test_neither_does_who_woke_a_thread_that_slept(tmp_path: Path) -> None:
+    """What is told of it goes by its name: that of the program itself."""
+    host, evil = slow(syscall=b"epoll_wait", waker_pid=1707, waker_comm=b"shop"), b"\x1b[2J\r\n\xc2\x9b{who}"
+    for batch in host.made:
+        for name in {"comm", "waker_comm"} & {*(batch.rows.dtype.names or ())}:
+            batch.rows[name][batch.rows[name] == b"shop"] = evil
+    path = store(tmp_path / "store", [*host.made, *run(host, UNTIL)])
+    for verb in (["explain", "last"], ["findings"], ["findings", "-o", "json"], ["query", "off_cpu", "--columns", "waker_pid,waker_comm"]):  # fmt: skip
+        shown = tickscope(*verb, "--store", path).stdout.decode()
+        assert "[2J" in shown and "1707" in shown and harmless(shown), verb
 
 
 def test_people_are_told_what_the_wall_clock_said_then(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ BPF = Path(__file__).parents[2] / "bpf"
 class Told:
     """What /proc tells when the helper gets round to it."""
 
-    def threads(self, pid: int) -> Steps[bytes]:
+    def threads(self, pid: int, tid: int) -> Steps[bytes]:
         return b"%d S 202 futex_wait_queue" % pid
         yield
 

@@ -7,7 +7,7 @@ import struct
 from agent.lab.programs.dns_server import answer
 from agent.lab.programs.link import USUAL
 from agent.lab.stage.link import RST, Treatment, _checksum, reset_of
-from agent.lab.stage.wire import Packet
+from agent.lab.stage.wire import ACK, Packet
 
 
 def segment(source: int, destination: int, flags: int, payload: bytes = b"") -> bytes:
@@ -55,6 +55,25 @@ def test_a_reset_is_what_the_receiver_would_send() -> None:
     assert _checksum(reset[12:20] + bytes((0, 6, 0, 20)) + reset[20:]) == b"\0\0"
     assert reset_of(segment(1, 2, 0x02)) is None, "a SYN has acknowledged nothing yet"
     assert reset_of(b"\x60" + bytes(60)) is None
+
+
+def test_a_firewall_refuses_connects_and_nothing_else() -> None:
+    syn = segment(5000, 8000, 0x02)
+    treat = {
+        how: Treatment({**USUAL, "refuse": how, "port": 8000, "protocol": 6}, 1) for how in ("icmp", "reset", "drop")
+    }
+    for one in treat.values():
+        assert one(Packet(segment(5000, 8000, 0x18), True)) == ((USUAL["usual_s"], segment(5000, 8000, 0x18), True),)
+        assert len(one(Packet(segment(5000, 8443, 0x02), True))) == 1
+    assert treat["drop"](Packet(syn, True)) == ()
+    ((_, reset, to_right),) = treat["reset"](Packet(syn, True))
+    packet = Packet(reset, to_right)
+    assert (packet.flags, packet.ports, to_right) == (RST | ACK, (8000, 5000), False)
+    assert struct.unpack_from("!II", reset, 24) == (0, 1001), "what refuses it acknowledges the SYN"
+    assert _checksum(reset[12:20] + bytes((0, 6, 0, 20)) + reset[20:]) == b"\0\0"
+    ((_, icmp, _),) = treat["icmp"](Packet(syn, True))
+    assert (icmp[9], icmp[12:20], icmp[20:22], icmp[28:]) == (1, syn[16:20] + syn[12:16], b"\x03\x0d", syn[:28])
+    assert _checksum(icmp[:20]) == _checksum(icmp[20:]) == b"\0\0"
 
 
 def test_the_dns_server_answers_one_question() -> None:

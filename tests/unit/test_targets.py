@@ -33,9 +33,10 @@ from agent.targets.writes import Writes
 from tests.patience import PATIENCE
 
 NOBODY = 65534
-#: Maps a page of a file as code for each line "TIMES PATH", or grows by a megabyte for an empty one.
+#: Maps a page of a file as code for each line "TIMES PATH", or grows by a megabyte for an empty one. It handles what a Go runtime does.
 MAPPER = f"""
-import ctypes, os, sys
+import ctypes, os, signal, sys
+for number in signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV, signal.SIGURG: signal.signal(number, print)
 mmap = ctypes.CDLL(None).mmap
 mmap.argtypes, mmap.restype = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long], ctypes.c_void_p
 kept = []
@@ -282,6 +283,21 @@ def test_what_is_told_of_a_process_is_what_its_last_look_left_out(rig: Rig, prog
         rig.scan()
         (told,) = rig.targets.unseen.told()
         assert str(told["reason"]).startswith(str(library))
+
+
+def test_of_more_libraries_than_are_looked_at_those_that_are_asked_for_come_first(
+    rig: Rig, program: Program, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a Go process, all of whose libraries are looked at, wherever in its memory they are."""
+    monkeypatch.setattr("agent.targets.processes.GO_FILES_A_PROCESS", 2)
+    rig.targets.files.beside_go.append(Ask("go", rig._found, "test"))
+    others = [Path(shutil.copy("/bin/true", library.with_name(f"libother{n}.so"))) for n in range(4)]
+    for one in (*others[:2], library, *others[2:]):
+        program.maps(one)
+    rig.scan()
+    assert str(library) in rig.live
+    (told,) = rig.targets.unseen.told()
+    assert str(told["reason"]).endswith("maps more libraries than are looked at in one process (2)")
 
 
 def test_who_stalls_the_helper_rests_for_all_of_that_time(

@@ -32,6 +32,8 @@ _WAITS = {
     "rt_sigsuspend": "for a signal",
     "pause": "for a signal",
 }
+#: What nobody does who waits for more to do.
+_AS_TOLD = frozenset(("clock_nanosleep", "nanosleep"))
 #: ... and those by which programs of several processes wait for each other, with much else.
 _LATCHES = frozenset(("epoll_wait", "epoll_pwait", "poll", "ppoll", "select", "pselect6"))
 #: Of the time that the look and the wait have in common; and what is too short for a look to tell, where the answer came when it was woken, or else.
@@ -57,10 +59,14 @@ def owing(episode: Episode, view: View) -> Iterator[Verdict]:
     call, slept_ns = text(row["syscall"]), int(row["sum_ns"])
     sibling = _sibling(row, episode)
     what = _WAITS.get(call, "for another process of its program" if sibling and call in _LATCHES else "")
-    then = known(row["waker_tid"]) and abs(common_ns - slept_ns) <= _AT_ONCE_NS
+    then = bool(known(row["waker_tid"]) or text(row["waker_comm"])) and abs(common_ns - slept_ns) <= _AT_ONCE_NS
     if not what or slept_ns < max(_LEAST_NS if then else _LONGER_NS, _MOST * common_ns):
         return
-    if _owed_ns(int(row["tid"]), began_ns, began_ns + slept_ns, episode, view) < _MOST * slept_ns - _AT_ONCE_NS:
+    owed = _owed(int(row["tid"]), episode, view)
+    if call in _AS_TOLD:
+        if not len(owed):
+            return
+    elif _longest(owed, began_ns, began_ns + slept_ns) < _MOST * slept_ns - _AT_ONCE_NS:
         return
     words = tell(
         "its thread {tid} had read the request and slept in {call} for {last}{slept} at least, {what}{woken}",
@@ -76,12 +82,16 @@ def owing(episode: Episode, view: View) -> Iterator[Verdict]:
     yield Verdict(CAUSE.name, _SURE, episode.scope, words, (entry,), call, culprit)
 
 
-def _owed_ns(tid: int, from_ns: int, to_ns: int, episode: Episode, view: View) -> int:
-    """For how long of that time a request that it had read was without an answer: one that has answered sleeps until there is more to do."""
+def _owed(tid: int, episode: Episode, view: View) -> np.ndarray:
+    """Late requests that it had read."""
     rows = view.own(view.rings["service_latency"].between(episode.start_ns, episode.end_ns + NOTED_NS), episode)
-    rows = rows[rows["tid"] == tid]
-    begun = rows["max_from_ns"]
-    return int((np.minimum(begun + rows["max_ns"], to_ns) - np.maximum(begun, from_ns)).max(initial=0))
+    return np.asarray(rows[(rows["tid"] == tid) & (rows["max_ns"] > episode.bar)])
+
+
+def _longest(owed: np.ndarray, from_ns: int, to_ns: int) -> int:
+    """For how long of that time one was without an answer: who has answered sleeps until there is more to do."""
+    begun = owed["max_from_ns"]
+    return int((np.minimum(begun + owed["max_ns"], to_ns) - np.maximum(begun, from_ns)).max(initial=0))
 
 
 def _sibling(row: np.void, episode: Episode) -> bool:

@@ -9,6 +9,7 @@ from agent.correlate.catalogue import Cause
 from agent.correlate.chain import READS as CHAIN
 from agent.correlate.chain import hops, starves
 from agent.correlate.episode import Episode, Verdict, item
+from agent.correlate.local import is_unix
 from agent.correlate.polled import POLLS, away, polled
 from agent.correlate.starved import READS, cpu_share
 from agent.correlate.view import View
@@ -35,10 +36,11 @@ def silent(episode: Episode, view: View) -> Iterator[Verdict]:
                 "{who} did not answer for {longest}{meanwhile}",
                 who=p.who,
                 longest=span(p.longest),
-                meanwhile=_meanwhile(p.usual, p.worst, p.quickest),
+                meanwhile="" if is_unix(p.raw) else _meanwhile(p.usual, p.worst, p.quickest),
             )
+            entries = (p.wait,) if is_unix(p.raw) else (p.wait, p.rtt)
             yield Verdict(
-                CAUSE.name, certain * p.own * p.sure * (1 - cpu_share(episode, view)), p.where, words, (p.wait, p.rtt)
+                CAUSE.name, certain * p.own * p.sure * (1 - cpu_share(episode, view)), p.where, words, entries
             )
 
 

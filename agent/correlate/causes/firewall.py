@@ -11,6 +11,7 @@ from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Culprit, Episode, Verdict, item
 from agent.correlate.firewalls import READS, refusal
 from agent.correlate.view import View, place
+from agent.correlate.waits import PEERS, on_peers
 from agent.correlate.words import peer, tell, value
 
 _HOW = {
@@ -29,6 +30,19 @@ def behind(episode: Episode, view: View) -> Iterator[Verdict]:
     for end in chain(episode, view)[-1:]:
         if end.how == "refused":
             yield from _verdict(end.raw, end.netns, episode, view)
+
+
+def failing(episode: Episode, view: View) -> Iterator[Verdict]:
+    """A limiter, or another process, whose own connects are refused; or a server that answers with errors for that."""
+    yield from behind(episode, view)
+    if episode.pid is not None:
+        yield from of_process(episode, view)
+
+
+def of_process(episode: Episode, view: View) -> Iterator[Verdict]:
+    for p in on_peers(episode, view):
+        if len(p.failed):
+            yield from _verdict(p.raw, view.netns(episode, p.raw), episode, view)
 
 
 def _verdict(raw: bytes, netns: int | None, episode: Episode, view: View) -> Iterator[Verdict]:
@@ -54,8 +68,8 @@ CAUSE = Cause(
     "firewall",
     14,
     "a firewall, or another box on the way, refuses connects that the server would take",
-    {**READS, **ANSWERS},
+    {**PEERS, **ANSWERS, **READS},
     "see what it refuses, on both hosts and between: nft list ruleset; iptables-save -c; security groups and network policies",
-    {"connect_failures": of_peer, "retry_storm": of_peer, "service_errors": behind},
+    {"connect_failures": of_peer, "retry_storm": of_peer, "service_errors": failing, "decision_latency": of_process},
     kin="broker",
 )

@@ -12,7 +12,7 @@ from agent.correlate.catalogue import Cause
 from agent.correlate.chain import READS as CHAIN
 from agent.correlate.chain import hops
 from agent.correlate.episode import Culprit, Episode, Verdict, item
-from agent.correlate.local import in_netns, is_loopback
+from agent.correlate.local import in_netns, is_loopback, is_unix
 from agent.correlate.onway import on_way
 from agent.correlate.pairs import pair
 from agent.correlate.polled import READS, polled
@@ -46,7 +46,7 @@ def lost(episode: Episode, view: View) -> Iterator[Verdict]:
             words = tell("{lost}, which slow round trips alone can cause", lost=lost) if p.slower else lost
             sure = 0.45 if p.slower else 0.6 if crowded(view, episode) else 0.9
             yield Verdict(CAUSE.name, sure * p.share * p.sure * p.resent.explains(p.longest), p.host, words, (entry, p.wait, p.rtt))  # fmt: skip
-        elif not p.again:
+        elif not p.again and not is_unix(p.raw):
             words = tell("no segment to {name} was sent again{of}", name=p.name, of=_of(p.resent.sent))
             yield Verdict(CAUSE.name, 0.0, p.name, words, (entry,))
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Culprit, Episode, Verdict
+from agent.correlate.local import is_unix
 from agent.correlate.onway import on_way
 from agent.correlate.pairs import pair
 from agent.correlate.polled import polled
@@ -22,7 +23,7 @@ def slower(episode: Episode, view: View) -> Iterator[Verdict]:
             words = tell("the network RTT to {who} {rose}{unless}", who=p.who, rose=_rose(p.way), unless=unless)
             score = (0.65 if p.way.held else 0.6 if crowded(view, episode) else 0.92) * p.share * p.sure
             yield Verdict(CAUSE.name, score, p.host, words, (*p.way.entries, p.wait))
-        elif p.worst is not None:
+        elif p.worst is not None and not is_unix(p.raw):
             yield Verdict(
                 CAUSE.name,
                 0.0,

@@ -15,6 +15,7 @@ USUAL = {
     "loss": 0.0,
     "cut": False,
     "reset": False,
+    "refuse": "",
     "port": 0,
     "protocol": 0,
 }

@@ -1,4 +1,4 @@
-"""How the laboratory's link treats packets: delay, jitter, loss, cut and reset, all of them or those of one port. Driven by settings."""
+"""How the laboratory's link treats packets: delay, jitter, loss, cut, reset and refusals, all of them or those of one port. Driven by settings."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ RST = 0x04
 
 
 class Treatment:
-    """settings: a mapping that changes while it is used: ``delay_s``, ``jitter_s`` (one way), ``loss`` (share), ``cut``, ``reset`` (bool), ``port``
-    and ``protocol`` (what they mean: 0 all; the IP number), ``usual_s`` (one way, always)."""
+    """settings: a mapping that changes while it is used: ``delay_s``, ``jitter_s`` (one way), ``loss`` (share), ``cut``, ``reset`` (bool), ``refuse`` (what becomes of a SYN: ``icmp``,
+    ``reset``, ``drop``), ``port`` and ``protocol`` (what they mean: 0 all; the IP number), ``usual_s`` (one way, always)."""
 
     def __init__(self, settings: Mapping[str, Any], seed: int) -> None:
         self._settings, self._random = settings, random.Random(seed)
@@ -25,6 +25,9 @@ class Treatment:
             return (usual,)
         if s["reset"] and (reset := reset_of(packet.data)):
             return (usual, (0.0, reset, not packet.to_right))
+        if s["refuse"] and packet.kind == "syn" and packet.data[0] >> 4 == 4:
+            answer = {"icmp": prohibited, "reset": refusal_of}.get(s["refuse"])
+            return ((0.0, answer(packet.data), not packet.to_right),) if answer else ()
         if s["cut"] or (s["loss"] and self._random.random() < s["loss"]):
             return ()
         return ((s["usual_s"] + s["delay_s"] + self._random.random() * s["jitter_s"], packet.data, packet.to_right),)
@@ -38,18 +41,38 @@ def reset_of(data: bytes) -> bytes | None:
     flags = data[at + 13]
     if not flags & ACK or flags & RST:
         return None
-    source, destination, _sequence, acknowledged = (
-        data[at : at + 2],
-        data[at + 2 : at + 4],
-        data[at + 4 : at + 8],
-        data[at + 8 : at + 12],
+    return _segment(data, data[at + 8 : at + 12], bytes(4), RST)
+
+
+def refusal_of(data: bytes) -> bytes:
+    """The reset that refuses this SYN, as if its receiver had sent it."""
+    at = (data[0] & 15) * 4
+    following = (int.from_bytes(data[at + 4 : at + 8], "big") + 1) % 2**32
+    return _segment(data, bytes(4), following.to_bytes(4, "big"), RST | ACK)
+
+
+def prohibited(data: bytes) -> bytes:
+    """An ICMP message, by its receiver's host, that this packet is not wanted there (RFC 1812: communication administratively prohibited)."""
+    message = bytes((3, 13, 0, 0)) + bytes(4) + data[: (data[0] & 15) * 4 + 8]
+    return _packet(data, 1, message[:2] + _checksum(message) + message[4:])
+
+
+def _segment(data: bytes, sequence: bytes, acknowledged: bytes, flags: int) -> bytes:
+    """In answer to a segment."""
+    at = (data[0] & 15) * 4
+    segment = (
+        data[at + 2 : at + 4] + data[at : at + 2] + sequence + acknowledged + bytes((0x50, flags, 0, 0, 0, 0, 0, 0))
     )
-    segment = destination + source + acknowledged + bytes(4) + bytes((0x50, RST, 0, 0, 0, 0, 0, 0))
     addresses = data[16:20] + data[12:16]
     check = _checksum(addresses + bytes((0, 6)) + len(segment).to_bytes(2, "big") + segment)
-    segment = segment[:16] + check + segment[18:]
-    head = bytes((0x45, 0)) + (20 + len(segment)).to_bytes(2, "big") + bytes((0, 0, 0x40, 0, 64, 6, 0, 0)) + addresses
-    return head[:10] + _checksum(head) + head[12:] + segment
+    return _packet(data, 6, segment[:16] + check + segment[18:])
+
+
+def _packet(data: bytes, protocol: int, payload: bytes) -> bytes:
+    """Back to where it came from."""
+    head = bytes((0x45, 0)) + (20 + len(payload)).to_bytes(2, "big") + bytes((0, 0, 0x40, 0, 64, protocol, 0, 0))
+    head += data[16:20] + data[12:16]
+    return head[:10] + _checksum(head) + head[12:] + payload
 
 
 def _checksum(data: bytes) -> bytes:

@@ -1,0 +1,42 @@
+"""A server whose threads have read requests and sleep: for a lock of its own, or as it tells them to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from agent.lab.kind import Fault, Kind, Offender, Right, Size
+from agent.lab.kinds.workers import told
+from agent.lab.stage.stage import Stage
+
+
+@contextmanager
+def held(stage: Stage, fault: Fault) -> Iterator[Offender]:
+    """Once, for the fault's size: it holds it until it lets go."""
+    stage.crew.tell(fault.target, hold_s=fault.size, now=True)
+    try:
+        yield Offender(fault.target)
+    finally:
+        stage.crew.tell(fault.target, hold_s=stage.programs[fault.target].settings["hold_s"], now=False)
+
+
+KINDS = (
+    Kind(
+        "lock_inside",
+        "a thread of a server sleeps with a lock that all of its answers need",
+        Size("duration_s", 1.5, 6.0),
+        ("till",),
+        (Right("asleep", "futex", culprit=True),),
+        held,
+    ),
+    Kind(
+        "handler_sleeps",
+        "a server sleeps before each of its answers",
+        Size("sleep_s", 0.6, 4.0),
+        ("desk",),
+        (Right("asleep", "clock_nanosleep", culprit=True),),
+        told("sleep_s", lambda f, _: f.size),
+        (4.0, 8.0),
+        settle_s=3.0,
+    ),
+)
