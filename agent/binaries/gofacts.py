@@ -208,7 +208,7 @@ def _place(binary: GoBinary, mine: Matched, one: Probed) -> None:
     locks = dict[str, int | None]()
     for function, candidates in mine.functions:
         try:
-            declared = chosen(binary, function, candidates, mine.copies, locks)
+            declared = chosen(binary, function, candidates, mine.copies, locks, one.library_version)
             entry, places = _ways(binary, function)
         except ElfError as error:
             troubles.append(f"{candidates[0].loses} are not seen: {error}")

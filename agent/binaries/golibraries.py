@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -63,15 +64,16 @@ def chosen(
     candidates: tuple[Function, ...],
     copies: Iterable[str],
     locks: dict[str, int | None],
+    version: str,
 ) -> Function:
-    """The one of several layouts by the mutex that its code takes first; where the code does not say, the first, but for a copy. locks: by package, of the type whose decisions have
+    """The one of several layouts by the mutex that its code takes first; where the code does not say, the version's, but for a copy. locks: by package, of the type whose decisions have
     been looked at, which others of its methods need not take. Raises ElfError where it is none of them."""
     if candidates[0].lock is None:
         return candidates[0]
     package = _package(function, candidates[0])
     at = binary.lock(function) if candidates[0].role == "decision" else locks.get(package)
     for one in candidates:
-        if at == one.lock or (at is None and package not in copies):
+        if at == one.lock or (at is None and package not in copies and re.match(one.versions, version)):
             locks.setdefault(package, one.lock)
             return one
     why = "is not certain, as without optimisation" if at is None else "is another one"

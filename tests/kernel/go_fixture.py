@@ -51,6 +51,7 @@ _ARGS = {
     "older": ["-modfile=older.mod", "-tags=older"],
     "oldest": ["-modfile=oldest.mod", "-tags=older"],
     "2019": ["-modfile=first.mod"],
+    "2019noopt": ["-modfile=first.mod", "-gcflags=all=-N -l"],
     "2022": ["-modfile=second.mod"],
     "noopt": ["-gcflags=all=-N -l"],
 }

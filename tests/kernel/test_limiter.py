@@ -67,6 +67,7 @@ def plain_facts(watch: Watch, rows: np.ndarray, pid: int) -> None:
         "cgo",
         "piecgo",
         "2019",
+        "2019noopt",
         "2022",
         "go1.17.13",
         "go1.19.13",

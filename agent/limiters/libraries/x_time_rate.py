@@ -67,6 +67,8 @@ _RESERVED = {"ok": "ax", "act_wall": "di", "act_ext": "si", "tokens": "limiter+2
 _KEEPS = ("limiter", "n", "limit", "burst")
 _WAIT = {"limiter": "ax", "n": "di", "now_wall": "si", "now_ext": "r8"}
 _WAIT_N = {"limiter": "ax", "n": "di"}
+_OLDER = r"v0\.0\.0-(?:201|20200[1-4])"
+_NEWER = f"(?!{_OLDER})"
 _EARLY = "waits that are refused before a reservation"
 _NOW, _OLD = {"limit": "limiter+8", "burst": "limiter+16"}, {"limit": "limiter+0", "burst": "limiter+8"}
 
@@ -83,8 +85,8 @@ LIBRARY = LimiterLibrary(
         module="golang.org/x/time",
         packages=("golang.org/x/time/rate",),
         functions=(
-            Function("(*Limiter).reserveN", "decision", "limiter_reserve", "limiter_reserved", _RESERVE | _NOW, _RESERVED, "decisions", lock=0, argument_bytes=48, alone="limiter_reserved_alone", keeps=_KEEPS),
-            Function("(*Limiter).reserveN", "decision", "limiter_reserve_2019", "limiter_reserved", _RESERVE | _OLD, _RESERVED, "decisions", lock=16, argument_bytes=48, alone="limiter_reserved_alone_2019", keeps=_KEEPS),
+            Function("(*Limiter).reserveN", "decision", "limiter_reserve", "limiter_reserved", _RESERVE | _NOW, _RESERVED, "decisions", lock=0, versions=_NEWER, argument_bytes=48, alone="limiter_reserved_alone", keeps=_KEEPS),
+            Function("(*Limiter).reserveN", "decision", "limiter_reserve_2019", "limiter_reserved", _RESERVE | _OLD, _RESERVED, "decisions", lock=16, versions=_OLDER, argument_bytes=48, alone="limiter_reserved_alone_2019", keeps=_KEEPS),
             Function("(*Limiter).wait", "wait", "limiter_wait", "limiter_waited", _WAIT | _NOW, {"error": "ax"}, _EARLY, lock=0, argument_bytes=64),
             Function("(*Limiter).WaitN", "wait", "limiter_wait_n", "limiter_waited", _WAIT_N | _NOW, {"error": "ax"}, _EARLY, lock=0, argument_bytes=32, unless="(*Limiter).wait"),
             Function("(*Limiter).WaitN", "wait", "limiter_wait_n_2019", "limiter_waited", _WAIT_N | _OLD, {"error": "ax"}, _EARLY, lock=16, argument_bytes=32, unless="(*Limiter).wait"),
