@@ -34,7 +34,7 @@ def match(seen: Seen, names: Iterable[str], found: list[GoFunction]) -> Matched 
         candidates = tuple(
             one
             for one in symbols.get(own.encode()) or _copied(seen, function)
-            if not one.unless or f"{function.name.removesuffix(one.symbol)}{one.unless}" not in every
+            if not any(f"{function.name.removesuffix(one.symbol)}{other}" in every for other in one.unless)
         )
         if candidates:
             out.functions.append((function, candidates))

@@ -64,7 +64,7 @@ class Function:
     does not say.
     alone: the program at its returns where nothing is probed at its begin, because it is called too often for both. keeps: those of its arguments that are then looked for where its
     first instructions put them, or in what is found there; all that it has must be words in registers.
-    argument_bytes: of all arguments; must be so in a copy. unless: seen only where the package has no function of that name, which it would call. Raises ValueError for a role, a name or a place that there is not.
+    argument_bytes: of all arguments; must be so in a copy. unless: seen only where the package has no function of these names, which it would call. Raises ValueError for a role, a name or a place that there is not.
     language: of ``LANGUAGES``; of others than Go, whose functions may be left by a return probe, ``returned`` is the program for that. inside: the entry's program may lie further
     inside than the first instruction.
     """
@@ -80,7 +80,7 @@ class Function:
     lock: int | None = None
     versions: str = ""
     argument_bytes: int = 0
-    unless: str = ""
+    unless: tuple[str, ...] = ()
     language: str = "go"
     returned: str = ""
     inside: bool = False

@@ -50,6 +50,7 @@ _ARGS = {
     "stripped": ["-ldflags=-s -w"],
     "older": ["-modfile=older.mod", "-tags=older"],
     "oldest": ["-modfile=oldest.mod", "-tags=older"],
+    "2018": ["-modfile=before.mod"],
     "2019": ["-modfile=first.mod"],
     "2019noopt": ["-modfile=first.mod", "-gcflags=all=-N -l"],
     "2022": ["-modfile=second.mod"],
@@ -102,7 +103,7 @@ def _build(out: Path, program: str, kind: str, toolchain: str, pie: bool) -> str
 
 def go_binary(kind: str = "plain", program: str = "limits") -> Path:
     """A build of a program: ``plain``, ``pie``, ``stripped`` (by the linker), ``piestripped`` (by strip), ``noopt`` (neither optimised nor inlined), ``race``, ``cgo`` (linked with
-    libc by the system's linker), ``piecgo`` (both, as distributions build; its function table has no section of its own), ``shared`` (a library for C), or ``go1.NN.MM``; of ``libraries``, ``older`` and ``oldest`` have older versions of them; of ``limits``, ``2019`` has a type whose fields lay elsewhere, and ``2022`` has no ``wait`` yet.
+    libc by the system's linker), ``piecgo`` (both, as distributions build; its function table has no section of its own), ``shared`` (a library for C), or ``go1.NN.MM``; of ``libraries``, ``older`` and ``oldest`` have older versions of them; of ``limits``, ``2018`` and ``2019`` have a type whose fields lay elsewhere, and they and ``2022`` no ``wait`` yet.
 
     Skips where there is no Go, or no toolchain of that version to be had; a current Go that cannot build is a failure.
     """

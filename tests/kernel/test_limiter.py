@@ -147,7 +147,7 @@ def test_reserve_with_delay(watch: Callable[..., Watch], own: Callable[[str], Pa
     program.end()
 
 
-@pytest.mark.parametrize("kind", ["plain", "2019", "2022"])
+@pytest.mark.parametrize("kind", ["plain", "2018", "2019", "2022"])
 def test_wait_is_one_decision_also_when_it_refuses_early(
     watch: Callable[..., Watch], own: Callable[[str], Path], kind: str
 ) -> None:
@@ -167,7 +167,7 @@ def test_wait_is_one_decision_also_when_it_refuses_early(
     program.end()
 
 
-@pytest.mark.parametrize("kind", ["plain", "2019", "2022", "go1.21.13"])
+@pytest.mark.parametrize("kind", ["plain", "2018", "2019", "2022", "go1.21.13"])
 def test_a_wait_whose_caller_gives_up_is_cancelled(
     watch: Callable[..., Watch], own: Callable[[str], Path], kind: str
 ) -> None:
