@@ -1,6 +1,6 @@
 """How often limiters decide, what share they refuse, how much of their limits is used, and what watching them costs: over the last seconds, as gauges.
 
-The most active limiters only. Members and keys are counted by the bits that their hashes set (linear counting), so that a limiter takes 4 kB, however many it has.
+The most active limiters only. Members and keys are counted by the bits that their hashes set (linear counting), so that a limiter takes 20 kB, however many it has.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FAILED = tuple(_TABLE.code("result", name) for name in ("refused", "error"))
 
 @dataclass
 class _Used:
-    """Of one limiter since the gauges were set last. limit_per_s: of each member and key, NaN where it is not known or there is none."""
+    """Of one limiter since the gauges were set last. bits: of members and keys, by their hash; limits: of each as it was last, units a second, NaN where it is not known or there is none."""
 
     attributes: Attributes
     seen_ns: int = 0
@@ -40,13 +40,17 @@ class _Used:
     failed: float = 0.0
     units: float = 0.0
     probed: float = 0.0
-    limit_per_s: float = math.nan
     bits: np.ndarray = field(default_factory=lambda: np.zeros(_BITS, np.bool_))
+    limits: np.ndarray = field(default_factory=lambda: np.full(_BITS, np.nan, np.float32))
 
     def apart(self) -> float:
         """How many members and keys decided; NaN where too many did."""
         free = _BITS - int(self.bits.sum())
         return max(round(-_BITS * math.log(free / _BITS)), 1) if free > _BITS // 16 else math.nan
+
+    def limit(self) -> float:
+        """Of all of them; NaN where one's is not known."""
+        return self.apart() * float(self.limits[self.bits].mean(dtype=np.float64)) if self.bits.any() else math.nan
 
 
 class LimiterUse:
@@ -111,10 +115,10 @@ class LimiterUse:
             mine = group == at
             for name, values in sums.items():
                 setattr(one, name, getattr(one, name) + float(values[at]))
-            last = rows[np.flatnonzero(mine)[-1]]
-            one.seen_ns = max(one.seen_ns, int(last["t_ns"]))
-            one.limit_per_s = math.nan if last["unlimited"] == 1 else float(last["limit_per_s"])
-            one.bits[(member[mine] % np.uint64(_BITS)).astype(np.int64)] = True
+            one.seen_ns = max(one.seen_ns, int(rows["t_ns"][np.flatnonzero(mine)[-1]]))
+            place = (member[mine] % np.uint64(_BITS)).astype(np.int64)
+            one.bits[place] = True
+            one.limits[place] = np.where(rows["unlimited"][mine] == 1, np.nan, rows["limit_per_s"][mine])
 
     def _of(self, number: int, row: np.void) -> _Used | None:
         one = self._used.get(number)
@@ -145,7 +149,7 @@ class LimiterUse:
             name: [] for name in ("rate", "refused_share", "limit", "use", "watch_cost")
         }
         for one in self._used.values():
-            limit = one.limit_per_s * one.apart()
+            limit = one.limit()
             gauges["rate"].append((one.attributes, one.decisions / seconds))
             if one.judged:
                 gauges["refused_share"].append((one.attributes, one.failed / one.judged))

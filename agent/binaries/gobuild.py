@@ -76,3 +76,14 @@ def parse(version: bytes, text: bytes) -> BuildInfo:
             elif kind == "=>" and len(fields) >= 2 and last:
                 modules[last] = fields[1]
     return BuildInfo(version.decode("utf-8", "replace"), modules, named["path"], named["mod"])
+
+
+def package_of(function: bytes) -> bytes:
+    """The import path in a function's full name, where it has a host name in front as those of other modules have; else empty, as for what the compiler makes for a type
+    (``type:.eq.``, before Go 1.20 ``type..eq.``)."""
+    base = re.split(rb"[(\[{]", function, maxsplit=1)[0]
+    slash = base.rfind(b"/")
+    path = base[: base.find(b".", slash)] if slash > 0 and b"." in base[slash:] else b""
+    if b"." not in path.split(b"/", 1)[0] or b":" in path or path.startswith(b"type.."):
+        return b""
+    return path.replace(b"%2e", b".")

@@ -205,9 +205,10 @@ def _refuse(binary: GoBinary, seen: Seen, one: Probed) -> None:
 def _place(binary: GoBinary, mine: Matched, one: Probed) -> None:
     """Works out the file offsets. Raises ElfError where there would be none of decisions; without the others' less is seen, no more."""
     troubles, decisions, alone = list[str](), 0, 0
+    locks = dict[str, int | None]()
     for function, candidates in mine.functions:
         try:
-            declared = chosen(binary, function, candidates, mine.copies)
+            declared = chosen(binary, function, candidates, mine.copies, locks, one.library_version)
             entry, places = _ways(binary, function)
         except ElfError as error:
             troubles.append(f"{candidates[0].loses} are not seen: {error}")

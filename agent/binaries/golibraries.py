@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -26,10 +27,15 @@ class Matched:
 
 def match(seen: Seen, names: Iterable[str], found: list[GoFunction]) -> Matched | None:
     """A library among the functions that are ``found`` of the ``names`` that a program has; None where nothing of it decides."""
-    out, symbols, there = Matched(), seen.symbols(), {_own(name) for name in names}
+    out, symbols, every = Matched(), seen.symbols(), set(names)
+    there = {_own(name) for name in every}
     for function in found:
         own = _own(function.name)
-        candidates = symbols.get(own.encode()) or _copied(seen, function)
+        candidates = tuple(
+            one
+            for one in symbols.get(own.encode()) or _copied(seen, function)
+            if not any(f"{function.name.removesuffix(one.symbol)}{other}" in every for other in one.unless)
+        )
         if candidates:
             out.functions.append((function, candidates))
             package = _package(function, candidates[0])
@@ -52,13 +58,23 @@ def match(seen: Seen, names: Iterable[str], found: list[GoFunction]) -> Matched 
     return out if out.packages else None
 
 
-def chosen(binary: GoBinary, function: GoFunction, candidates: tuple[Function, ...], copies: Iterable[str]) -> Function:
-    """The one of several layouts by the mutex that its code takes first; where the code does not say, the first, but for a copy. Raises ElfError where it is none of them."""
+def chosen(
+    binary: GoBinary,
+    function: GoFunction,
+    candidates: tuple[Function, ...],
+    copies: Iterable[str],
+    locks: dict[str, int | None],
+    version: str,
+) -> Function:
+    """The one of several layouts by the mutex that its code takes first; where the code does not say, the version's, but for a copy. locks: by package, of the type whose decisions have
+    been looked at, which others of its methods need not take. Raises ElfError where it is none of them."""
     if candidates[0].lock is None:
         return candidates[0]
-    at, package = binary.lock(function), _package(function, candidates[0])
+    package = _package(function, candidates[0])
+    at = binary.lock(function) if candidates[0].role == "decision" else locks.get(package)
     for one in candidates:
-        if at == one.lock or (at is None and package not in copies):
+        if at == one.lock or (at is None and package not in copies and re.match(one.versions, version)):
+            locks.setdefault(package, one.lock)
             return one
     why = "is not certain, as without optimisation" if at is None else "is another one"
     raise ElfError(f"the layout of {_own(function.name)} {why}")

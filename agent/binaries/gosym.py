@@ -40,14 +40,6 @@ class GoFunction:
     record: gopcln.Func
 
 
-def _package(name: bytes) -> bytes:
-    """The import path in a function's full name, where it has a host name in front as those of other modules have; else empty."""
-    base = re.split(rb"[(\[{]", name, maxsplit=1)[0]
-    slash = base.rfind(b"/")
-    path = base[: base.find(b".", slash)] if slash > 0 and b"." in base[slash:] else b""
-    return path.replace(b"%2e", b".") if b"." in path.split(b"/", 1)[0] and b":" not in path else b""
-
-
 class GoBinary(Elf):
     """A Go executable behind an open descriptor, which stays the caller's.
 
@@ -95,11 +87,10 @@ class GoBinary(Elf):
             section = self.section_header(name)
             if section is not None:
                 return self._pclntab_at(int(section["addr"]))
-        if len(self.sections):
-            raise ElfError("no Go function table")
         pattern = re.compile(b"|".join(re.escape(m) for m in gopcln.magics(1 if self.machine == X86_64 else 4)))
         left = _MAX_TABLES
-        for start, piece in self._search_area():
+        # a position-independent program that the system's linker made (-linkmode=external) has it in .data.rel.ro
+        for start, piece in self._search_area(_WRITABLE if len(self.sections) else 0):
             for match in pattern.finditer(piece):
                 left -= 1
                 if left < 0:
@@ -166,7 +157,7 @@ class GoBinary(Elf):
                 if left < 0 or len(found) >= most:
                     return sorted(found)
                 begin = piece.rfind(b"\0", max(0, match.start() - _MAX_NAME), match.start()) + 1
-                package = _package(piece[begin : match.end() + _MAX_NAME].split(b"\0", 1)[0])
+                package = gobuild.package_of(piece[begin : match.end() + _MAX_NAME].split(b"\0", 1)[0])
                 if package not in seen:
                     seen.add(package)
                     if package and wanted(package):

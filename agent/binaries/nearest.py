@@ -35,7 +35,7 @@ class NamedFile(GoBinary):
 
     def names_of(self, addresses: list[int]) -> list[str]:
         """The function at each of these virtual addresses; empty where none is known."""
-        if self.section_header(".gopclntab") is not None or self.section_header(".data.rel.ro.gopclntab") is not None:
+        if self.section_header(".go.buildinfo") is not None:
             try:
                 return [self._go_name(at) for at in addresses]
             except ElfError:

@@ -85,11 +85,7 @@ def _native(fd: int, one: dict[str, Any], found: Probed, near: bool) -> None:
     binary = SymbolFile(fd)
     if binary.machine != X86_64:
         raise Unfit("program", "limiter probes are made for x86-64 only")
-    if (
-        binary.section_header(".gopclntab") is not None
-        and binary.section_header(".go.buildinfo") is not None
-        and not one["symbol"].startswith("_")
-    ):
+    if binary.section_header(".go.buildinfo") is not None and not one["symbol"].startswith("_"):
         raise Unfit("language", "it is a Go program", "language: go")
     at, size, name, troubles = _find(binary, one, near)
     begin, size = _bounds(binary, at, size, name, one)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from agent.binaries.elf import Elf, ElfError
-from agent.binaries.symbolnames import plain
+from agent.binaries.symbolnames import COLD, plain
 
 _SYMBOL = np.dtype(
     [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("shndx", "<u2"), ("value", "<u8"), ("size", "<u8")]
@@ -105,7 +105,7 @@ class SymbolFile(Elf):
                 ]
                 for place in functions["name"][:_MOST_NAMES].tolist():
                     raw = text[place : min(text.find(b"\0", place), place + _LONGEST_NAME)]
-                    if len(names) < _MOST_COMPARED or last in raw.lower():
+                    if not COLD.search(raw) and (len(names) < _MOST_COMPARED or last in raw.lower()):
                         name = raw.decode("utf-8", "replace")
                         names.setdefault(plain(name), name)
         return nearest(written, names)

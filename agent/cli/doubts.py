@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: No limiter counts more, or waits longer (ns); an address below the first page is none; a key is no book.
 _MOST_UNITS, _LONGEST_NS, _FIRST_PAGE, _LONGEST_KEY, _DECADE_NS = 1e12, 366 * 86_400e9, 4096, 1 << 16, 3.2e17
+#: Decisions of which none has a word, before its place is doubted (a key may be missing now and then); those that are remembered.
+_ENOUGH, _REMEMBERED = 5, 64
 
 
 class Doubts:
@@ -30,21 +32,39 @@ class Doubts:
         numbers = list(seen())
         self._known = [(numbers.index(own_name(one.name)), one) for one in functions]
         self._declarations = declarations
+        self._first = dict[int, np.ndarray]()
 
     def of(self, records: np.ndarray) -> list[str]:
         """What is new in these."""
         found = []
         for number, one in self._known:
-            for at, why in _doubts(one, records[records["library"] == number]):
-                text = f"{self._declarations.where(one, *at)}: {'.'.join(at)}: {why}"
-                if not any(said.partition(": ")[0] == text.partition(": ")[0] for said in self.told):
-                    self.told.append(text)
-                    found.append(text)
+            mine = records[records["library"] == number]
+            mine = np.concatenate([self._first[number], mine]) if number in self._first else mine
+            self._first[number] = mine[:_REMEMBERED]
+            found += self._new(one, mine, len(mine) >= _ENOUGH)
+        return found
+
+    def rest(self) -> list[str]:
+        """What is new when no more come."""
+        return [
+            text
+            for number, one in self._known
+            if number in self._first
+            for text in self._new(one, self._first[number], True)
+        ]
+
+    def _new(self, one: OwnFunction, records: np.ndarray, enough: bool) -> list[str]:
+        found = []
+        for at, why in _doubts(one, records, enough):
+            text = f"{self._declarations.where(one, *at)}: {'.'.join(at)}: {why}"
+            if not any(said.partition(": ")[0] == text.partition(": ")[0] for said in self.told):
+                self.told.append(text)
+                found.append(text)
         return found
 
 
-def _doubts(one: OwnFunction, records: np.ndarray) -> Iterator[tuple[tuple[str, ...], str]]:
-    """(keys of the declaration, what is odd)."""
+def _doubts(one: OwnFunction, records: np.ndarray, enough: bool) -> Iterator[tuple[tuple[str, ...], str]]:
+    """(keys of the declaration, what is odd). enough: a word that none of them has is in another place."""
     if not len(records):
         return
     for section, words, names in (("arguments", one.arguments, ARGUMENTS), ("results", one.results, RESULTS)):
@@ -55,10 +75,11 @@ def _doubts(one: OwnFunction, records: np.ndarray) -> Iterator[tuple[tuple[str, 
                 continue
             raw = records[names[key]]
             if word.in_memory and (raw == UNKNOWN).all():
-                yield (
-                    (section, key),
-                    f"nothing can be read at {word.place}: is {word.place.partition('+')[0].lstrip('(')} a pointer there?",
-                )
+                if enough:
+                    yield (
+                        (section, key),
+                        f"nothing can be read at {word.place}: is {word.place.partition('+')[0].lstrip('(')} a pointer there?",
+                    )
             elif key == "result":
                 yield from _unmeant(one, word, raw)
             elif key != "error" and (why := _odd(key, word, raw)):
@@ -67,7 +88,7 @@ def _doubts(one: OwnFunction, records: np.ndarray) -> Iterator[tuple[tuple[str, 
         yield ("arguments", "limiter"), f"{int(records['limiter'].min()):#x} is no address"
     if "now" in one.arguments and (why := _timeless(one.arguments["now"], records)):
         yield ("arguments", "now"), why
-    yield from _keys(one, records)
+    yield from _keys(one, records, enough)
 
 
 def _timeless(word: Word, records: np.ndarray) -> str:
@@ -105,13 +126,14 @@ def _odd(key: str, word: Word, raw: np.ndarray) -> str:
     return f"{odd[0]:g} makes no sense: is its place right, and its type ({word.type or 'i64'})?" if len(odd) else ""
 
 
-def _keys(one: OwnFunction, records: np.ndarray) -> Iterator[tuple[tuple[str, ...], str]]:
+def _keys(one: OwnFunction, records: np.ndarray, enough: bool) -> Iterator[tuple[tuple[str, ...], str]]:
     word = one.arguments.get("key")
     if word is None or word.type:
         return
     sizes = records["key_size"]
     if (sizes == UNKNOWN).all():
-        yield ("arguments", "key"), f"nothing can be read at {word.place}: is it a pointer to the key's bytes?"
+        if enough:
+            yield ("arguments", "key"), f"nothing can be read at {word.place}: is it a pointer to the key's bytes?"
     elif "key_size" in one.arguments and (sizes[sizes != UNKNOWN] > _LONGEST_KEY).any():
         yield (
             ("arguments", "key_size"),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = (
     "limiter_id", "version", "clock", "step_proof", "per_s", "refused_share", "limit_use", "watch_cost", "state", "pid", "decisions", "library", "program",
-    "comm", "allowed", "refused", "delayed", "cancelled", "errors", "told", "allowed_low", "allowed_high", "refused_low", "refused_high", "limit_per_s", "unlimited", "burst", "window_ns", "members", "keys", "site", "file", "line", "build_id",
+    "comm", "allowed", "refused", "delayed", "cancelled", "errors", "told", "allowed_low", "allowed_high", "refused_low", "refused_high", "limit_per_s", "limit_most", "unlimited", "burst", "burst_most", "window_ns", "members", "keys", "site", "file", "line", "build_id",
     "library_version", "source", "step_immune", "on_step_back", "on_step_forward", "sample_rate", "last_ns", "path", "boot_id", "proc_start_ns",
 )  # fmt: skip
 #: What a screen shows of them, and what it calls them; who it is stands below.

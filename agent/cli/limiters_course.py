@@ -83,11 +83,14 @@ def _pieces(source: RowSource, where: Sequence[Where], first: int, every: int) -
     from agent.ask.question import Question
     from agent.ask.sql import conditions
 
-    asked = "coalesce(cost, 1)"
+    asked, rate = "coalesce(cost, 1)", "coalesce(limit_per_s, burst * 1e9 / nullif(window_ns, 0))"
+    each = (
+        f"SELECT (t_ns - {first}) // {every} AS piece, sum({asked}) AS asked, coalesce(sum({asked}) FILTER (result IN ('allowed', 'delayed')), 0) AS admitted,"
+        f" last({rate} ORDER BY t_ns) FILTER ({rate} IS NOT NULL) AS most, bool_or(unlimited) AS free"
+        f" FROM limiter_decision WHERE {conditions(Question('limiter_decision', where=tuple(where)), source.window)} GROUP BY piece, pid, proc_start_ns, member, key"
+    )
     found = source.run(
-        f"SELECT (t_ns - {first}) // {every} AS piece, sum({asked}), coalesce(sum({asked}) FILTER (result IN ('allowed', 'delayed')), 0), last(coalesce(limit_per_s, burst * 1e9 / nullif(window_ns, 0)) ORDER BY t_ns),"
-        f" bool_or(unlimited), count(DISTINCT (pid, proc_start_ns, member, key))"
-        f" FROM limiter_decision WHERE {conditions(Question('limiter_decision', where=tuple(where)), source.window)} GROUP BY piece ORDER BY piece"
+        f"SELECT piece, sum(asked), sum(admitted), CASE WHEN count(most) = count(*) AND NOT coalesce(bool_or(free), false) THEN sum(most) END FROM ({each}) GROUP BY piece ORDER BY piece"
     )
     told = {int(row[0]): row for row in found.rows}
     seconds, out = every / 1e9, list[Stretch]()
@@ -96,8 +99,8 @@ def _pieces(source: RowSource, where: Sequence[Where], first: int, every: int) -
         if at not in told:
             out.append(Stretch(begin, begin + every, 0.0, 0.0, out[-1].limit if out else None))
             continue
-        _, asked_units, admitted, limit, unlimited, apart = told[at]
-        limit = None if limit is None or unlimited else float(limit) * int(apart)
+        _, asked_units, admitted, most = told[at]
+        limit = None if most is None else float(most)
         out.append(Stretch(begin, begin + every, float(asked_units) / seconds, float(admitted) / seconds, limit))
     return out
 

@@ -25,7 +25,6 @@ _SPLIT = (
     "limiter_id", "window_ns", "skew_ns", "limit", "decisions", "in_other_window", "admitted_same", "admitted_apart", "over_admitted",
     "wrongly_refused", "most_same", "most_apart", "replicas", "algorithm", "reason",
 )  # fmt: skip
-_UNITS = {"size_ns": "ns", "window_ns": "ns", "skew_ns": "ns"}
 _MOST_NS = 10 * 366 * 86_400 * 10**9
 
 
@@ -111,6 +110,7 @@ def command(
         raise AgentError("--at belongs to --what-if", exit_code=USAGE)
     said = said_of(config, model, count, slots, window)
 
+    from agent.cli import limiters_screen
     from agent.cli.gaps import tell
     from agent.cli.output import emit_rows, note
     from agent.store.sources import opened
@@ -128,7 +128,11 @@ def command(
             assert skew is not None
             rows, left_out = _skewed(source, window, skew, pattern, said), 0
         gaps, notes = source.gaps(), source.notes
-    emit_rows(rows, fmt, _SPLIT if skew is not None else _JUMPED, {"gaps": gaps}, units=_UNITS)
+    if fmt == "table":
+        shown, columns = limiters_screen.split(rows) if skew is not None else limiters_screen.jumped(rows)
+        emit_rows(shown, fmt, columns, below=limiters_screen.WHOSE)
+    else:
+        emit_rows(rows, fmt, _SPLIT if skew is not None else _JUMPED, {"gaps": gaps})
     tell(gaps if not jump else [], notes, fmt)
     if left_out > 0:
         note(f"{left_out} limiters with fewer decisions are left out: choose with --limiter")

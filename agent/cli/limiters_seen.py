@@ -17,6 +17,10 @@ _RESULTS = {
     "cancelled": "cancelled",
     "errors": "error",
 }
+#: What members and keys of one limiter may have each of their own.
+_DIFFERING = ("limit_per_s", "burst")
+#: What is worked with here alone.
+_WITHIN = ("apart", "free", "sums", *(f"{name}_{how}" for name in _DIFFERING for how in ("min", "max")))
 _PLACES = ("program", "path", "build_id", "site", "file", "line")
 
 
@@ -33,7 +37,8 @@ def seen_in(source: RowSource, *where: Where) -> list[dict[str, Any]]:
             "program": place.get("program") or row["comm"],
             "version": row["library_version"],
         }
-        out.append({**row, **told, **_judged(row), **_worked_out(row, boot, now_ns)})
+        one = {**row, **told, **_judged(row), **_worked_out(row, boot, now_ns)}
+        out.append({name: value for name, value in one.items() if name not in _WITHIN})
     return sorted(out, key=lambda one: one["state"] == "gone")
 
 
@@ -42,7 +47,9 @@ def _whole(source: RowSource, *where: Where) -> list[dict[str, Any]]:
     from agent.ask.question import Question, Where
     from agent.cli.limiters_totals import COLUMNS, KEY, Total, added, told
 
-    rows = [{**row, "seen": row["decisions"]} for row in source.rows(_decisions(*where))]
+    rows = [{**row, "seen": row["decisions"], **_apart(row)} for row in source.rows(_decisions(*where))]
+    if any(row["differing"] for row in rows):
+        _sum_up(source, rows, *where)
     rates = added(source.rows(Question("limiter_rate", COLUMNS, where=where)))
     always = source.rows(_decisions(*where, Where("sample_rate", "=", 1.0))) if rates else []
     whole = {tuple(row[name] for name in KEY): row for row in always}
@@ -72,8 +79,46 @@ def _decisions(*where: Where) -> Question:
     return Question("limiter_decision", where=where, group=("boot_id", *_LIMITER, "proc_start_ns"), order=("-decisions", "limiter_id", "pid"), values=(
         GroupValue("comm", "last", "comm"), GroupValue("decisions", "count"), *results, GroupValue("units", "sum", "cost", admitted),
         GroupValue("limit_per_s", "last", "limit_per_s"), GroupValue("unlimited", "last", "unlimited"), GroupValue("burst", "last", "burst"), GroupValue("window_ns", "last", "window_ns"),
+        *(GroupValue(f"{name}_{how}", how, name) for name in _DIFFERING for how in ("min", "max")), GroupValue("free", "count", where=Where("unlimited", "=", True)),
         GroupValue("step_immune", "all", "step_immune"), GroupValue("sample_rate", "min", "sample_rate"), GroupValue("members", "distinct", "member"),
         GroupValue("keys", "distinct", "key"), GroupValue("first_ns", "min", "t_ns"), GroupValue("last_ns", "max", "t_ns")))  # fmt: skip
+
+
+def _apart(row: dict[str, Any]) -> dict[str, Any]:
+    """Of members or keys, how many there are, and of those whose limits differ the least and the most of these."""
+    several = max(row["members"] or 0, 1) * max(row["keys"] or 0, 1)
+    differing = several > 1 and (
+        0 < row["free"] < row["decisions"] or any(row[f"{name}_min"] != row[f"{name}_max"] for name in _DIFFERING)
+    )
+    out: dict[str, Any] = {
+        "apart": several,
+        "differing": differing,
+        "limit_most": None,
+        "burst_most": None,
+        "sums": None,
+    }
+    if differing:
+        out.update(limit_per_s=row["limit_per_s_min"], limit_most=None if row["free"] else row["limit_per_s_max"])
+        out.update(burst=row["burst_min"], burst_most=row["burst_max"], unlimited=row["free"] == row["decisions"])
+    return out
+
+
+def _sum_up(source: RowSource, rows: list[dict[str, Any]], *where: Where) -> None:
+    """``sums``: limit and burst of all members together, where each one's is known and is one."""
+    from agent.ask.question import Question
+    from agent.ask.sql import conditions
+
+    group = ("boot_id", "limiter_id", "pid", "proc_start_ns")
+    each = (
+        f"SELECT {', '.join(group)}, last(limit_per_s ORDER BY t_ns) FILTER (limit_per_s IS NOT NULL) AS most, last(burst ORDER BY t_ns) FILTER (burst IS NOT NULL) AS burst,"
+        f" bool_or(unlimited) AS free FROM limiter_decision WHERE {conditions(Question('limiter_decision', where=where), source.window)} GROUP BY {', '.join(group)}, member, key"
+    )
+    found = source.run(
+        f"SELECT {', '.join(group)}, CASE WHEN count(most) = count(*) AND NOT coalesce(bool_or(free), false) THEN sum(most) END, sum(burst) FROM ({each}) GROUP BY {', '.join(group)}"
+    )
+    sums = {tuple(one[: len(group)]): one[len(group) :] for one in found.rows}
+    for row in rows:
+        row["sums"] = sums.get(tuple(row[name] for name in group))
 
 
 def _limiters() -> Question:
@@ -85,7 +130,7 @@ def _limiters() -> Question:
 
 def _rated(row: dict[str, Any]) -> dict[str, Any]:
     """Who tells how many in which window has told a rate."""
-    if row["limit_per_s"] is None and row["burst"] is not None and row["window_ns"]:
+    if row["limit_per_s"] is None and row["burst"] is not None and row["window_ns"] and not row["differing"]:
         return {**row, "limit_per_s": row["burst"] / row["window_ns"] * 1e9}
     return row
 
@@ -113,12 +158,16 @@ def _worked_out(row: dict[str, Any], boot: str, now_ns: int) -> dict[str, Any]:
     per_s, failed = row["decisions"] / seconds, row["refused"] + row["errors"]
     judged = sum(row[name] for name in _RESULTS)  # of counters whose limit is not on the wire, none are
     units = row["units"] if row["units"] is not None else float(row["allowed"] + row["delayed"])
-    apart = max(row["members"] or 0, 1) * max(row["keys"] or 0, 1)
-    most = (
-        apart * ((row["limit_per_s"] or 0.0) * seconds + (row["burst"] or 0.0))
-        if row["limit_per_s"] is not None
-        else 0.0
+    limit, burst = (
+        row["sums"]
+        if row["differing"]
+        else (
+            (None, None)
+            if row["limit_per_s"] is None
+            else (row["apart"] * row["limit_per_s"], row["apart"] * (row["burst"] or 0.0))
+        )
     )
+    most = limit * seconds + (burst or 0.0) if limit is not None else 0.0
     return {
         "state": state,
         "per_s": round(per_s, 3),

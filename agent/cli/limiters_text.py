@@ -54,22 +54,21 @@ def figures(course: LimiterCourse, row: dict[str, Any]) -> list[str]:
     asked, admitted = (
         sum(getattr(p, name) * (p.to_ns - p.from_ns) / 1e9 for p in course.pieces) for name in ("asked", "admitted")
     )
-    limit = "none" if row["unlimited"] else "not known" if row["limit_per_s"] is None else f"{row['limit_per_s']:g}/s"
-    burst = f", burst {row['burst']:g}" if row["burst"] is not None and not row["unlimited"] else ""
-    each = (
-        f", for each of {row['members']} members"
+    of = (
+        f"{row['members']} members"
         if (row["members"] or 0) > 1
-        else f", for each of {row['keys']} keys"
+        else f"{row['keys']} keys"
         if (row["keys"] or 0) > 1
         else ""
     )
+    each = f", {'among' if row['differing'] else 'for each of'} {of}" if of else ""
     told = [
         ("asked", f"{asked:,.0f} units, {max((p.asked for p in course.pieces), default=0.0):g}/s at most"),
         ("admitted", f"{admitted:,.0f} ({_share(admitted, asked)})"),
         ("refused", f"{asked - admitted:,.0f} ({_share(asked - admitted, asked)})"),
         (
             "limit",
-            f"{limit}{burst}{each}"
+            f"{_limit(row)}{each}"
             + (f", {cell('limit_use', row['limit_use'], '%')} used" if row["limit_use"] is not None else ""),
         ),
         (
@@ -93,6 +92,19 @@ def figures(course: LimiterCourse, row: dict[str, Any]) -> list[str]:
         if m["member"] is not None
     ]
     return [f"  {name:13}{printable(value)}" for name, value in told]
+
+
+def _limit(row: dict[str, Any]) -> str:
+    """Of one of its members; of those that differ, from the least to the most."""
+    if row["unlimited"]:
+        return "none"
+    limit = "not known" if row["limit_per_s"] is None else f"{row['limit_per_s']:g}/s"
+    if row["differing"] and row["limit_most"] != row["limit_per_s"]:
+        limit += " or none" if row["limit_most"] is None else f" to {row['limit_most']:g}/s"
+    if row["burst"] is None:
+        return limit
+    most = f" to {row['burst_most']:g}" if row["burst_most"] not in (None, row["burst"]) else ""
+    return f"{limit}, burst {row['burst']:g}{most}"
 
 
 def _place(row: dict[str, Any]) -> str:

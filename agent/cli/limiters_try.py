@@ -120,6 +120,8 @@ def _show(
                 note(text)
             if shown >= count:
                 break
+        for text in doubts.rest():
+            note(text)
     if fmt == "json":
         emit_rows(rows, fmt, _COLUMNS, {"wrong": doubts.told})
     return shown, bool(doubts.told)

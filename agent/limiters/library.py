@@ -60,10 +60,11 @@ class Function:
     symbol: behind the package's import path, or behind that of ``package``, where it is another's. role: ``decision``, without which nothing is seen; ``wait``, which may decide before
     it calls that and sleeps after it; or ``sleep``, which a decision calls to impose its delay: entry only. entry, end: the programs at its first instruction and at each of its
     returns; functions with the same places may share one. arguments, results: what of ``ARGUMENTS``, ``RESULTS`` is where (``place``). loses: what is not seen without it.
-    lock: offset in the receiver of the mutex that it takes first, by which layouts are told apart.
+    lock: offset in the receiver of the mutex that it takes first, by which layouts are told apart; versions: a regular expression of how those begin that have this one, for builds whose code
+    does not say.
     alone: the program at its returns where nothing is probed at its begin, because it is called too often for both. keeps: those of its arguments that are then looked for where its
     first instructions put them, or in what is found there; all that it has must be words in registers.
-    argument_bytes: of all arguments; must be so in a copy. Raises ValueError for a role, a name or a place that there is not.
+    argument_bytes: of all arguments; must be so in a copy. unless: seen only where the package has no function of these names, which it would call. Raises ValueError for a role, a name or a place that there is not.
     language: of ``LANGUAGES``; of others than Go, whose functions may be left by a return probe, ``returned`` is the program for that. inside: the entry's program may lie further
     inside than the first instruction.
     """
@@ -77,7 +78,9 @@ class Function:
     loses: str
     package: str = ""
     lock: int | None = None
+    versions: str = ""
     argument_bytes: int = 0
+    unless: tuple[str, ...] = ()
     language: str = "go"
     returned: str = ""
     inside: bool = False

@@ -50,10 +50,20 @@ _ARGS = {
     "stripped": ["-ldflags=-s -w"],
     "older": ["-modfile=older.mod", "-tags=older"],
     "oldest": ["-modfile=oldest.mod", "-tags=older"],
+    "2018": ["-modfile=before.mod"],
     "2019": ["-modfile=first.mod"],
+    "2019noopt": ["-modfile=first.mod", "-gcflags=all=-N -l"],
+    "2022": ["-modfile=second.mod"],
     "noopt": ["-gcflags=all=-N -l"],
 }
-_CGO = {"race": ["-race"], "cgo": ["-ldflags=-linkmode=external"], "shared": ["-buildmode=c-shared"]}
+_CGO = {
+    "race": ["-race"],
+    "cgo": ["-ldflags=-linkmode=external"],
+    "piecgo": ["-ldflags=-linkmode=external"],
+    "shared": ["-buildmode=c-shared"],
+}
+#: By whom a kind is built, where the current Go would lay it out otherwise.
+_OLDER = {"piecgo": "go1.21.13"}
 
 
 def _build(out: Path, program: str, kind: str, toolchain: str, pie: bool) -> str:
@@ -93,7 +103,7 @@ def _build(out: Path, program: str, kind: str, toolchain: str, pie: bool) -> str
 
 def go_binary(kind: str = "plain", program: str = "limits") -> Path:
     """A build of a program: ``plain``, ``pie``, ``stripped`` (by the linker), ``piestripped`` (by strip), ``noopt`` (neither optimised nor inlined), ``race``, ``cgo`` (linked with
-    libc by the system's linker), ``shared`` (a library for C), or ``go1.NN.MM``; of ``libraries``, ``older`` and ``oldest`` have older versions of them; of ``limits``, ``2019`` has a type whose fields lay elsewhere.
+    libc by the system's linker), ``piecgo`` (both, as distributions build; its function table has no section of its own), ``shared`` (a library for C), or ``go1.NN.MM``; of ``libraries``, ``older`` and ``oldest`` have older versions of them; of ``limits``, ``2018`` and ``2019`` have a type whose fields lay elsewhere, and they and ``2022`` no ``wait`` yet.
 
     Skips where there is no Go, or no toolchain of that version to be had; a current Go that cannot build is a failure.
     """
@@ -106,7 +116,7 @@ def go_binary(kind: str = "plain", program: str = "limits") -> Path:
         return out
     out.parent.mkdir(parents=True, exist_ok=True)
     fresh = out.with_name(f".{os.getpid()}-{out.name}")
-    toolchain = kind if kind.startswith("go1") else ""
+    toolchain = kind if kind.startswith("go1") else _OLDER.get(kind, "")
     problem = _build(fresh, program, kind, toolchain, kind.startswith("pie"))
     assert not problem, problem
     if kind == "piestripped":

@@ -57,7 +57,22 @@ def plain_facts(watch: Watch, rows: np.ndarray, pid: int) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    ["plain", "pie", "stripped", "piestripped", "noopt", "race", "cgo", "2019", "go1.17.13", "go1.19.13", "go1.21.13"],
+    [
+        "plain",
+        "pie",
+        "stripped",
+        "piestripped",
+        "noopt",
+        "race",
+        "cgo",
+        "piecgo",
+        "2019",
+        "2019noopt",
+        "2022",
+        "go1.17.13",
+        "go1.19.13",
+        "go1.21.13",
+    ],
 )
 def test_allow_in_every_kind_of_binary(watch: Callable[..., Watch], own: Callable[[str], Path], kind: str) -> None:
     """1009 decisions of one goroutine, of a process that was there before the agent."""
@@ -79,7 +94,7 @@ def test_allow_in_every_kind_of_binary(watch: Callable[..., Watch], own: Callabl
     assert rows["remaining"][:500] == pytest.approx(np.arange(499, -1, -1), abs=0.1)
     assert set(rows["wait_ns"][:500]) == {0}
     assert set(rows["wait_ns"][500:]) == {NULL_I64}
-    expected = "v0.3.0" if kind.startswith("go1") else w.of(path).library_version
+    expected = "v0.3.0" if kind.startswith("go1") or kind == "piecgo" else w.of(path).library_version
     assert set(rows["library_version"]) == {expected.encode()[:24]}
     program.end()
 
@@ -132,10 +147,11 @@ def test_reserve_with_delay(watch: Callable[..., Watch], own: Callable[[str], Pa
     program.end()
 
 
+@pytest.mark.parametrize("kind", ["plain", "2018", "2019", "2022"])
 def test_wait_is_one_decision_also_when_it_refuses_early(
-    watch: Callable[..., Watch], own: Callable[[str], Path]
+    watch: Callable[..., Watch], own: Callable[[str], Path], kind: str
 ) -> None:
-    path = own()
+    path = own(kind)
     program = Limits.start(path, "wait", 103)
     w = watch()
     truth = program.go()
@@ -151,7 +167,7 @@ def test_wait_is_one_decision_also_when_it_refuses_early(
     program.end()
 
 
-@pytest.mark.parametrize("kind", ["plain", "go1.21.13"])
+@pytest.mark.parametrize("kind", ["plain", "2018", "2019", "2022", "go1.21.13"])
 def test_a_wait_whose_caller_gives_up_is_cancelled(
     watch: Callable[..., Watch], own: Callable[[str], Path], kind: str
 ) -> None:

@@ -19,8 +19,8 @@ from agent.binaries.gosym import GoBinary
 from agent.limiters.catalogue import seen
 from tests.kernel.go_fixture import examine, go_binary
 
-RESERVE, WAIT = seen()["golang.org/x/time/rate"].symbols()
-KINDS = ["plain", "pie", "stripped", "piestripped", "go1.16.15", "go1.17.13", "go1.21.13"]
+RESERVE, WAIT, *_ = seen()["golang.org/x/time/rate"].symbols()
+KINDS = ["plain", "pie", "stripped", "piestripped", "piecgo", "go1.16.15", "go1.17.13", "go1.21.13"]
 
 
 @pytest.fixture
@@ -105,6 +105,17 @@ def test_build_information_with_a_replaced_module_and_a_cut_one() -> None:
     assert gobuild.inline_strings(whole) == (b"go1.2.3", b"abc")
     assert gobuild.inline_strings(whole[:-1]) == (b"go1.2.3", b"")
     assert gobuild.inline_strings(b"\xff" * 40) == (b"", b"")
+
+
+def test_the_package_of_a_function() -> None:
+    names = {
+        b"github.com/juju/ratelimit.(*Bucket).Take": b"github.com/juju/ratelimit",
+        b"example.com/gopkg%2ev2.New[...]": b"example.com/gopkg.v2",
+        b"type..eq.github.com/juju/ratelimit.realClock": b"",
+        b"type:.hash.github.com/juju/ratelimit.realClock": b"",
+        b"main.main": b"",
+    }
+    assert {name: gobuild.package_of(name) for name in names} == names
 
 
 def test_decoder_agrees_with_objdump_on_a_whole_program() -> None:

@@ -121,6 +121,20 @@ def test_use_of_the_limit_in_ten_seconds() -> None:
     assert use.losses()["limiter_limit"] == MOST + 1
 
 
+def test_the_limit_of_members_that_have_each_their_own() -> None:
+    """One for all, and one a customer; the limit of the first was 20 before. Then one has none."""
+    store = MetricStore()
+    use = LimiterUse(store)
+    limits, told = np.array([20.0, 3, 3, 3, 40]), []
+    for n, member, unlimited in ((1, [1, 2, 3, 4, 1], 0), (2, [1, 2, 3, 4, 5], [0, 0, 0, 0, 1])):
+        use.offer(make("limiter_decision", 5, t_ns=n * EVERY_NS, limiter_id=b"shop:pay", member=member, result=RESULT.code("allowed"), cost=1.0,
+                       limit_per_s=limits, unlimited=unlimited))  # fmt: skip
+        use.offer(make("tcp_rtt", 1, t_ns=(n + 1) * EVERY_NS))
+        series = {m.name: [one.value for one in values] for m, values in store.collect()}
+        told.append(series.get("tickscope.limiter.limit"))
+    assert told[0] == [49.0] and not told[1]
+
+
 def test_what_watching_costs_is_told_of_those_with_probes() -> None:
     store, source = MetricStore(), TABLES["limiter_decision"].by_name["source"]
     use = LimiterUse(store)

@@ -143,6 +143,13 @@ def test_decisions_by_the_declaration() -> None:
     assert sorted(function.programs()) == ["limiter_own3_entered", "limiter_own3_left", "limiter_own3_returned"]
 
 
+def test_the_wait_of_a_delay_that_is_not_read_is_unknown() -> None:
+    one = parse({**BASE, "results": {"result": "i32 ax"}, "allowed": 0, "delayed": 2, "refused": 1})
+    columns = read(one, records(granted=[0, 1, 2]))
+    assert columns["result"].tolist() == [ALLOWED, REFUSED, DELAYED]
+    assert columns["wait_ns"].tolist() == [0, NULL_I64, NULL_I64]
+
+
 def test_programs_are_told_by_their_paths() -> None:
     one, other = (parse({**BASE, "program": text}) for text in ("/srv/*/shop", "sho?"))
     assert [matches(one, text) for text in ("/srv/a/shop", "/srv/a/shop (deleted)", "/srv/shop", "/srv/a/shop2")] == [
@@ -250,6 +257,18 @@ def test_only_starts_of_instructions_are_places(library: Path, tmp_path: Path) -
                 refused = "would corrupt the program" in found["reason"]
                 assert refused == (at not in starts), (hex(at), found)
                 assert bool(found["sites"]) == (found["state"] == "attached")
+
+
+def test_names_that_are_proposed_can_be_declared(tmp_path: Path) -> None:
+    """Not the part of a function that the compiler has put elsewhere."""
+    if not shutil.which("gcc"):
+        pytest.skip("needs gcc")
+    (tmp_path / "a.c").write_text("void abort(void);\nint risky(int n) { if (n == 77) abort(); return n * 3; }\n")
+    subprocess.run(["gcc", "-O2", "-fPIC", "-shared", "-o", str(tmp_path / "a.so"), str(tmp_path / "a.c")], check=True)
+    with (tmp_path / "a.so").open("rb") as file:
+        binary = SymbolFile(file.fileno())
+        assert [f.name for f in binary.named(re.compile(rb"risky[^\0]*\0"))] == ["risky.cold", "risky"]
+        assert binary.near("risk") == ["risky"]
 
 
 def test_a_file_that_lies_is_refused(library: Path, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def read(one: OwnFunction, r: np.ndarray) -> dict[str, np.ndarray]:
         "library": np.full(len(r), LIBRARY.encode(), "S48"),
         "cost": numbers.get("cost", np.ones(len(r))),
         "result": result,
-        "wait_ns": np.where(through, np.maximum(np.where(wait == NULL_I64, 0, wait), 0), NULL_I64),
+        "wait_ns": np.select([~through, (result == DELAYED) & (wait == NULL_I64)], [NULL_I64] * 2, np.maximum(wait, 0)),
         "limit_per_s": np.where(
             np.isnan(rate), np.divide(limit, window / 1e9, out=np.full(len(r), np.nan), where=window > 0), rate
         ),

@@ -5,7 +5,7 @@ func (lim *Limiter) reserveN(t time.Time, n int, maxFutureReserve time.Duration)
 type Reservation struct { ok bool; lim *Limiter; tokens int; timeToAct time.Time; limit Limit }
 func (lim *Limiter) wait(ctx context.Context, n int, t time.Time, newTimer func(...)) error
 
-Until May 2020 it began with limit and burst, and mu came third.
+Until May 2020 it began with limit and burst, and mu came third. Until 2022 WaitN did what wait does now, and before 2019 waitN.
 """
 
 import sys
@@ -66,6 +66,10 @@ _RESERVE = {"limiter": "ax", "now_wall": "bx", "now_ext": "cx", "n": "si"}
 _RESERVED = {"ok": "ax", "act_wall": "di", "act_ext": "si", "tokens": "limiter+24", "last_wall": "limiter+32", "last_ext": "limiter+40"}  # fmt: skip
 _KEEPS = ("limiter", "n", "limit", "burst")
 _WAIT = {"limiter": "ax", "n": "di", "now_wall": "si", "now_ext": "r8"}
+_WAIT_N, _WITHIN = {"limiter": "ax", "n": "di"}, ("(*Limiter).wait", "(*Limiter).waitN")
+_OLDER = r"v0\.0\.0-(?:201|20200[1-4])"
+_NEWER = f"(?!{_OLDER})"
+_EARLY = "waits that are refused before a reservation"
 _NOW, _OLD = {"limit": "limiter+8", "burst": "limiter+16"}, {"limit": "limiter+0", "burst": "limiter+8"}
 
 LIBRARY = LimiterLibrary(
@@ -81,9 +85,12 @@ LIBRARY = LimiterLibrary(
         module="golang.org/x/time",
         packages=("golang.org/x/time/rate",),
         functions=(
-            Function("(*Limiter).reserveN", "decision", "limiter_reserve", "limiter_reserved", _RESERVE | _NOW, _RESERVED, "decisions", lock=0, argument_bytes=48, alone="limiter_reserved_alone", keeps=_KEEPS),
-            Function("(*Limiter).reserveN", "decision", "limiter_reserve_2019", "limiter_reserved", _RESERVE | _OLD, _RESERVED, "decisions", lock=16, argument_bytes=48, alone="limiter_reserved_alone_2019", keeps=_KEEPS),
-            Function("(*Limiter).wait", "wait", "limiter_wait", "limiter_waited", _WAIT | _NOW, {"error": "ax"}, "waits that are refused before a reservation", lock=0, argument_bytes=64),
+            Function("(*Limiter).reserveN", "decision", "limiter_reserve", "limiter_reserved", _RESERVE | _NOW, _RESERVED, "decisions", lock=0, versions=_NEWER, argument_bytes=48, alone="limiter_reserved_alone", keeps=_KEEPS),
+            Function("(*Limiter).reserveN", "decision", "limiter_reserve_2019", "limiter_reserved", _RESERVE | _OLD, _RESERVED, "decisions", lock=16, versions=_OLDER, argument_bytes=48, alone="limiter_reserved_alone_2019", keeps=_KEEPS),
+            Function("(*Limiter).wait", "wait", "limiter_wait", "limiter_waited", _WAIT | _NOW, {"error": "ax"}, _EARLY, lock=0, argument_bytes=64),
+            Function("(*Limiter).waitN", "wait", "limiter_wait_n_2019", "limiter_waited", _WAIT_N | _OLD, {"error": "ax"}, _EARLY, lock=16, argument_bytes=32),
+            Function("(*Limiter).WaitN", "wait", "limiter_wait_n", "limiter_waited", _WAIT_N | _NOW, {"error": "ax"}, _EARLY, lock=0, argument_bytes=32, unless=_WITHIN),
+            Function("(*Limiter).WaitN", "wait", "limiter_wait_n_2019", "limiter_waited", _WAIT_N | _OLD, {"error": "ax"}, _EARLY, lock=16, argument_bytes=32, unless=_WITHIN),
         ),
         limiter="rate.Limiter",
         read=read,

@@ -1,0 +1,60 @@
+"""``tickscope limiters`` of one place that asks limiters with different limits: one for all, and one a customer."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agent.ask.window import this_boot
+from agent.batch import make
+from agent.store.hot import HotStore
+from agent.tables import TABLES
+from tests.unit.test_limiters_cli import tickscope
+
+RESULT = TABLES["limiter_decision"].by_name["result"]
+
+
+def stored(where: Path, limits: list[float], bursts: list[float], members: list[int]) -> None:
+    """100 decisions of a tenth of a unit in 9.9 s, all allowed; a limit of 0 is none."""
+    n = 100
+    limit = np.resize(limits, n)
+    rows = make("limiter_decision", n, t_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME) - 10_000_000_000 + np.arange(n) * 100_000_000, pid=4_100_000, proc_start_ns=5,
+                limiter_id=b"shop:rate.Limiter@main.pay", library=b"golang.org/x/time/rate", cost=0.1, sample_rate=1.0, source=0, result=RESULT.code("allowed"),
+                limit_per_s=np.where(limit == 0, np.nan, limit), unlimited=limit == 0, burst=np.resize(bursts, n), member=np.resize(members, n))  # fmt: skip
+    hot = HotStore(where, this_boot(), "host-a", seal_command=())
+    hot.append([rows])
+    hot.close()
+
+
+@pytest.mark.parametrize(
+    ("limits", "bursts", "members", "said", "used", "drawn"),
+    [
+        ([40, 3, 3, 3], [10, 5, 5, 5], [1, 2, 3, 4], "3/s to 40/s, burst 5 to 10, among 4 members", 49, 49.0),
+        ([3, 3], [5, 100], [1, 2], "3/s, burst 5 to 100, among 2 members", 6, 6.0),
+        ([3, 0], [5, 5], [1, 2], "3/s or none, burst 5, among 2 members", None, None),
+        ([3, 3], [5, 5], [1, 2], "3/s, burst 5, for each of 2 members", 6, 6.0),
+        ([2, 8], [5, 9], [1, 1], "8/s, burst 9", 8, None),  # one, whose limit was set
+    ],
+)
+def test_members_with_limits_of_their_own(
+    tmp_path: Path,
+    limits: list[float],
+    bursts: list[float],
+    members: list[int],
+    said: str,
+    used: float | None,
+    drawn: float | None,
+) -> None:
+    stored(tmp_path, limits, bursts, members)
+    (row,) = json.loads(tickscope(tmp_path, "-o", "json").stdout)["rows"]
+    together = sum(dict(zip(members, bursts, strict=True)).values())
+    assert row["limit_use"] == (pytest.approx(10 / (used * 9.9 + together), rel=0.01) if used else None)
+    shown = tickscope(tmp_path, "show", "shop")
+    assert f"  limit        {said}" in shown.stdout, shown.stdout
+    if len(set(members)) > 1:
+        pieces = json.loads(tickscope(tmp_path, "show", "shop", "-o", "json").stdout)["rows"]
+        assert {piece["limit"] for piece in pieces} == {drawn}
