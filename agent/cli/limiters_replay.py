@@ -217,23 +217,30 @@ def _instant(source: RowSource, text: str | None, boot_id: str) -> int | None:
     return int(history.to_boot(np.array([bound.wall_ns], np.int64)).ns[0])
 
 
-def _window(source: RowSource) -> tuple[str, int, int]:
-    """(boot, from, to) of the newest boot's rows in the source's window, CLOCK_BOOTTIME. Raises AgentError (exit code 3) where there are none."""
+def _window(source: RowSource, pattern: str | None) -> tuple[str, int, int]:
+    """(boot, from, to) of the newest boot's rows of these limiters in the source's window, CLOCK_BOOTTIME. Raises AgentError (exit code 3) where there are none."""
+    from fnmatch import fnmatchcase
+
     from agent.ask.question import GroupValue, Question
 
     spans = source.rows(
         Question(
             "limiter_decision",
-            group=("boot_id",),
+            group=("boot_id", "limiter_id"),
             values=(GroupValue("first", "min", "t_ns"), GroupValue("last", "max", "t_ns")),
             order=("boot_id",),
         )
     )
+    spans = [one for one in spans if pattern is None or fnmatchcase(one["limiter_id"] or "", pattern)]
     if not spans:
         raise AgentError(
-            "no limiter decisions in that time", remedy="widen --since, or see `tickscope probes`", exit_code=NO_ROWS
+            f"no limiter decisions{f' of {pattern}' if pattern is not None else ''} in that time",
+            remedy="widen --since, or see `tickscope limiters` and `tickscope probes`",
+            exit_code=NO_ROWS,
         )
-    return spans[-1]["boot_id"], spans[-1]["first"], spans[-1]["last"]
+    boot = spans[-1]["boot_id"]
+    mine = [one for one in spans if one["boot_id"] == boot]
+    return boot, min(one["first"] for one in mine), max(one["last"] for one in mine)
 
 
 def _what_if(
@@ -245,7 +252,7 @@ def _what_if(
     from agent.columns import NULL_I64
     from agent.limiters.replay.jump import Jump
 
-    boot_id, first, last = _window(source)
+    boot_id, first, last = _window(source, pattern)
     given = _instant(source, at, boot_id)
     t_ns = (first + last) // 2 if given is None else given
     if not first <= t_ns <= last:
@@ -273,7 +280,7 @@ def _skewed(
     from agent.columns import NULL_I64
     from agent.limiters.replay.skew import split
 
-    boot_id, first, last = _window(source)
+    boot_id, first, last = _window(source, pattern)
     # Windows of a clock that jumped are no windows of true time: what came after the last jump.
     first = max([first, *(one["t_ns"] for one in steps(source) if one["boot_id"] == boot_id and one["t_ns"] <= last)])
     decisions = _decisions(source, boot_id, first, last, pattern, said)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from tests.servers.test_limiter_models import TRIALS, same, times
 from tests.unit.adapters import ADAPTERS, Program, Told, apart_from_a_flood, columns, hashed, held_up_by_nobody
 
 SOURCES = Path(__file__).parent / "nodeadapter"
@@ -57,10 +61,20 @@ def test_each_answer_of_real_limiters_is_told_as_it_was(
         assert rows["remaining"].tolist() == left + [0] * 6
         assert columns(rows, "limiter_id", "pid", "burst", "window_ns", "cost") == [(name.encode(), program.pid, burst, 60 * 10**9, cost)]  # fmt: skip
         assert (rows["duration_ns"] > 0).all()
+        assert (np.abs(rows["program_wall_ns"] - time.time_ns()) < 600 * 10**9).all()
     key = hashed("customer 17")
     assert columns(told.rows, "limiter_id", "library", "key") == [
         (b"api", b"express-rate-limit", key), (b"old", b"express-rate-limit", b""), (b"login", b"rate-limiter-flexible", key)]  # fmt: skip
     told.close()
+
+
+def test_express_rate_limit_decides_as_its_model_does(libraries: Path) -> None:
+    for seed, (limit, rate, _) in enumerate(TRIALS):
+        ms = times(seed, rate) // 1_000_000
+        given = json.dumps({"times": ms.tolist(), "window": limit.window_ns // 1_000_000, "limit": limit.count})
+        done = subprocess.run([str(NODE), "store.js"], cwd=libraries, input=given, capture_output=True, text=True, check=True)  # fmt: skip
+        real = np.array([one == "1" for one in done.stdout.strip()])
+        same("fixed window, from its first request", limit, ms * 1_000_000, np.ones(len(ms)), real.tolist())
 
 
 def test_nobody_is_held_up(run: Callable[[Path], Program], tmp_path: Path) -> None:

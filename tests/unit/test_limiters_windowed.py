@@ -30,3 +30,19 @@ def test_so_many_in_a_window_is_a_rate(tmp_path: Path) -> None:
     shown = json.loads(tickscope(tmp_path, "show", "shop", "-o", "json").stdout)
     assert {piece["limit"] for piece in shown["rows"]} == {7.0}
     assert "limit        7/s, burst 14" in tickscope(tmp_path, "show", "shop").stdout
+
+
+def test_a_jump_that_did_not_happen_lies_in_the_middle_of_what_is_asked_for(tmp_path: Path) -> None:
+    now, allowed = time.clock_gettime_ns(time.CLOCK_BOOTTIME), TABLES["limiter_decision"].code("result", "allowed")
+    hot = HotStore(tmp_path, this_boot(), "host-a", seal_command=())
+    for name, ago_s in ((b"long:ago", 60), (b"late:api", 10)):
+        t = now - ago_s * 1_000_000_000 + np.arange(50) * 100_000_000
+        given = {"pid": 4_100_000, "proc_start_ns": 5, "comm": b"node", "limit_per_s": 7.0, "burst": 14.0, "cost": 1.0}
+        hot.append([make("limiter_decision", 50, t_ns=t, result=allowed, limiter_id=name, **given)])
+    hot.close()
+    asked = ("replay", "--what-if", "-1s", "--model", "token bucket", "-o", "json", "--limiter")
+    (one,) = json.loads(tickscope(tmp_path, *asked, "late:*").stdout)["rows"]
+    assert (one["limiter_id"], one["decisions"]) == ("late:api", 25)
+    none = tickscope(tmp_path, *asked, "nope*")
+    assert (none.returncode, none.stdout) == (3, "")
+    assert "no limiter decisions of nope*" in none.stderr

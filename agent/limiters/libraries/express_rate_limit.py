@@ -6,6 +6,7 @@ LIBRARY = LimiterLibrary(
     "express-rate-limit",
     "javascript",
     "wall",
-    "fixed window, from its first request",
+    "fixed window",
     (Step("a window lasts D longer", "a window ends D early: up to a whole limit more"),),
+    model="fixed window, from its first request",
 )

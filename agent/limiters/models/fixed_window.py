@@ -80,7 +80,7 @@ MODELS = (
     ),
     Model(
         "fixed window, from its first request", "counts, also what it refuses, in windows that begin with the first request after the one before has ended",
-        "MemoryStorage.incr and FixedWindowRateLimiter.hit of Python's limits 5.8", _from_first, ("count", "window_ns"), of_window,
+        "MemoryStorage.incr and FixedWindowRateLimiter.hit of Python's limits 5.8; MemoryStore.increment of express-rate-limit 8.7", _from_first, ("count", "window_ns"), of_window,
         counts_refused=True,
     ),
 )  # fmt: skip

@@ -71,13 +71,14 @@ function express(middleware, name, more) {
   const library = 'express-rate-limit';
   async function watched(request, response, next) {
     const began = process.hrtime.bigint();
+    const program_wall_ns = Date.now() * 1e6;
     let told = false;
     const say = (result) => {
       const { rateLimit: seen } = request;
       if (told || !(seen || result === 'error')) return; // it was skipped
       told = true;
       const duration_ns = Number(process.hrtime.bigint() - began);
-      tell(name, result, { library, duration_ns, key: seen?.key, cost: 1, burst: seen?.limit, remaining: seen?.remaining, ...more });
+      tell(name, result, { library, duration_ns, program_wall_ns, key: seen?.key, cost: 1, burst: seen?.limit, remaining: seen?.remaining, ...more });
     };
     await middleware(request, response, (error) => {
       say(error ? 'error' : 'allowed');
@@ -93,12 +94,13 @@ function flexible(limiter, name, more) {
   if (Object.hasOwn(limiter, 'consume')) return limiter; // watched already
   limiter.consume = async function watched(key, points = 1, ...rest) {
     const began = process.hrtime.bigint();
+    const program_wall_ns = limiter.constructor.name === 'RateLimiterMemory' ? Date.now() * 1e6 : undefined;
     const say = (result, answer) => {
       const duration_ns = Number(process.hrtime.bigint() - began);
       const { points: burst, duration } = limiter;
       const window_ns = duration ? duration * 1e9 : undefined;
       const library = 'rate-limiter-flexible';
-      tell(name, result, { library, duration_ns, key, cost: points, burst, window_ns, remaining: answer?.remainingPoints, ...more });
+      tell(name, result, { library, duration_ns, program_wall_ns, key, cost: points, burst, window_ns, remaining: answer?.remainingPoints, ...more });
     };
     try {
       const answer = await consume.call(limiter, key, points, ...rest);
