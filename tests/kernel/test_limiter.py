@@ -147,6 +147,26 @@ def test_reserve_with_delay(watch: Callable[..., Watch], own: Callable[[str], Pa
     program.end()
 
 
+@pytest.mark.parametrize("kind", ["plain", "2018", "piestripped"])
+def test_a_reservation_that_is_given_back_at_once_is_refused(
+    watch: Callable[..., Watch], own: Callable[[str], Path], kind: str
+) -> None:
+    path = own(kind)
+    program = Limits.start(path, "ask", 602)
+    w = watch()
+    truth = program.go()
+    rows = w.rows(program.pid, 602)
+    assert names(rows) == [t["result"] for t in truth]
+    counts = Counter(names(rows))
+    assert counts["refused"] > 20 and counts["allowed"] > 20 and counts["delayed"] > 20
+    bracketed(rows, truth)
+    for row, told in zip(rows, truth, strict=True):
+        assert row["wait_ns"] == (NULL_I64 if told["result"] == "refused" else told["wait_ns"])
+        assert -1.3 < row["remaining"] < (0.3 if told["result"] == "refused" else 3)  # one in 2.5 ms, and 3 ms ahead
+    plain_facts(w, rows, program.pid)
+    program.end()
+
+
 @pytest.mark.parametrize("kind", ["plain", "2018", "2019", "2022"])
 def test_wait_is_one_decision_also_when_it_refuses_early(
     watch: Callable[..., Watch], own: Callable[[str], Path], kind: str
