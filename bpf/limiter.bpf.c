@@ -120,7 +120,6 @@ static __always_inline int limiter_concludes(struct pt_regs *ctx, struct limiter
 		e->duration_ns = UNKNOWN64;
 	e->ok = ok;
 	e->reserved = 1;
-	e->asleep = asleep;
 	e->wait = wait;
 	e->act_wall = act_wall;
 	e->act_ext = act_ext;
@@ -133,6 +132,33 @@ static __always_inline int limiter_concludes(struct pt_regs *ctx, struct limiter
 		e->burst = limiter_word(ctx, s->limiter, at.burst);
 	if (at.period != LIMITER_NOWHERE)
 		e->period = limiter_word(ctx, s->limiter, at.period);
+	e->asleep = asleep;
+	if (!asleep && ok && at.act_wall != LIMITER_NOWHERE && (timed ? act_wall != s->now_wall || act_ext != s->now_ext : act_wall != e->last_wall || act_ext != e->last_ext))
+		e->asleep = 2;
+	limiter_decisions.ringbuf_submit(e, QUIET);
+	return 0;
+}
+
+/* What a caller gives back. A call that waits does so itself, and tells otherwise. */
+static __always_inline int limiter_cancels(struct pt_regs *ctx, u32 library, struct limiter_places at)
+{
+	struct limiter_key key;
+	struct limiter_start s = {};
+	struct limiter_decision *e;
+	struct limiter_binary *binary = limiter_hit(library);
+	limiter_key_of(ctx, &key, library, at.frame);
+	if (limiter_waiting.lookup(&key))
+		return 0;
+	s.limiter = limiter_word(ctx, 0, at.limiter);
+	s.n = limiter_word(ctx, s.limiter, at.n);
+	s.t_ns = bpf_ktime_get_boot_ns();
+	e = limiter_end(&key, &s, true, binary);
+	if (!e)
+		return 0;
+	e->woke = 2;
+	e->ok = e->reserved = e->asleep = 0;
+	e->stack = 0;
+	e->wait = e->error = e->granted = e->act_wall = e->act_ext = e->tokens = e->last_wall = e->last_ext = UNKNOWN64;
 	limiter_decisions.ringbuf_submit(e, QUIET);
 	return 0;
 }

@@ -40,8 +40,8 @@ struct limiter_decision {
 	char key_text[64];
 	u8 ok;
 	u8 reserved;		/* 0: wait ended before a reservation was tried; act and tokens say nothing */
-	u8 asleep;		/* 1: wait now sleeps until act; a record with ``woke`` says how that ends */
-	u8 woke;		/* 1: no decision, but the end of such a sleep: ok, or 0 where the caller's context ended it */
+	u8 asleep;		/* 1: wait now sleeps until act; a record with ``woke`` says how that ends. 2: its caller is to wait, and may give it back instead */
+	u8 woke;		/* 1: no decision, but the end of such a sleep: ok, or 0 where the caller's context ended it. 2: such a one is given back */
 	u8 library;		/* its number */
 	u8 pad[3];
 	u32 exec_id;		/* of the process: another one once it is another program */

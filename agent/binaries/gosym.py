@@ -24,7 +24,7 @@ _PIECE = 1 << 20
 _MAX_FUNCTION, _MAX_PC_TABLE, _MAX_NAME = 1 << 18, 1 << 16, 512
 #: Places that look like a function table, or like what points to it; functions of one wanted name.
 _MAX_TABLES, _MAX_POINTERS, _MAX_NAMESAKES, _MAX_HINTS = 64, 64, 64, 1 << 15
-_WRITABLE = 2
+_WRITABLE, _BUILD_ALIGN = 2, 16
 _SHF_ALLOC, _SHT_RELA, _R_X86_64_RELATIVE = 2, 4, 8
 #: Words of moduledata that are searched for minpc, maxpc, text (20 to 22 from Go 1.16 to 1.26).
 _MODULEDATA_WORDS = 64
@@ -58,11 +58,14 @@ class GoBinary(Elf):
             return self._build_at(int(header["addr"]))
         if len(self.sections):
             return None
-        for one in self._loads[self._loads["flags"] & _WRITABLE != 0]:  # the linker puts it first in the data
-            head = self.read(int(one["vaddr"]), min(_PIECE, int(one["filesz"])))
-            at = head.find(gobuild.MAGIC)
+        for start, piece in self._search_area(
+            _WRITABLE
+        ):  # Go's linker puts it first in the data, the system's behind .data.rel.ro
+            at = piece.find(gobuild.MAGIC)
+            while at >= 0 and (start + at) % _BUILD_ALIGN:
+                at = piece.find(gobuild.MAGIC, at + 1)
             if at >= 0:
-                return self._build_at(int(one["vaddr"]) + at)
+                return self._build_at(start + at)
         return None
 
     def _build_at(self, vaddr: int) -> BuildInfo | None:

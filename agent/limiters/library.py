@@ -20,7 +20,7 @@ ARGUMENTS = ("limiter", "n", "now_wall", "now_ext", "limit", "burst", "period", 
 #: What may be read at its return: limit, burst and period again, where they are known only then.
 RESULTS = ("limit", "burst", "period", "ok", "error", "wait", "act_wall", "act_ext", "granted", "tokens", "last_wall", "last_ext")  # fmt: skip
 CLOCKS = ("caller", "wall", "remote wall", "monotonic")
-ROLES = ("decision", "wait", "sleep")
+ROLES = ("decision", "wait", "sleep", "cancel")
 _PLACE = re.compile(rf"(?P<pair>\()?(?P<base>{'|'.join(BASES)})(?:\+(?P<first>\d+))?(?(pair)\)\+(?P<second>\d+))")
 _NOWHERE, _MEMORY, _AGAIN, MOST_OFFSET = 15, 16, 32, 4095
 
@@ -58,7 +58,7 @@ class Function:
     """A function whose calls are seen.
 
     symbol: behind the package's import path, or behind that of ``package``, where it is another's. role: ``decision``, without which nothing is seen; ``wait``, which may decide before
-    it calls that and sleeps after it; or ``sleep``, which a decision calls to impose its delay: entry only. entry, end: the programs at its first instruction and at each of its
+    it calls that and sleeps after it; ``sleep``, which a decision calls to impose its delay, or ``cancel``, by which a caller gives a delayed one back: entry only. entry, end: the programs at its first instruction and at each of its
     returns; functions with the same places may share one. arguments, results: what of ``ARGUMENTS``, ``RESULTS`` is where (``place``). loses: what is not seen without it.
     lock: offset in the receiver of the mutex that it takes first, by which layouts are told apart; versions: a regular expression of how those begin that have this one, for builds whose code
     does not say.
@@ -102,7 +102,12 @@ class Function:
 
     def programs(self) -> dict[str, str]:
         """Name -> what C makes of it, of its programs."""
-        begins = {"decision": "limiter_begins", "wait": "limiter_waits", "sleep": "limiter_sleeps"}[self.role]
+        begins = {
+            "decision": "limiter_begins",
+            "wait": "limiter_waits",
+            "sleep": "limiter_sleeps",
+            "cancel": "limiter_cancels",
+        }[self.role]
         ends = {"decision": "limiter_ends", "wait": "limiter_woke"}.get(self.role)
         frame = "GOROUTINE" if self.language == "go" else "THREAD" if self.inside else "STACK"
         made = {self.entry: _program(self.entry, begins, self.arguments, frame)}

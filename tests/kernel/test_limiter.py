@@ -147,6 +147,29 @@ def test_reserve_with_delay(watch: Callable[..., Watch], own: Callable[[str], Pa
     program.end()
 
 
+@pytest.mark.parametrize("kind", ["plain", "2018", "piestripped"])
+def test_a_reservation_that_is_given_back_at_once_is_refused(
+    watch: Callable[..., Watch], own: Callable[[str], Path], kind: str
+) -> None:
+    path = own(kind)
+    program = Limits.start(path, "ask", 602)
+    w = watch()
+    truth = program.go()
+    rows = w.rows(program.pid, 602)
+    late = {"cancelled": "refused"}  # where the machine let it wait for 10 ms in between
+    assert [late.get(name, name) for name in names(rows)] == [t["result"] for t in truth]
+    counts = Counter(names(rows))
+    assert {"allowed", "refused", "delayed"} <= set(counts) and counts["refused"] > 10 * counts["cancelled"]
+    bracketed(rows, truth)
+    for row, name, told in zip(rows, names(rows), truth, strict=True):
+        if name == "cancelled":
+            continue
+        assert row["wait_ns"] == (NULL_I64 if name == "refused" else told["wait_ns"])
+        assert -1.3 < row["remaining"] < (0.3 if name == "refused" else 3)  # one in 2.5 ms, and 3 ms ahead
+    plain_facts(w, rows, program.pid)
+    program.end()
+
+
 @pytest.mark.parametrize("kind", ["plain", "2018", "2019", "2022"])
 def test_wait_is_one_decision_also_when_it_refuses_early(
     watch: Callable[..., Watch], own: Callable[[str], Path], kind: str

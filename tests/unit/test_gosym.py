@@ -70,8 +70,11 @@ def test_entries_agree_with_the_symbol_table_and_survive_strip(opened: Callable[
         assert found == {n.decode(): expected[n.decode()] for n in names}
 
 
-def test_without_section_headers_the_tables_are_found_by_magic(opened: Callable[[Path], int], tmp_path: Path) -> None:
-    path = go_binary("stripped")
+@pytest.mark.parametrize("kind", ["stripped", "piecgo"])
+def test_without_section_headers_the_tables_are_found_by_magic(
+    opened: Callable[[Path], int], tmp_path: Path, kind: str
+) -> None:
+    path = go_binary(kind)
     expected = GoBinary(opened(path))
     data = bytearray(path.read_bytes())
     data[40:48] = bytes(8)  # e_shoff

@@ -152,6 +152,29 @@ def test_a_goroutine_that_decides_anew_has_woken_up() -> None:
     assert [result for _, result, _, _ in told(waits, 10**9)] == ["delayed", "cancelled"]
 
 
+def test_a_reservation_that_is_given_back_is_refused_or_cancelled_however_records_are_cut() -> None:
+    """At once, later, never; another one, too late, and that of another limiter."""
+    reserved, given = asleep([1, 2, 3, 4, 5]), woken([1, 2, 4, 5], 0, 10**9 + 5000)
+    reserved["asleep"], given["woke"] = 2, 2
+    given["t_ns"][1] += 50_000_000
+    given["limiter"][2] += np.uint64(80)
+    given["n"][3] += np.uint64(1)
+    both = np.concatenate([reserved, given])
+    for cut in range(len(both) + 1):
+        waits, out = Waits(unnamed), []
+        for part in (both[:cut], both[cut:]):
+            waits.feed(part)
+            out += told(waits, 1_060_000_000)
+        out += told(waits, 1_100_000_001)
+        assert [(goroutine, result, t_ns) for goroutine, result, t_ns, _ in sorted(out)] == [
+            (1, "refused", 10**9),
+            (2, "cancelled", 10**9),
+            (3, "delayed", 10**9),
+            (4, "delayed", 10**9),
+            (5, "delayed", 10**9),
+        ]
+
+
 def test_more_sleepers_than_are_held_are_told_early_and_that_is_told() -> None:
     waits = Waits(unnamed)
     waits.feed(asleep(list(range(1, MOST + 6)), wait_ns=10**12))

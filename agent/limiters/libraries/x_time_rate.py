@@ -3,6 +3,7 @@
 type Limiter struct { mu sync.Mutex; limit Limit; burst int; tokens float64; last time.Time; lastEvent time.Time }
 func (lim *Limiter) reserveN(t time.Time, n int, maxFutureReserve time.Duration) Reservation
 type Reservation struct { ok bool; lim *Limiter; tokens int; timeToAct time.Time; limit Limit }
+func (r *Reservation) CancelAt(t time.Time)
 func (lim *Limiter) wait(ctx context.Context, n int, t time.Time, newTimer func(...)) error
 
 Until May 2020 it began with limit and burst, and mu came third. Until 2022 WaitN did what wait does now, and before 2019 waitN.
@@ -91,6 +92,7 @@ LIBRARY = LimiterLibrary(
             Function("(*Limiter).waitN", "wait", "limiter_wait_n_2019", "limiter_waited", _WAIT_N | _OLD, {"error": "ax"}, _EARLY, lock=16, argument_bytes=32),
             Function("(*Limiter).WaitN", "wait", "limiter_wait_n", "limiter_waited", _WAIT_N | _NOW, {"error": "ax"}, _EARLY, lock=0, argument_bytes=32, unless=_WITHIN),
             Function("(*Limiter).WaitN", "wait", "limiter_wait_n_2019", "limiter_waited", _WAIT_N | _OLD, {"error": "ax"}, _EARLY, lock=16, argument_bytes=32, unless=_WITHIN),
+            Function("(*Reservation).CancelAt", "cancel", "limiter_cancel", "", {"limiter": "ax+8", "n": "ax+16"}, {}, "reservations that are given back", argument_bytes=32),
         ),
         limiter="rate.Limiter",
         read=read,

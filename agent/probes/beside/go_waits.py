@@ -2,6 +2,9 @@
 
 The kernel sends a record when the decision is made (``asleep``) and one when the sleep ends (``woke``). Where the second does not come
 (its program ended, or the probes were taken away), the row says ``delayed`` as of the decision, soon after the sleep must have ended.
+
+A caller that is told to wait may give its reservation back instead, at once where it would not wait so long, which is its refusal: such a decision is held for a moment, in
+which that would come.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from agent.batch import Batch, make
 from agent.columns import NULL_I64
 from agent.common.copies import only
 from agent.contracts import Finishing
+from agent.limiters.reading import DELAYED, REFUSED
 from agent.probes.beside.go_decisions import CANCELLED, Called, decided
 from agent.tables import TABLES
 
@@ -23,6 +27,8 @@ MOST = 16_384
 LONGEST_NS = 600_000_000_000
 #: A program that is starved wakes up late.
 _SLACK_NS = 1_000_000_000
+#: For how long a reservation is held; within which it is given back at once; what ``asleep`` and ``woke`` are of those.
+_GIVEN_BACK_NS, _AT_ONCE_NS, _RESERVED = 100_000_000, 10_000_000, 2
 _TELL_NS = 60_000_000_000
 
 
@@ -78,12 +84,14 @@ class Waits(Finishing):
         ended, still = order[slept & again], np.sort(order[slept & ~again])
         after = records[next_of[slept & again]]
         self._records = records[still]
-        self._due_ns = _due_ns(decided(self._records, self._called))
+        self._due_ns = _due_ns(decided(self._records, self._called), self._records["asleep"])
         rows = decided(records[ended], self._called)
-        woke = after["woke"] != 0
+        held = records["asleep"][ended] == _RESERVED
+        woke = ~held & (after["woke"] == 1)
         rows["duration_ns"] += np.where(woke, after["t_ns"].astype(np.int64) - rows["t_ns"], 0)
         rows["t_ns"] = np.where(woke, after["t_ns"].astype(np.int64), rows["t_ns"])
         rows["result"] = np.where(woke & (after["ok"] == 0), CANCELLED, rows["result"])
+        _give_back(rows, held & (after["woke"] == _RESERVED), records[ended], after)
         yield from _batch(rows)
 
     def _keep(self, kept: np.ndarray) -> np.ndarray:
@@ -109,11 +117,23 @@ class Waits(Finishing):
         pass
 
 
+def _give_back(rows: np.ndarray, given: np.ndarray, records: np.ndarray, after: np.ndarray) -> None:
+    """Of reservations that their goroutine gave back. At once: it would have had to wait, and would not."""
+    given = (
+        given & (after["limiter"] == records["limiter"]) & (after["n"] == records["n"]) & (rows["result"] == DELAYED)
+    )
+    at_once = given & (after["t_ns"] - records["t_ns"] < _AT_ONCE_NS)
+    rows["result"][given] = CANCELLED
+    rows["result"][at_once] = REFUSED
+    rows["wait_ns"][at_once] = NULL_I64
+    rows["remaining"][at_once] += rows["cost"][at_once]
+
+
 def _batch(rows: np.ndarray) -> Iterable[Batch]:
     return (Batch("limiter_decision", rows),) if len(rows) else ()
 
 
-def _due_ns(rows: np.ndarray) -> np.ndarray:
-    """By when each sleep must have ended, CLOCK_BOOTTIME."""
-    wait = rows["wait_ns"]
-    return np.asarray(rows["t_ns"] + np.minimum(np.where(wait == NULL_I64, 0, wait), LONGEST_NS) + _SLACK_NS)
+def _due_ns(rows: np.ndarray, asleep: np.ndarray) -> np.ndarray:
+    """By when each sleep must have ended, or a reservation would have been given back, CLOCK_BOOTTIME."""
+    wait = np.minimum(np.where(rows["wait_ns"] == NULL_I64, 0, rows["wait_ns"]), LONGEST_NS) + _SLACK_NS
+    return np.asarray(rows["t_ns"] + np.where(asleep == _RESERVED, _GIVEN_BACK_NS, wait))

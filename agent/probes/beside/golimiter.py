@@ -168,7 +168,7 @@ class GoLimiters(Due):
         numbers = {int(number) for number in np.unique(records["binary"])}
         for one in self.binaries.values():
             if one.number in numbers:
-                mine = only(records, records["binary"] == one.number)
+                mine = only(records, (records["binary"] == one.number) & (records["woke"] != 2))
                 one.share.busy.feed(mine)
                 windowed = mine["every"] != 1  # those of before may come late
                 if windowed.any() and (one.share.mode == "windows" or one.opening):

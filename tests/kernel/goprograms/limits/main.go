@@ -76,6 +76,23 @@ func reserve(lim *rate.Limiter, n int) {
 	}
 }
 
+// ask goes through only where it need not wait for more than 3 ms, as a proxy does: else it gives its reservation back.
+func ask(lim *rate.Limiter, n int) {
+	now := time.Now()
+	start := boottime()
+	r := lim.ReserveN(now, n)
+	wait := r.DelayFrom(now)
+	switch {
+	case wait > 3*time.Millisecond:
+		r.Cancel()
+		record(lim, start, "refused", now.UnixNano(), 0, n)
+	case wait > 0:
+		record(lim, start, "delayed", now.UnixNano(), wait, n)
+	default:
+		record(lim, start, "allowed", now.UnixNano(), 0, n)
+	}
+}
+
 // wait goes round the four ways in which Wait can end.
 func wait(lim *rate.Limiter, i int) {
 	ctx, cancel := context.WithCancel(context.Background())
@@ -170,6 +187,13 @@ func run(mode string, count int) {
 		lim := rate.NewLimiter(200, 3)
 		for i := 0; i < count; i++ {
 			reserve(lim, 1+i%5)
+		}
+	case "ask": // two limiters in turn, one behind the other
+		first, second := rate.NewLimiter(400, 2), rate.NewLimiter(300, 3)
+		for i := 0; i < count; i += 2 {
+			ask(first, 1)
+			ask(second, 1)
+			time.Sleep(time.Duration(i%3) * time.Millisecond)
 		}
 	case "wait":
 		lim := rate.NewLimiter(50, 2) // slow enough that an emulated machine is delayed too
