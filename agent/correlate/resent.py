@@ -26,12 +26,14 @@ _SPURIOUS = 0.5  # of what was sent again, that the peer had
 
 @dataclass(frozen=True)
 class Resent:
-    """again: segments, those of the peer's own among them where it is on this host; sent: to it meanwhile, None where that is not known; doubled: of these, those that it had already."""
+    """again: segments, those of the peer's own among them where it is on this host; sent: to it meanwhile, None where that is not known; doubled: of these, those that it had already.
+    syns: of those sent again, the first of their connections, to which a kernel answers, whatever its server does."""
 
     again: int
     sent: int | None
     doubled: int
     most_ns: float
+    syns: int = 0
 
     @property
     def spurious(self) -> bool:
@@ -54,8 +56,8 @@ def resent(episode: Episode, view: View, raw: bytes, netns: int | None, rows: np
     sums = in_netns(to_peer(view.rings["tcp_rtt"].between(episode.start_ns, episode.end_ns + SECOND), raw), netns)
     sums = sums[(sums["role"] == _CLIENT) & known(sums["segments"])]
     most = _after(answered, _RTO_NS, usual_us)
+    syn = rows["kind"] == _SYN
     if len(rows):
-        syn = rows["kind"] == _SYN
         first, group = groups([rows["saddr"], rows["sport"], syn])
         for n, one in zip(np.bincount(group, counts), first, strict=True):
             most = max(most, _after(int(n), _SYN_NS if syn[one] else _RTO_NS, usual_us))
@@ -64,6 +66,7 @@ def resent(episode: Episode, view: View, raw: bytes, netns: int | None, rows: np
         int(sums["segments"].sum()) if len(sums) else None,
         int(sums["doubled"].sum()) if len(sums) else 0,
         most,
+        int(counts[syn].sum()),
     )
 
 

@@ -20,12 +20,10 @@ SILENT_S, MOST_SILENT_S = 3.0, 30.0
 _LOOK_S = 0.2
 #: The agent itself could not look for so long: nothing can be said of the process.
 _HELD_UP_S = 1.0
-#: Killed and not gone yet: with so many none is started.
+#: Not gone yet: with so many none is started.
 _MOST_ENDING = 4
-#: For those at the end.
+#: For those that are to end by themselves.
 _PATIENCE_S = 2.0
-#: One with which nothing is wrong is not killed: whoever watches this host takes that for a fault.
-_ASKED = (signal.SIGTERM, signal.SIGCONT)
 _REMEDY = "see what it said on stderr; restart tickscope"
 
 
@@ -43,13 +41,13 @@ class KeptProcess:
         self.drained, self._answers = True, False
         self._name, self._does, self._started, self._ended = name, f"the process that {does}", start, over
         self._child: subprocess.Popen[bytes] | None = None
-        self._ending: list[subprocess.Popen[bytes]] = []
+        self._ending: list[tuple[subprocess.Popen[bytes], float]] = []  # with when each is killed
         self._looked_s = self._heard_s = time.monotonic()
         self._held_up_s = 0.0
 
     def renew(self) -> None:
         """Ends the process, and forgets what went wrong: there are other settings."""
-        self.end(_ASKED)
+        self.end(kill=False)
         self.restarts, self.trouble, self._looked_s = Restarts(), "", time.monotonic()
 
     def start(self) -> None:
@@ -83,7 +81,10 @@ class KeptProcess:
         if now_s - self._looked_s < _LOOK_S:
             return False
         self._held_up_s, self._looked_s = now_s - self._looked_s, now_s
-        self._ending = [child for child in self._ending if child.poll() is None]
+        self._ending = [one for one in self._ending if one[0].poll() is None]
+        for child, until_s in self._ending:
+            if now_s > until_s:
+                child.kill()
         return True
 
     def look(self) -> None:
@@ -126,13 +127,12 @@ class KeptProcess:
     def processes(self) -> list[dict[str, Any]]:
         return [{"pid": self._child.pid, "role": self._name}] if self._child is not None else []
 
-    def end(self, by: tuple[signal.Signals, ...] = (signal.SIGKILL,)) -> None:
-        """By these signals. It is not waited for."""
+    def end(self, kill: bool = True) -> None:
+        """It is not waited for. One with which nothing is wrong ends by itself, since its socket is closed: whoever watches this host takes one that is killed for a fault."""
         if self._child is None:
             return
-        for number in by:
-            self._child.send_signal(number)
-        self._ending.append(self._child)
+        self._child.send_signal(signal.SIGKILL if kill else signal.SIGCONT)
+        self._ending.append((self._child, time.monotonic() + _PATIENCE_S))
         assert self.socket is not None
         self.socket.close()
         self._child = self.socket = None
@@ -140,10 +140,9 @@ class KeptProcess:
 
     def close(self) -> None:
         """Waits for the process, and not for long: a file system that does not answer may keep it from dying."""
-        self.end(_ASKED)
-        end_s = time.monotonic() + _PATIENCE_S
-        for child in self._ending:
+        self.end(kill=False)
+        for child, until_s in self._ending:
             try:
-                child.wait(max(0.0, end_s - time.monotonic()))
+                child.wait(max(0.0, until_s - time.monotonic()))
             except subprocess.TimeoutExpired:
                 child.kill()

@@ -195,7 +195,21 @@ def test_one_with_which_nothing_is_wrong_is_asked_to_end(kept: Kept, how: str, s
     if stopped:
         os.kill(child.pid, signal.SIGSTOP)
     getattr(kept.brokers.process, how)()
-    assert child.wait(10 * PATIENCE) in (0, -signal.SIGTERM)
+    assert child.wait(10 * PATIENCE) == 0
+
+
+@pytest.mark.parametrize("how", ["close", "renew"])
+def test_one_that_does_not_end_by_itself_is_killed(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "_PATIENCE_S", 0.3)
+    child, ours = subprocess.Popen(["sleep", "600"]), socket.socketpair()[0]
+    process = keeping.KeptProcess("sleep", "sleeps", lambda: (child, ours), lambda: None)
+    process.start()
+    getattr(process, how)()
+    end = time.monotonic() + 20 * PATIENCE
+    while child.poll() is None and time.monotonic() < end:
+        process.turn()
+        time.sleep(0.01)
+    assert child.returncode == -signal.SIGKILL
 
 
 def test_a_client_that_cannot_be_used_is_told_and_ends_no_other() -> None:

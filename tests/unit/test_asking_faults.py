@@ -146,9 +146,9 @@ def test_where_descriptors_run_out_it_is_tried_later(monkeypatch: pytest.MonkeyP
 
 
 class Undying(subprocess.Popen[bytes]):
-    """Who does not die of being killed, as in an uninterruptible sleep."""
+    """On whom no signal acts, as in an uninterruptible sleep."""
 
-    def kill(self) -> None:
+    def send_signal(self, sig: int) -> None:
         pass
 
 
@@ -170,7 +170,7 @@ def test_who_does_not_die_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> No
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        for child in kept.brokers.process._ending:
+        for child, _ in kept.brokers.process._ending:
             child.wait()
 
 

@@ -102,6 +102,17 @@ def test_a_connect_whose_syn_was_lost_is_no_slow_round_trip() -> None:
     assert causes(host) == ["network_loss"]
 
 
+def test_whose_connects_are_not_answered_on_a_crowded_host_is_not_slow() -> None:
+    """As behind a firewall that drops them: the kernel of a slow server would answer them, however crowded it is here."""
+    host = asking(1.2, 1002)
+    sent_again(host, np.arange(31, 36, 1.25) + 0.4, "syn")
+    t = T0 + np.arange(0, UNTIL) * S + S - 1
+    crowded = np.where((t > T0 + 31 * S) & (t < T0 + 37 * S), S, 10 * MS)
+    host.add("syscall_latency", len(t), t_ns=t, pid=55, comm=b"cc1", run_queue_ns=crowded, count=1, basis=code("syscall_latency", "basis", "blocked"), kind=code("syscall_latency", "kind", "slow"))  # fmt: skip
+    (found,) = latest(run(host, UNTIL))
+    assert (found["cause"], found["confidence"]) == ("network_loss", 0.6)
+
+
 def test_round_trips_that_vary_are_told_to() -> None:
     host = asking(0.5, [40, 390, 120, 310, 200, 260, 80])
     (found,) = latest(run(host, UNTIL))

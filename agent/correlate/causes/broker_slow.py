@@ -29,7 +29,7 @@ def silent(episode: Episode, view: View) -> Iterator[Verdict]:
         if p.own >= SHARE and not p.slower and not p.starving and not p.resolver:
             certain = (
                 (0.97 if p.worst is not None else 0.75)
-                * (0.7 if p.again else 1.0)
+                * ((0.5 if p.resent.syns > 0.9 * p.again else 0.7) if p.again else 1.0)
                 * (0.8 if p.resets or len(p.failed) else 1.0)
             )
             words = tell(
