@@ -23,7 +23,7 @@ BUDGET = 512 << 20
 _PIECE = 1 << 20
 _MAX_FUNCTION, _MAX_PC_TABLE, _MAX_NAME = 1 << 18, 1 << 16, 512
 #: Places that look like a function table, or like what points to it; functions of one wanted name.
-_MAX_TABLES, _MAX_POINTERS, _MAX_NAMESAKES, _MAX_HINTS = 64, 64, 64, 1 << 15
+_MAX_TABLES, _MAX_POINTERS, _MAX_NAMESAKES, _MAX_HINTS = 64, 64, 256, 1 << 15
 _WRITABLE, _BUILD_ALIGN = 2, 16
 _SHF_ALLOC, _SHT_RELA, _R_X86_64_RELATIVE = 2, 4, 8
 #: Words of moduledata that are searched for minpc, maxpc, text (20 to 22 from Go 1.16 to 1.26).

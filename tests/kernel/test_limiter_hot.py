@@ -132,7 +132,7 @@ def test_one_probe_at_its_return_sees_each_decision(watch: Callable[..., Watch],
     program = Limits.start(path, "allow", 1009)
     w = watch()
     one = w.of(path)
-    assert all(program.startswith("limiter_reserved_alone") for program, _ in one.alone) and one.alone
+    assert one.alone[0][0].startswith("limiter_reserved_alone") and len(one.alone) <= 2  # and what is given back
     w.limiters._turn(one, "alone", one.since_ns)
     w.limiters._probes.detach(one)
     w.until(lambda: bool(one.links) and not one.opening)
