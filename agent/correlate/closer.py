@@ -83,6 +83,12 @@ def disk(episode: Episode, view: View, name: str) -> Disk | None:
     return Disk(n, total / max(1, n), float(whole["max_ns"].max()), queued / max(1, n), writer, wrote)
 
 
+def locked_ns(episode: Episode, view: View) -> float:
+    """The longest wait of the episode's process for a lock of the kernel's own."""
+    rows = view.own(looked(episode, view, "lock_contention"), episode)
+    return float(rows["max_ns"][rows["path"] != HANDSHAKE].max(initial=0))
+
+
 def slept(episode: Episode, view: View, call: str) -> tuple[dict[str, object], ...]:
     """Where in the kernel the episode's process slept in that call for longest, as evidence; nothing where no look saw it."""
     rows = view.own(looked(episode, view, "off_cpu"), episode)

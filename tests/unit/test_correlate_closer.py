@@ -124,6 +124,25 @@ def test_a_lock_of_the_kernels_is_the_cause_where_no_call_explains_it() -> None:
     assert one["cause"] != "kernel_lock"
 
 
+@pytest.mark.parametrize(
+    ("seen", "wait_ms", "cause"),
+    [
+        ({}, 1200, "kernel_lock"),
+        ({}, 300, "syscall"),  # it waited for something else, too
+        ({"holder_pid": 77, "holder_start_ns": START, "holder_comm": b"other"}, 1200, "syscall"),
+        ({"fd_type": b"file", "device": b"sda"}, 1200, "syscall"),
+    ],
+)
+def test_a_lock_of_the_kernels_says_more_than_the_call_that_waited_for_it(seen: dict[str, object], wait_ms: float, cause: str) -> None:  # fmt: skip
+    def stall(host: Host) -> None:
+        host.stalled_decision(31.4, 1.4, children=False)
+        call(host, syscall=b"mmap", **seen)
+        lock(wait_ms)(host)
+
+    (one,) = latest(run(around_stall(stall), UNTIL))
+    assert one["cause"] == cause
+
+
 def _syns(host: Host, slowest_ms: float, port: int = 8080) -> None:
     host.add("syn_ack", 1, t_ns=END, interval_ns=3 * S, sport=port, count=40, sum_ns=int(9 * slowest_ms * MS), max_ns=int(slowest_ms * MS))  # fmt: skip
 

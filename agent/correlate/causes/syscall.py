@@ -8,7 +8,7 @@ import numpy as np
 
 from agent.correlate.catalogue import Cause
 from agent.correlate.closer import READS as CLOSER
-from agent.correlate.closer import slept
+from agent.correlate.closer import locked_ns, slept
 from agent.correlate.computing import READS as COMPUTING
 from agent.correlate.computing import own
 from agent.correlate.episode import NOBODY, Culprit, Episode, Verdict, item
@@ -25,6 +25,8 @@ from agent.correlate.words import Words, process, span, tell, text, value
 _CROWDED, _FULL = 0.6, 0.6
 #: ... and how sure a wait for a lock of the program's own is, whose holder ran.
 _LOCKS, _COMPUTED = ("futex",), 0.5
+#: ... and one of which no more is known than that it waited for a lock of the kernel's for half of its time.
+_LOCKED, _HALF = 0.7, 0.5
 
 
 def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -75,6 +77,7 @@ def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
         * (_CROWDED if crowded(episode, view) else 1.0)
         * (_COMPUTED if call in _LOCKS and (its := own(episode, view)) and its.busy else 1.0)
         * (_FULL if _disk_full(episode, view) else 1.0)
+        * (_LOCKED if culprit == NOBODY and locked_ns(episode, view) >= _HALF * longest else 1.0)
         * share
         * (0.5 if queued > 0.5 * totals[at] else 1 - cpu_share(episode, view))
         if share >= SHARE
@@ -135,7 +138,15 @@ CAUSE = Cause(
     "syscall",
     70,
     "a system call was held up, on something other than a peer",
-    {**PEERS, **READS, **SYSCALLS, **ROOM, **COMPUTING, "off_cpu": CLOSER["off_cpu"]},
+    {
+        **PEERS,
+        **READS,
+        **SYSCALLS,
+        **ROOM,
+        **COMPUTING,
+        "off_cpu": CLOSER["off_cpu"],
+        "lock_contention": CLOSER["lock_contention"],
+    },
     "see what it works on: tickscope query slow_syscall --columns comm,syscall,fd_type,file,device,holder_comm,holder_pid,duration_ns; a disk, a lock, or a pipe that nobody reads",
     {"decision_latency": held_up, "accept_overflow": held_up, "service_latency": held_up, "blocked_time": held_up},
 )

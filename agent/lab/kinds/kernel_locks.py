@@ -1,0 +1,16 @@
+"""A lock of the kernel's own that one thread of a program holds, and another one needs."""
+
+from __future__ import annotations
+
+from agent.lab.kind import Kind, Right, Size
+from agent.lab.kinds.workers import told
+
+ADDRESS_SPACE = Kind(
+    "address_space_locked",
+    "a thread maps much memory at once, again and again, and others of its process wait for the lock of their address space",
+    Size("mb", 128, 512),
+    ("api-maps",),
+    (Right("kernel_lock"),),
+    told("mb", lambda f, _: int(f.size)),
+    (3.0, 6.0),
+)
