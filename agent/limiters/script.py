@@ -116,6 +116,7 @@ class RedisLimiter:
     else, where ``key`` is told and no hash, by its shape (keys, args: how many; -1: any).
     allowed: a comparison (module's text); values: of ``VALUES``, each a value. prefix: bytes at a key's start that are no part of what is limited.
     own_keys: nobody else has keys like that: another script on them is the library's, too, and decides nothing.
+    second: a regular expression that the second key must match. decides: False for a library's scripts that decide nothing.
     step_immune: whether its clock ignores steps; None where that is not known. Raises ValueError for what is no value.
     """
 
@@ -130,6 +131,8 @@ class RedisLimiter:
     values: dict[str, str] = field(default_factory=dict)
     prefix: bytes = b""
     own_keys: bool = False
+    second: str = ""
+    decides: bool = True
     step_immune: bool | None = None
 
     def __post_init__(self) -> None:
@@ -141,11 +144,13 @@ class RedisLimiter:
         object.__setattr__(self, "terms", terms)
         object.__setattr__(self, "is_allowed", expression(self.allowed, comparing=True) if self.allowed else None)
         object.__setattr__(self, "key_form", re.compile(self.key.encode()) if self.key else None)
+        object.__setattr__(self, "second_form", re.compile(self.second.encode()) if self.second else None)
         object.__setattr__(self, "text_form", re.compile(self.text.encode()) if self.text else None)
 
     terms: dict[str, Term] = field(init=False, repr=False, compare=False)
     is_allowed: Term | None = field(init=False, repr=False, compare=False)
     key_form: re.Pattern[bytes] | None = field(init=False, repr=False, compare=False)
+    second_form: re.Pattern[bytes] | None = field(init=False, repr=False, compare=False)
     text_form: re.Pattern[bytes] | None = field(init=False, repr=False, compare=False)
 
     def matching(self, call: RedisCall, text: bytes | None) -> RedisCall | None:
@@ -154,7 +159,7 @@ class RedisLimiter:
             return None
         if call.script and call.script not in self.scripts:
             by_text = text is not None and self.text_form is not None
-            if not (self.text_form.search(text) if by_text else self.key):  # type: ignore[union-attr,arg-type]
+            if not (self.text_form.search(text) if by_text else self.key or self.second):  # type: ignore[union-attr,arg-type]
                 return None
             if self.scripts and not by_text:
                 return None
@@ -162,10 +167,19 @@ class RedisLimiter:
                 return None
             if not self._answers(call.reply):
                 return None
+        if not self.has_keys(call):
+            return None
         if self.key_form is None:
             return call
-        match = self.key_form.match(call.keys[0][:256]) if call.keys else None
-        return RedisCall(call.command, call.script, call.keys, call.args, call.reply, match) if match else None
+        match = self.key_form.match(call.keys[0][:256])
+        return RedisCall(call.command, call.script, call.keys, call.args, call.reply, match)
+
+    def has_keys(self, call: RedisCall) -> bool:
+        """Whether the keys are as they are told here."""
+        forms = (self.key_form, self.second_form)
+        return all(
+            form is None or (at < len(call.keys) and form.match(call.keys[at][:256])) for at, form in enumerate(forms)
+        )
 
     def _answers(self, reply: Any) -> bool:
         """Whether a reply is of the kind that is compared: a list, or none. Another one is of another script with as many arguments."""

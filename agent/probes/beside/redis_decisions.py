@@ -23,7 +23,7 @@ from agent.limiters.scripted import Limiters
 from agent.probes.beside.redis_ends import server_text
 from agent.probes.beside.redis_flows import Ends, Flow, RedisExchange
 from agent.probes.beside.redis_guess import FUNCTIONS, counts, guessed, looks_like_a_limiter, plausible, says_how_many
-from agent.probes.beside.redis_windows import Windows
+from agent.probes.beside.redis_windows import Windows, stamped
 from agent.probes.beside.resp_stream import Cut, ReplyError
 from agent.tables import TABLES
 
@@ -152,6 +152,8 @@ class RedisDecisions:
         found = self._limiters.find(call, text)
         if found is not None:
             limiter, call = found
+            if not limiter.decides:
+                return None
             name, wire = limiter.library, read(limiter, call)
         elif (
             call.command.startswith(("EVAL", "FCALL"))
@@ -187,6 +189,9 @@ class RedisDecisions:
         ends = exchange.flow.ends
         server = self._called(ends) if ends else "?"
         prefix = limiter.prefix if limiter and limiter.prefix else (m[0] if (m := _PREFIX.match(key)) else b"")
+        if stamp := stamped(exchange.command, key):  # what is limited is the same in each window
+            key = stamp[1]
+            prefix = key.partition(b"_")[0][:24] + b"_"
         short = name.rpartition("/")[2].removeprefix("redis script ")
         values: dict[str, Any] = {
             "limiter_id": fitted(f"{short}@{server} ".encode() + prefix, 48),
