@@ -49,6 +49,7 @@ setup(
             "prometheus-client>=0.21,<1",
             "uvloop>=0.19,<1",
             "pyrate-limiter>=3,<5",
+            "throttled-py>=3.5,<4",
             "slowapi>=0.1.9,<0.2",
             "starlette>=0.40,<2",
         ]

@@ -1,4 +1,4 @@
-"""Limiters in a real Redis that Java asks: jedis, lettuce, Bucket4j, and the script of Spring Cloud Gateway's jar. Every decision by the program's own log."""
+"""Limiters in a real Redis that Java asks: jedis, lettuce, Bucket4j, Redisson, and the script of Spring Cloud Gateway's jar. Every decision by the program's own log."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ def test_each_client_and_library(built: Path, rig: tuple[Rig, Redis]) -> None:
             ("jedis", "github.com/go-redis/redis_rate", 13),
             ("lettuce", "github.com/go-redis/redis_rate", 17),
             ("gateway", "spring-cloud-gateway", 19),
+            ("redisson", "org.redisson", 13),
             ("bucket4j", "io.github.bucket4j", 11),
         ):
             said: list[str] = []

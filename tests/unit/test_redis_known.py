@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from agent.limiters.script_settings import parse
 from agent.limiters.scripted import Limiters
+from agent.probes.beside import redis_guess
 from agent.probes.beside.redis_reader import RedisReader
 from tests.unit.redis_pieces import Played, request
 from tests.unit.test_redis_wire import results
@@ -42,3 +44,77 @@ def test_a_limit_of_envoys_that_is_declared_goes_by_its_window() -> None:
     own = {"anna": {"command": "INCRBY", "key": "edge_user_", "allowed": "reply <= 2", "limit": 2}}
     rows = _envoy(*(("edge_user_anna_1764000001", n, 200 + n) for n in (1, 2, 3)), own=own)
     assert results(rows) == ["allowed", "allowed", "refused"] and rows["limit_per_s"].tolist() == [2, 2, 2]
+
+
+_ADMITS = (
+    "if n > tonumber(ARGV[1]) then return 0 end return 1",
+    "if n <= limit then redis.call('ZADD', KEYS[1], now, now) return 1 end return 0",
+    "if limit < n then return 0 else return 1 end",
+    "if tokens < tonumber(ARGV[1]) then return 0 end return 1",
+    "if tokens >= cost then tokens = tokens - cost redis.call('SET', KEYS[1], tokens) return 1 end return 0",
+    "return n <= limit and 1 or 0",
+    "if n > 0 then return 1 end return 0",
+    "local allowed = tokens >= cost\nreturn {allowed, tokens}",
+    "-- return limited\nreturn allowed",
+)
+_TURNS_AWAY = (
+    "if n > tonumber(ARGV[1]) then return 1 end return 0",
+    "if redis.call('INCR', KEYS[1]) > tonumber(ARGV[1]) then return true end return false",
+    "if n < limit then redis.call('ZADD', KEYS[1], now, now) return 0 end return 1",
+    "if tonumber(ARGV[1]) < n then return 1 end return 0",
+    "if tokens < 1 then return 1 end return 0",
+    "return n > limit and 1 or 0",
+    "local limited = n > limit\nreturn {limited, n}",
+    "return is_blocked",
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "turned"), [*((one, False) for one in _ADMITS), *((one, True) for one in _TURNS_AWAY)]
+)
+def test_what_1_means_is_read_from_a_scripts_text(text: str, turned: bool) -> None:
+    assert redis_guess.inverted(text.encode()) is turned
+
+
+def test_a_script_by_which_1_is_a_refusal() -> None:
+    text = "local count = redis.call('INCR', KEYS[1]) if count == 1 then redis.call('EXPIRE', KEYS[1], 60) end\nlocal limited = count > 1 and 1 or 0 return {limited, count}"
+    played = Played()
+    for n in (1, 2):
+        played.send(request("EVAL", text, 1, "u"))
+        played.send(b"*2\r\n:%d\r\n:%d\r\n" % (n - 1, n), reply=True)
+    rows = played.rows()
+    assert results(rows) == ["allowed", "refused"] and np.isnan(rows["remaining"]).all()  # a count is no rest
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "local c = redis.call('INCR', KEYS[1]) if c == 1 then redis.call('EXPIRE', KEYS[1], 9) end if c > tonumber(ARGV[1]) then return 0 end return 1",
+        "redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, ARGV[1]) if redis.call('ZCARD', KEYS[1]) < 3 then redis.call('ZADD', KEYS[1], 1, 1) return 1 end return 0",
+    ],
+)
+def test_a_counter_or_a_window_is_a_limiter_whatever_its_words_are(text: str) -> None:
+    played = Played()
+    for n in (1, 0):
+        played.send(request("EVAL", text, 1, "c:anna", 1))
+        played.send(b":%d\r\n" % n, reply=True)
+    assert results(played.rows()) == ["allowed", "refused"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "reply"),
+    [
+        (request("EVALSHA", "38980404d0f647f699e5bd8082405d06ec0fef92", 1, "rateOfShop", 5, 60000, 0, 0), b":1\r\n"),
+        (request("EVAL", "redis.call('hsetnx', KEYS[1], 'rate', ARGV[1]); -- of another version", 1, "rateOfShop", 5, 60000, 0), b":0\r\n"),
+        (request("EVALSHA", "b" * 40, 5, "rate", "{rate}:value", "{rate}:value:7", "{rate}:permits", "{rate}:permits:7", 17), b":1\r\n"),
+        (request("EVALSHA", "b" * 40, 3, "bull:rate:wait", "bull:rate:active", "bull:rate:prioritized", 1), b"*4\r\n:0\r\n:0\r\n:0\r\n:0\r\n"),
+        (request("EVAL", "local rcall = redis.call rcall('INCR', 'x') rcall('PEXPIRE', limiterKey)", 1, "bull:a:limiter"), b":0\r\n"),
+        (request("EVALSHA", "b" * 40, 1, "throttled:v1:gcra:u", 12, 5), b"*4\r\n:0\r\n:5\r\n$1\r\n0\r\n$1\r\n0\r\n"),
+        (request("EVALSHA", "4c7d9ef62b3d4f8efd8d11d5d2fd1a56b1e723bc", 1, "rate-of-u"), b"*2\r\n:0\r\n:0\r\n"),
+    ],
+)  # fmt: skip
+def test_what_a_known_library_asks_besides_is_no_decision(asked: bytes, reply: bytes) -> None:
+    played = Played()
+    played.send(asked)
+    played.send(reply, reply=True)
+    assert not len(played.rows())

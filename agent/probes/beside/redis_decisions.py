@@ -22,7 +22,16 @@ from agent.limiters.script import COUNTING, ENDING, SORTED, RedisCall, RedisLimi
 from agent.limiters.scripted import Limiters
 from agent.probes.beside.redis_ends import server_text
 from agent.probes.beside.redis_flows import Ends, Flow, RedisExchange
-from agent.probes.beside.redis_guess import FUNCTIONS, counts, guessed, looks_like_a_limiter, plausible, says_how_many
+from agent.probes.beside.redis_guess import (  # fmt: skip
+    FUNCTIONS,
+    counts,
+    guessed,
+    inverted,
+    looks_like_a_limiter,
+    plausible,
+    says_how_many,
+    tells_no_rest,
+)
 from agent.probes.beside.redis_windows import Windows, stamped
 from agent.probes.beside.resp_stream import Cut, ReplyError
 from agent.tables import TABLES
@@ -48,6 +57,7 @@ class RedisDecisions:
         self._texts: OrderedDict[str, bytes] = OrderedDict()
         self._others: OrderedDict[str, None] = OrderedDict()
         self._counting: OrderedDict[str, None] = OrderedDict()
+        self._meant: OrderedDict[str, tuple[bool, bool]] = OrderedDict()
         self._seen: OrderedDict[tuple[int, int, bytes], Flow] = OrderedDict()
         self._windows = Windows(limiters)
         self._own = frozenset(one.encode() for one in limiters.commands() - set(COUNTING + ENDING + SORTED))
@@ -119,9 +129,17 @@ class RedisDecisions:
         self._texts[script] = text
         if len(self._texts) > _SCRIPTS:
             self._texts.popitem(last=False)
-        self._counting.pop(script, None)
+        self._counting.pop(script, None), self._meant.pop(script, None)
         if says_how_many(text):
             _remember(self._counting, script)
+
+    def _meaning(self, script: str, text: bytes | None) -> tuple[bool, bool]:
+        """Whether 1 is a refusal, and whether the second element is what remains, by its text."""
+        if text is None:
+            return False, True
+        if script not in self._meant:
+            _remember(self._meant, script, (inverted(text), not tells_no_rest(text)))
+        return self._meant[script]
 
     def call(self, exchange: RedisExchange) -> RedisCall | None:
         """The request as a call; None for one that is not whole."""
@@ -167,7 +185,8 @@ class RedisDecisions:
             if counts(reply):
                 _remember(self._counting, there)
             name = f"redis script {call.script[:12]}"
-            wire = {"cost": 1.0} if not self._counting.keys().isdisjoint((script, there)) else guessed(call)
+            counting = not self._counting.keys().isdisjoint((script, there))
+            wire = {"cost": 1.0} if counting else guessed(call, *self._meaning(script, text))
             limiter = None
         else:
             return None
@@ -249,7 +268,7 @@ def _thousandth(ms: float | None) -> float | None:
     return None if ms is None else ms / 1000
 
 
-def _remember(known: OrderedDict[str, None], script: str) -> None:
-    known[script] = None
+def _remember(known: OrderedDict[str, Any], script: str, what: Any = None) -> None:
+    known[script] = what
     if len(known) > _SCRIPTS:
         known.popitem(last=False)
