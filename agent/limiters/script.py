@@ -20,11 +20,13 @@ from typing import Any
 SCRIPT_COMMANDS = ("EVAL", "EVALSHA", "EVAL_RO", "EVALSHA_RO", "FCALL", "FCALL_RO")
 #: Of limiters that are made of plain commands (agent/probes/beside/redis_windows.py).
 COUNTING, ENDING = ("INCR", "INCRBY"), ("EXPIRE", "PEXPIRE", "EXPIREAT", "PEXPIREAT")
+#: What tells of a counter that somebody gave an end before, as Ruby's rack-attack asks.
+ASKING = ("TTL", "PTTL")
 SORTED, MAKING = ("ZADD", "ZREMRANGEBYSCORE", "ZCARD", "ZCOUNT"), "SET"
 #: Words of a SET that makes a counter which ends, if none is there: SET KEY 1 EX 60 NX. Shorter ones, which are most, stay in the kernel.
 MAKING_WORDS = 6
 #: These are looked at as well, and are no decisions by themselves.
-PLAIN_COMMANDS = (*COUNTING, *ENDING, *SORTED, MAKING, "MULTI", "EXEC", "SCRIPT", "FUNCTION")
+PLAIN_COMMANDS = (*COUNTING, *ENDING, *ASKING, *SORTED, MAKING, "MULTI", "EXEC", "SCRIPT", "FUNCTION")
 #: What a declaration says of a decision, beside ``allowed``; times in the unit of their name.
 VALUES = ("remaining", "limit", "burst", "cost", "window_s", "window_ms", "wait_s", "wait_ms")
 UNITS = {b"second": 1.0, b"minute": 60.0, b"hour": 3600.0, b"day": 86400.0, b"month": 2592000.0, b"year": 31104000.0}

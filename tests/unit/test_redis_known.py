@@ -118,3 +118,44 @@ def test_what_a_known_library_asks_besides_is_no_decision(asked: bytes, reply: b
     played.send(asked)
     played.send(reply, reply=True)
     assert not len(played.rows())
+
+
+def _played(*asked: tuple[bytes, bytes]) -> np.ndarray:
+    played = Played()
+    for one, reply in asked:
+        played.send(one)
+        played.send(reply, reply=True)
+    return played.rows()
+
+
+def test_a_counter_whose_end_somebody_asks_for() -> None:
+    """As rack-attack does with Rails up to 7.0."""
+    key = "rack::attack:498783:req/ip:10.1.2.3"
+    rows = _played(
+        (request("incrby", key, 1), b":2\r\n"),
+        (request("ttl", key), b":1124\r\n"),
+        (request("incrby", key, 1), b":3\r\n"),
+        (request("INCR", "visitors"), b":7\r\n"),
+        (request("TTL", "visitors"), b":-1\r\n"),
+    )
+    assert results(rows) == ["?", "?"] and set(rows["library"].tolist()) == {b"redis incrby"}
+
+
+_ADD = "return redis.call('exists',KEYS[1])<1 and redis.call('setex',KEYS[1],ARGV[2],ARGV[1])"
+
+
+def test_laravels_limiter_counts_what_it_admits() -> None:
+    key = "laravel_cache:5c785c036466adea360111aa28563bfd556b5fba"
+    hit = [
+        (request("EVAL", _ADD, 1, f"{key}:timer", 1764000060, 60), b"+OK\r\n"),
+        (request("EVAL", _ADD, 1, key, 0, 60), b"+OK\r\n"),
+    ]
+    rows = _played(
+        *hit,
+        (request("INCRBY", key, 1), b":1\r\n"),
+        *[(one, b"$-1\r\n") for one, _ in hit],
+        (request("INCRBY", key, 1), b":2\r\n"),
+        (request("INCRBY", "laravel_cache:visitors", 1), b":9\r\n"),
+    )
+    assert results(rows) == ["allowed", "allowed"] and set(rows["library"].tolist()) == {b"laravel"}
+    assert set(rows["window_ns"].tolist()) == {60 * 10**9}

@@ -18,7 +18,7 @@ from agent.batch import Batch
 from agent.columns import NULL_I64, fitted
 from agent.limiters.decision import hashed
 from agent.limiters.reading import ALLOWED, DELAYED, ERROR, REFUSED
-from agent.limiters.script import COUNTING, ENDING, SORTED, RedisCall, RedisLimiter
+from agent.limiters.script import ASKING, COUNTING, ENDING, SORTED, RedisCall, RedisLimiter
 from agent.limiters.scripted import Limiters
 from agent.probes.beside.redis_ends import server_text
 from agent.probes.beside.redis_flows import Ends, Flow, RedisExchange
@@ -60,7 +60,7 @@ class RedisDecisions:
         self._meant: OrderedDict[str, tuple[bool, bool]] = OrderedDict()
         self._seen: OrderedDict[tuple[int, int, bytes], Flow] = OrderedDict()
         self._windows = Windows(limiters)
-        self._own = frozenset(one.encode() for one in limiters.commands() - set(COUNTING + ENDING + SORTED))
+        self._own = frozenset(one.encode() for one in limiters.commands() - set(COUNTING + ENDING + ASKING + SORTED))
         self.again = 0
 
     def rows(self, exchanges: Iterable[RedisExchange]) -> list[Batch]:
@@ -162,6 +162,7 @@ class RedisDecisions:
         call = self.call(exchange)
         if call is None:
             return None
+        self._windows.added(exchange, call)
         reply, there = exchange.reply, _there(exchange, call.script)
         script = there if call.command.startswith("FCALL") else call.script
         text = self._texts.get(script)

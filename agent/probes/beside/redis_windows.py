@@ -14,8 +14,9 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import TypeVar
 
-from agent.limiters.script import COUNTING, ENDING, MAKING, SORTED, RedisCall, RedisLimiter
+from agent.limiters.script import ASKING, COUNTING, ENDING, MAKING, SORTED, RedisCall, RedisLimiter
 from agent.limiters.scripted import Limiters
+from agent.limiters.scripts.laravel import ADDING, COUNTED
 from agent.probes.beside.redis_flows import RedisExchange
 
 _PREFIXES, _PENDING = 1024, 64
@@ -28,7 +29,8 @@ _STAMPED, _UNITS_S = (
     re.compile(rb"(.+_)(\d{9,10})\Z", re.DOTALL),
     (31_536_000, 2_592_000, 604_800, 86_400, 3_600, 60, 1),
 )
-_COUNTED, _COUNTS = ("ZCARD", "ZCOUNT"), frozenset((*COUNTING, *ENDING, *SORTED, MAKING))
+_TIMER = b":timer"
+_COUNTED, _COUNTS = ("ZCARD", "ZCOUNT"), frozenset((*COUNTING, *ENDING, *ASKING, *SORTED, MAKING))
 _UNIT_NS = {"EXPIRE": 1_000_000_000, "PEXPIRE": 1_000_000, "EX": 1_000_000_000, "PX": 1_000_000}
 _Where = tuple[bytes, int, bytes]
 _V = TypeVar("_V")
@@ -68,7 +70,15 @@ class Windows:
         self._ending: OrderedDict[_Where, int] = OrderedDict()
         self._made: OrderedDict[_Where, bytes] = OrderedDict()
         self._units: OrderedDict[_Where, int] = OrderedDict()
+        self._timed: OrderedDict[_Where, int] = OrderedDict()
         self._limiters = [one for one in limiters.all if set(one.commands) & {*COUNTING, *_COUNTED}]
+
+    def added(self, exchange: RedisExchange, call: RedisCall) -> None:
+        """A key that a script made with its end, as Laravel does."""
+        ends, (key, args) = exchange.flow.ends, (call.keys[0] if call.keys else b"", call.args)
+        if call.script == ADDING and ends and len(args) == 2 and (length_ns := _length_ns("EX", args[1])):
+            of = self._timed if key.endswith(_TIMER) else self._ending
+            _keep(of, (ends.server, ends.server_port, key.removesuffix(_TIMER)[:64]), length_ns)
 
     def take(self, exchange: RedisExchange) -> Iterator[tuple[RedisExchange, RedisLimiter | None, int]]:
         """Decisions that are known with this answer: (of which exchange, what is declared of it, its window in ns or 0)."""
@@ -101,6 +111,10 @@ class Windows:
                 _keep(self._known, where, length_ns or self._known.get(where, 0))
             if before is not None:
                 yield before, self._declared(before), length_ns
+        elif command in ASKING and type(exchange.reply) is int and exchange.reply > 0:
+            if (before := exchange.flow.kept.pop(key, None)) is not None:
+                _keep(self._known, where, self._known.get(where, 0))
+                yield before, self._declared(before), self._known[where]
         elif command == "ZREMRANGEBYSCORE":
             _keep(self._known, (*where[:2], b"zset " + where[2]), 0)
         elif command in _COUNTED and type(exchange.reply) is int:
@@ -110,6 +124,10 @@ class Windows:
 
     def _counted(self, exchange: RedisExchange, key: bytes, where: _Where) -> Iterator[tuple[RedisExchange, RedisLimiter | None, int]]:  # fmt: skip
         flow, declared = exchange.flow, self._declared(exchange)
+        timed_ns = self._timed.get((*where[:2], key[:64]))
+        if timed_ns is not None and declared is None:
+            yield exchange, COUNTED, timed_ns
+            return
         length_ns = self._ending.get((*where[:2], key[:64]))
         if length_ns is not None:  # this very key was made with its end
             _keep(self._made, where, exchange.command)

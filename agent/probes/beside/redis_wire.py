@@ -99,7 +99,7 @@ class RedisWire(Stating, Finishing, Due):
     def _name_commands(self) -> None:
         own = self._limiters.commands()
         plain = set(PLAIN_COMMANDS) - (own & {MAKING})
-        self._switch["least"] = 0 if any(len(name) == len(MAKING) for name in own) else MAKING_WORDS
+        self._switch["least"] = 0 if MAKING in own else MAKING_WORDS
         for names, what in ((self._limiters.commands() - plain, _SCRIPT), (plain, _WINDOW)):
             for name in names:
                 self._switch["lengths"][0][ord(name[0]) & 31] |= 1 << len(name) if len(name) < 16 else 0
