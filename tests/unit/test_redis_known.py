@@ -159,3 +159,16 @@ def test_laravels_limiter_counts_what_it_admits() -> None:
     )
     assert results(rows) == ["allowed", "allowed"] and set(rows["library"].tolist()) == {b"laravel"}
     assert set(rows["window_ns"].tolist()) == {60 * 10**9}
+
+
+def test_scripts_of_which_nothing_is_known_are_named() -> None:
+    reader, played = RedisReader(Limiters()), Played()
+    for script, key, reply in (("c" * 40, "w:anna", b":1\r\n"), ("d" * 40, "h\x1b[1m", b"*2\r\n$-1\r\n:3\r\n"), ("c" * 40, "w:bert", b":0\r\n"), ("e" * 40, "job:1", b"$5\r\nhello\r\n"), ("f" * 40, "rate:u", b":1\r\n")):  # fmt: skip
+        played.send(request("EVALSHA", script, 1, key, 3))
+        played.send(reply, reply=True)
+    assert len(played.rows(reader)) == 1
+    assert [(one["script"], one["asked"], one["keys"]) for one in reader.unknown.rows()] == [
+        ("c" * 40, 2, "w:"),
+        ("d" * 40, 1, ""),
+    ]
+    assert "cccc (keys w:), " in reader.unknown.said() and reader.unknown.said().isprintable()

@@ -32,6 +32,7 @@ from agent.probes.beside.redis_guess import (  # fmt: skip
     says_how_many,
     tells_no_rest,
 )
+from agent.probes.beside.redis_unknown import UnknownScripts
 from agent.probes.beside.redis_windows import Windows, stamped
 from agent.probes.beside.resp_stream import Cut, ReplyError
 from agent.tables import TABLES
@@ -61,7 +62,7 @@ class RedisDecisions:
         self._seen: OrderedDict[tuple[int, int, bytes], Flow] = OrderedDict()
         self._windows = Windows(limiters)
         self._own = frozenset(one.encode() for one in limiters.commands() - set(COUNTING + ENDING + ASKING + SORTED))
-        self.again = 0
+        self.again, self.unknown = 0, UnknownScripts()
 
     def rows(self, exchanges: Iterable[RedisExchange]) -> list[Batch]:
         """One batch, in the order of the replies; none where nothing was decided."""
@@ -190,6 +191,8 @@ class RedisDecisions:
             wire = {"cost": 1.0} if counting else guessed(call, *self._meaning(script, text))
             limiter = None
         else:
+            if text is None and there not in self._others and not self._limiters.owns(call):
+                self.unknown.note(call, _prefix(call.keys[0] if call.keys else b""))
             return None
         if isinstance(reply, ReplyError):
             wire["result"] = ERROR
@@ -208,7 +211,7 @@ class RedisDecisions:
     def _named(self, exchange: RedisExchange, name: str, key: bytes, limiter: RedisLimiter | None) -> dict[str, Any]:
         ends = exchange.flow.ends
         server = self._called(ends) if ends else "?"
-        prefix = limiter.prefix if limiter and limiter.prefix else (m[0] if (m := _PREFIX.match(key)) else b"")
+        prefix = limiter.prefix if limiter and limiter.prefix else _prefix(key)
         if stamp := stamped(exchange.command, key):  # what is limited is the same in each window
             key = stamp[1]
             prefix = key.partition(b"_")[0][:24] + b"_"
@@ -222,6 +225,11 @@ class RedisDecisions:
         if limiter is not None and limiter.step_immune is not None:
             values["step_immune"] = limiter.step_immune
         return values
+
+
+def _prefix(key: bytes) -> bytes:
+    match = _PREFIX.match(key)
+    return match[0] if match else b""
 
 
 def _there(exchange: RedisExchange, script: str) -> str:
