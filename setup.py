@@ -50,6 +50,7 @@ setup(
             "uvloop>=0.19,<1",
             "pyrate-limiter>=3,<5",
             "aiolimiter>=1.1,<2",
+            "throttled-py>=3.5,<4",
             "slowapi>=0.1.9,<0.2",
             "starlette>=0.40,<2",
         ]

@@ -31,7 +31,7 @@ static __always_inline u32 redis_what(const u8 *head, struct redis_switch *w)
 		u64 bytes = head[5] & 15;
 		if (!(w->lengths[head[8] & 31] >> bytes & 1))
 			return REDIS_NOTHING;
-		if (bytes == 3 && (head[1] & 15) < w->least)	/* nearly each SET */
+		if (bytes == 3 && (head[8] & 31) == ('S' & 31) && (head[1] & 15) < w->least)	/* nearly each SET */
 			return REDIS_NOTHING;
 		words[0] = redis_capitals(((u64 *)head)[1]) & redis_mask(bytes);
 		words[1] = redis_capitals(((u64 *)head)[2]) & redis_mask(bytes < 8 ? 0 : bytes - 8);

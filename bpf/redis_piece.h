@@ -64,7 +64,7 @@ struct redis_switch {
 	u64 remote;		/* segments that were wanted and came from elsewhere, or went there */
 	u64 local;		/* parts of Unix sockets' streams that were wanted */
 	u32 lengths[32];	/* of redis_commands, by their first letter: a bit a length, so that most others need no look-up */
-	u64 least;		/* words of a request whose command has three letters (SET), before it is looked up */
+	u64 least;		/* words of a SET, before it is looked up */
 	u64 samples;		/* further requests that are handed over, whatever they begin with: a limiter's command may be behind another */
 };
 

@@ -20,11 +20,13 @@ from typing import Any
 SCRIPT_COMMANDS = ("EVAL", "EVALSHA", "EVAL_RO", "EVALSHA_RO", "FCALL", "FCALL_RO")
 #: Of limiters that are made of plain commands (agent/probes/beside/redis_windows.py).
 COUNTING, ENDING = ("INCR", "INCRBY"), ("EXPIRE", "PEXPIRE", "EXPIREAT", "PEXPIREAT")
+#: What tells of a counter that somebody gave an end before, as Ruby's rack-attack asks.
+ASKING = ("TTL", "PTTL")
 SORTED, MAKING = ("ZADD", "ZREMRANGEBYSCORE", "ZCARD", "ZCOUNT"), "SET"
 #: Words of a SET that makes a counter which ends, if none is there: SET KEY 1 EX 60 NX. Shorter ones, which are most, stay in the kernel.
 MAKING_WORDS = 6
 #: These are looked at as well, and are no decisions by themselves.
-PLAIN_COMMANDS = (*COUNTING, *ENDING, *SORTED, MAKING, "MULTI", "EXEC", "SCRIPT", "FUNCTION")
+PLAIN_COMMANDS = (*COUNTING, *ENDING, *ASKING, *SORTED, MAKING, "MULTI", "EXEC", "SCRIPT", "FUNCTION")
 #: What a declaration says of a decision, beside ``allowed``; times in the unit of their name.
 VALUES = ("remaining", "limit", "burst", "cost", "window_s", "window_ms", "wait_s", "wait_ms")
 UNITS = {b"second": 1.0, b"minute": 60.0, b"hour": 3600.0, b"day": 86400.0, b"month": 2592000.0, b"year": 31104000.0}
@@ -116,6 +118,7 @@ class RedisLimiter:
     else, where ``key`` is told and no hash, by its shape (keys, args: how many; -1: any).
     allowed: a comparison (module's text); values: of ``VALUES``, each a value. prefix: bytes at a key's start that are no part of what is limited.
     own_keys: nobody else has keys like that: another script on them is the library's, too, and decides nothing.
+    second: a regular expression that the second key must match. decides: False for a library's scripts that decide nothing.
     step_immune: whether its clock ignores steps; None where that is not known. Raises ValueError for what is no value.
     """
 
@@ -130,6 +133,8 @@ class RedisLimiter:
     values: dict[str, str] = field(default_factory=dict)
     prefix: bytes = b""
     own_keys: bool = False
+    second: str = ""
+    decides: bool = True
     step_immune: bool | None = None
 
     def __post_init__(self) -> None:
@@ -141,11 +146,13 @@ class RedisLimiter:
         object.__setattr__(self, "terms", terms)
         object.__setattr__(self, "is_allowed", expression(self.allowed, comparing=True) if self.allowed else None)
         object.__setattr__(self, "key_form", re.compile(self.key.encode()) if self.key else None)
+        object.__setattr__(self, "second_form", re.compile(self.second.encode()) if self.second else None)
         object.__setattr__(self, "text_form", re.compile(self.text.encode()) if self.text else None)
 
     terms: dict[str, Term] = field(init=False, repr=False, compare=False)
     is_allowed: Term | None = field(init=False, repr=False, compare=False)
     key_form: re.Pattern[bytes] | None = field(init=False, repr=False, compare=False)
+    second_form: re.Pattern[bytes] | None = field(init=False, repr=False, compare=False)
     text_form: re.Pattern[bytes] | None = field(init=False, repr=False, compare=False)
 
     def matching(self, call: RedisCall, text: bytes | None) -> RedisCall | None:
@@ -154,7 +161,7 @@ class RedisLimiter:
             return None
         if call.script and call.script not in self.scripts:
             by_text = text is not None and self.text_form is not None
-            if not (self.text_form.search(text) if by_text else self.key):  # type: ignore[union-attr,arg-type]
+            if not (self.text_form.search(text) if by_text else self.key or self.second):  # type: ignore[union-attr,arg-type]
                 return None
             if self.scripts and not by_text:
                 return None
@@ -162,10 +169,19 @@ class RedisLimiter:
                 return None
             if not self._answers(call.reply):
                 return None
+        if not self.has_keys(call):
+            return None
         if self.key_form is None:
             return call
-        match = self.key_form.match(call.keys[0][:256]) if call.keys else None
-        return RedisCall(call.command, call.script, call.keys, call.args, call.reply, match) if match else None
+        match = self.key_form.match(call.keys[0][:256])
+        return RedisCall(call.command, call.script, call.keys, call.args, call.reply, match)
+
+    def has_keys(self, call: RedisCall) -> bool:
+        """Whether the keys are as they are told here."""
+        forms = (self.key_form, self.second_form)
+        return all(
+            form is None or (at < len(call.keys) and form.match(call.keys[at][:256])) for at, form in enumerate(forms)
+        )
 
     def _answers(self, reply: Any) -> bool:
         """Whether a reply is of the kind that is compared: a list, or none. Another one is of another script with as many arguments."""

@@ -36,7 +36,4 @@ class Limiters:
 
     def owns(self, call: RedisCall) -> bool:
         """Whether the keys are a known library's, so that another script than those that decide is no limiter of anybody else's."""
-        return any(
-            one.own_keys and one.key_form is not None and bool(call.keys) and one.key_form.match(call.keys[0][:256])
-            for one in self.all
-        )
+        return any(one.own_keys and one.has_keys(call) for one in self.all)

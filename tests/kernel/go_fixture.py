@@ -23,7 +23,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", "/var/tmp")) / "tickscope-go-tests
 DEBIAN_GOPATH = Path("/usr/share/gocode")
 
 
-def _go_minor() -> int:
+def go_minor() -> int:
     text = subprocess.run(["go", "env", "GOVERSION"], check=True, capture_output=True, text=True).stdout
     match = re.match(r"go1\.(\d+)", text)
     return int(match[1]) if match else 99
@@ -73,7 +73,7 @@ def _build(out: Path, program: str, kind: str, toolchain: str, pie: bool) -> str
     go = _toolchain(toolchain) if toolchain else "go"
     if toolchain:
         env |= {"GOTOOLCHAIN": "local", "GOFLAGS": "", "GOENV": "off"}
-    old = ["-modfile=old.mod"] if program == "limits" and (toolchain or _go_minor() < 26) else []
+    old = ["-modfile=old.mod"] if program == "limits" and (toolchain or go_minor() < 26) else []
     mode = ["-buildmode=pie"] if pie else []
     done = subprocess.run(
         [go, "build", *old, *mode, *args, "-o", str(out), "."],

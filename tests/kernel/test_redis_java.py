@@ -1,4 +1,4 @@
-"""Limiters in a real Redis that Java asks: jedis, lettuce, Bucket4j, and the script of Spring Cloud Gateway's jar. Every decision by the program's own log."""
+"""Limiters in a real Redis that Java asks: jedis, lettuce, Bucket4j, Redisson, and the script of Spring Cloud Gateway's jar. Every decision by the program's own log."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ import pytest
 from tests.kernel.test_redis_wire import GCRA_LIKE, Rig, told
 from tests.servers.test_redis_streams import Redis
 
-SOURCES = Path(__file__).parent / "javaredis"
+
+def built_by_maven(path: Path, name: str, program: str) -> Path:
+    """Where the classes and the libraries are."""
+    for needed in ("mvn", "javac"):
+        if shutil.which(needed) is None:
+            pytest.skip(f"no {needed}: Java's libraries come by Maven")
+    shutil.copytree(Path(__file__).parent / name, path, dirs_exist_ok=True)
+    fetch = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={path}"]
+    got = subprocess.run(fetch, cwd=path, capture_output=True, text=True, check=False)
+    if got.returncode:
+        pytest.skip(f"the libraries cannot be had: {got.stdout[-300:]}")
+    subprocess.run(["javac", "-d", path, "-cp", f"{path}/*", path / program], check=True)
+    return path
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the classes and the libraries are."""
-    path = tmp_path_factory.mktemp("java")
-    for needed in ("mvn", "javac"):
-        if shutil.which(needed) is None:
-            pytest.skip(f"no {needed}: Java's libraries come by Maven")
-    shutil.copytree(SOURCES, path, dirs_exist_ok=True)
-    fetch = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={path}"]
-    got = subprocess.run(fetch, cwd=path, capture_output=True, text=True, check=False)
-    if got.returncode:
-        pytest.skip(f"the clients cannot be had: {got.stdout[-300:]}")
-    subprocess.run(["javac", "-d", path, "-cp", f"{path}/*", path / "Asks.java"], check=True)
-    return path
+    return built_by_maven(tmp_path_factory.mktemp("java"), "javaredis", "Asks.java")
 
 
 @pytest.fixture
@@ -52,6 +53,7 @@ def test_each_client_and_library(built: Path, rig: tuple[Rig, Redis]) -> None:
             ("jedis", "github.com/go-redis/redis_rate", 13),
             ("lettuce", "github.com/go-redis/redis_rate", 17),
             ("gateway", "spring-cloud-gateway", 19),
+            ("redisson", "org.redisson", 13),
             ("bucket4j", "io.github.bucket4j", 11),
         ):
             said: list[str] = []

@@ -265,6 +265,20 @@ def test_a_sorted_set_of_times() -> None:
         (request("EVALSHA", "e1391e429b699c780eb0480350cd5b7280fd9213", 2, "app:u:17", "app:u:16", 10, 1764000000000, 60000, 1), b":-1\r\n", b"@upstash/ratelimit", "refused", 0),
         (request("EVALSHA", "5bece90aeef8189a8cfd28995b479529e270b3c6", 1, "app:u", 10, 1000, 5, 1764000000000, 1), b"*2\r\n:4\r\n:1764000001000\r\n", b"@upstash/ratelimit", "allowed", 4),
         (request("evalsha", "f00a66a4159e8488fd6e3b8ccba92a8c602f2062", 1, "b_mail_settings", 0), b"*3\r\n:1\r\n$-1\r\n:2\r\n", b"bottleneck", "refused", None),
+        (request("EVALSHA", "b8a19d47785922bb04e7a9fdb49e90d89be1b8af", 1, "shop-u", 60000, 5, "false", "false"), b"*2\r\n:3\r\n:60000\r\n", b"@fastify/rate-limit", "allowed", 2),
+        (request("EVALSHA", "b" * 40, 1, "fastify-rate-limit-u", 60000, 5, "false", "false"), b"*2\r\n:6\r\n:900\r\n", b"@fastify/rate-limit", "refused", 0),
+        (request("EVALSHA", "b" * 40, 2, "{u:default}:hits", "{u:default}:blocked", "default", 60000, 5, 60000), b"*4\r\n:6\r\n:900\r\n:1\r\n:700\r\n", b"@nest-lab/throttler-storage-redis", "refused", 0),
+        (request("EVALSHA", "ad00ff6f099013f2aea94ed48c220cbf616c6a07", 1, "limit:u", 1764000000000.5, 60000, 5, 0), b"*3\r\n:1\r\n:1764000060000\r\n:5\r\n", b"async-ratelimiter", "allowed", 0),
+        (request("EVALSHA", "868f66d2db4929999a50c5ed5f57985f3cff7461", 1, "app/u", 1764000000000, 5, 1, 60000, 1), b"*6\r\n:0\r\n:4\r\n:0\r\n:60000\r\n$1\r\n1\r\n$1\r\n1\r\n", b"redis-gcra", "allowed", 4),
+        (request("EVALSHA", "a3f9e982197e9e887f6b5dcb7ec273863bb83aad", 1, "api:u", 5, 60000), b":0\r\n", b"fastapi-limiter", "allowed", None),
+        (request("EVALSHA", "b" * 40, 1, "fastapi-limiter:u:0:0", 5, 60000), b":900\r\n", b"fastapi-limiter", "refused", None),
+        (request("EVALSHA", "b" * 40, 1, "throttled:v1:token_bucket:u", 0.5, 5, 1), b"*2\r\n$-1\r\n:3\r\n", b"throttled-py", "allowed", 3),
+        (request("EVALSHA", "b" * 40, 1, "shop:v1:gcra:u", 12, 5, 1), b"*4\r\n:1\r\n:0\r\n$2\r\n60\r\n$2\r\n11\r\n", b"throttled-py", "refused", 0),
+        (request("EVALSHA", "b" * 40, 2, "throttled:v1:sliding_window:u:period:7", "throttled:v1:sliding_window:u:period:6", 60, 5, 1, 1764000000000), b"*3\r\n$-1\r\n:2\r\n$1\r\n0\r\n", b"throttled-py", "allowed", 3),
+        (request("EVALSHA", "9cab88b1455f88d9ec955a816bb2da7dab402cdb", 1, "bucket", 1764000060000, 1, "u", 1, 1764000000000, 5, 4), b"*2\r\n:-1\r\n:-1\r\n", b"pyrate_limiter.RedisBucket", "allowed", None),
+        (request("EVALSHA", "12a3befaf96dc1cd0dc2c2af0160972b6981b685", 1, "bucket", 1764000060000, 1, "u", 1, 60000, 5), b":0\r\n", b"pyrate_limiter.RedisBucket", "refused", None),
+        (request("EVALSHA", "b" * 40, 5, "shop", "{shop}:value", "{shop}:value:7", "{shop}:permits", "{shop}:permits:7", 1, 1764000000000, "x"), b"$-1\r\n", b"org.redisson", "allowed", None),
+        (request("EVAL", "redis.call('zadd', permitsName, 1) redis.call('pexpire', KEYS[1], rate)", 5, "shop", "{shop}:value", "{shop}:value:7", "{shop}:permits", "{shop}:permits:7", 1, 1764000000000, "x"), b":812\r\n", b"org.redisson", "refused", None),
     ],
 )  # fmt: skip
 def test_known_limiters(asked: bytes, reply: bytes, library: bytes, result: str, left: float | None) -> None:
@@ -311,12 +325,21 @@ def test_ports_of_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [b"register_function" + b" " * 16_000, (b"return" + b" " * 2_000) * 4, b"x incr expire " * 600]
+    "text",
+    [
+        b"register_function" + b" " * 16_000,
+        (b"return" + b" " * 2_000) * 4,
+        b"x incr expire " * 600,
+        b"if a " * 1_600,
+        b"return {a," * 800,
+        b"--[[" * 2_000,
+        b"'zremrangebyscore' 'incr' " * 300,
+    ],
 )
 def test_no_text_takes_long_to_look_through(text: bytes) -> None:
     begun = time.process_time()
     redis_guess.FUNCTIONS.findall(text)
-    redis_guess.says_how_many(text)
+    redis_guess.says_how_many(text), redis_guess.inverted(text), redis_guess.tells_no_rest(text)
     redis_guess.looks_like_a_limiter(RedisCall("EVAL", "f" * 40, [b"k"], [], 1), text)
     assert time.process_time() - begun < 1
 

@@ -18,12 +18,22 @@ from agent.batch import Batch
 from agent.columns import NULL_I64, fitted
 from agent.limiters.decision import hashed
 from agent.limiters.reading import ALLOWED, DELAYED, ERROR, REFUSED
-from agent.limiters.script import COUNTING, ENDING, SORTED, RedisCall, RedisLimiter
+from agent.limiters.script import ASKING, COUNTING, ENDING, SORTED, RedisCall, RedisLimiter
 from agent.limiters.scripted import Limiters
 from agent.probes.beside.redis_ends import server_text
 from agent.probes.beside.redis_flows import Ends, Flow, RedisExchange
-from agent.probes.beside.redis_guess import FUNCTIONS, counts, guessed, looks_like_a_limiter, plausible, says_how_many
-from agent.probes.beside.redis_windows import Windows
+from agent.probes.beside.redis_guess import (  # fmt: skip
+    FUNCTIONS,
+    counts,
+    guessed,
+    inverted,
+    looks_like_a_limiter,
+    plausible,
+    says_how_many,
+    tells_no_rest,
+)
+from agent.probes.beside.redis_unknown import UnknownScripts
+from agent.probes.beside.redis_windows import Windows, stamped
 from agent.probes.beside.resp_stream import Cut, ReplyError
 from agent.tables import TABLES
 
@@ -48,10 +58,11 @@ class RedisDecisions:
         self._texts: OrderedDict[str, bytes] = OrderedDict()
         self._others: OrderedDict[str, None] = OrderedDict()
         self._counting: OrderedDict[str, None] = OrderedDict()
+        self._meant: OrderedDict[str, tuple[bool, bool]] = OrderedDict()
         self._seen: OrderedDict[tuple[int, int, bytes], Flow] = OrderedDict()
         self._windows = Windows(limiters)
-        self._own = frozenset(one.encode() for one in limiters.commands() - set(COUNTING + ENDING + SORTED))
-        self.again = 0
+        self._own = frozenset(one.encode() for one in limiters.commands() - set(COUNTING + ENDING + ASKING + SORTED))
+        self.again, self.unknown = 0, UnknownScripts()
 
     def rows(self, exchanges: Iterable[RedisExchange]) -> list[Batch]:
         """One batch, in the order of the replies; none where nothing was decided."""
@@ -119,9 +130,17 @@ class RedisDecisions:
         self._texts[script] = text
         if len(self._texts) > _SCRIPTS:
             self._texts.popitem(last=False)
-        self._counting.pop(script, None)
+        self._counting.pop(script, None), self._meant.pop(script, None)
         if says_how_many(text):
             _remember(self._counting, script)
+
+    def _meaning(self, script: str, text: bytes | None) -> tuple[bool, bool]:
+        """Whether 1 is a refusal, and whether the second element is what remains, by its text."""
+        if text is None:
+            return False, True
+        if script not in self._meant:
+            _remember(self._meant, script, (inverted(text), not tells_no_rest(text)))
+        return self._meant[script]
 
     def call(self, exchange: RedisExchange) -> RedisCall | None:
         """The request as a call; None for one that is not whole."""
@@ -144,6 +163,7 @@ class RedisDecisions:
         call = self.call(exchange)
         if call is None:
             return None
+        self._windows.added(exchange, call)
         reply, there = exchange.reply, _there(exchange, call.script)
         script = there if call.command.startswith("FCALL") else call.script
         text = self._texts.get(script)
@@ -152,6 +172,8 @@ class RedisDecisions:
         found = self._limiters.find(call, text)
         if found is not None:
             limiter, call = found
+            if not limiter.decides:
+                return None
             name, wire = limiter.library, read(limiter, call)
         elif (
             call.command.startswith(("EVAL", "FCALL"))
@@ -165,9 +187,12 @@ class RedisDecisions:
             if counts(reply):
                 _remember(self._counting, there)
             name = f"redis script {call.script[:12]}"
-            wire = {"cost": 1.0} if not self._counting.keys().isdisjoint((script, there)) else guessed(call)
+            counting = not self._counting.keys().isdisjoint((script, there))
+            wire = {"cost": 1.0} if counting else guessed(call, *self._meaning(script, text))
             limiter = None
         else:
+            if text is None and there not in self._others and not self._limiters.owns(call):
+                self.unknown.note(call, _prefix(call.keys[0] if call.keys else b""))
             return None
         if isinstance(reply, ReplyError):
             wire["result"] = ERROR
@@ -186,7 +211,10 @@ class RedisDecisions:
     def _named(self, exchange: RedisExchange, name: str, key: bytes, limiter: RedisLimiter | None) -> dict[str, Any]:
         ends = exchange.flow.ends
         server = self._called(ends) if ends else "?"
-        prefix = limiter.prefix if limiter and limiter.prefix else (m[0] if (m := _PREFIX.match(key)) else b"")
+        prefix = limiter.prefix if limiter and limiter.prefix else _prefix(key)
+        if stamp := stamped(exchange.command, key):  # what is limited is the same in each window
+            key = stamp[1]
+            prefix = key.partition(b"_")[0][:24] + b"_"
         short = name.rpartition("/")[2].removeprefix("redis script ")
         values: dict[str, Any] = {
             "limiter_id": fitted(f"{short}@{server} ".encode() + prefix, 48),
@@ -197,6 +225,11 @@ class RedisDecisions:
         if limiter is not None and limiter.step_immune is not None:
             values["step_immune"] = limiter.step_immune
         return values
+
+
+def _prefix(key: bytes) -> bytes:
+    match = _PREFIX.match(key)
+    return match[0] if match else b""
 
 
 def _there(exchange: RedisExchange, script: str) -> str:
@@ -244,7 +277,7 @@ def _thousandth(ms: float | None) -> float | None:
     return None if ms is None else ms / 1000
 
 
-def _remember(known: OrderedDict[str, None], script: str) -> None:
-    known[script] = None
+def _remember(known: OrderedDict[str, Any], script: str, what: Any = None) -> None:
+    known[script] = what
     if len(known) > _SCRIPTS:
         known.popitem(last=False)

@@ -11,6 +11,7 @@ from agent.limiters.scripted import Limiters
 from agent.probes.beside.redis_decisions import RedisDecisions
 from agent.probes.beside.redis_ends import server_text
 from agent.probes.beside.redis_flows import Ends, Flows
+from agent.probes.beside.redis_unknown import UnknownScripts
 
 
 class RedisReader:
@@ -29,6 +30,10 @@ class RedisReader:
     def read(self, records: np.ndarray) -> list[Batch]:
         """records: of ``struct redis_piece``, in the order in which the kernel made them."""
         return self._decisions.rows(self._flows.feed(records))
+
+    @property
+    def unknown(self) -> UnknownScripts:
+        return self._decisions.unknown
 
     def counts(self) -> dict[str, int]:
         """What could not be read, or was seen twice."""

@@ -3,6 +3,8 @@
 INCR of a key is a decision where somebody also gives such keys an end (EXPIRE and its like, or the SET that makes them): the first is told then, the others at once.
 ZCARD or ZCOUNT of a key is one where old elements are taken out of it before (ZREMRANGEBYSCORE). What the program compares the count with is not on the wire: the
 result is unknown, unless a declaration says the limit.
+
+A key that ends with the second in which its window began is Envoy's: its EXPIRE, sent with each INCRBY, says how long the window is, and up to 300 s more.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import TypeVar
 
-from agent.limiters.script import COUNTING, ENDING, MAKING, SORTED, RedisCall, RedisLimiter
+from agent.limiters.script import ASKING, COUNTING, ENDING, MAKING, SORTED, RedisCall, RedisLimiter
 from agent.limiters.scripted import Limiters
+from agent.limiters.scripts.laravel import ADDING, COUNTED
 from agent.probes.beside.redis_flows import RedisExchange
 
 _PREFIXES, _PENDING = 1024, 64
@@ -21,7 +24,13 @@ _PREFIXES, _PENDING = 1024, 64
 _FIRST_DIGITS = 4
 #: Django's caches put a version before the key.
 _HEAD = re.compile(rb"(?::\d{1,3}:)?[^:/.{|_]{0,24}[:/.{|_]?")
-_COUNTED, _COUNTS = ("ZCARD", "ZCOUNT"), frozenset((*COUNTING, *ENDING, *SORTED, MAKING))
+#: What Envoy counts in, which windows begin at multiples of.
+_STAMPED, _UNITS_S = (
+    re.compile(rb"(.+_)(\d{9,10})\Z", re.DOTALL),
+    (31_536_000, 2_592_000, 604_800, 86_400, 3_600, 60, 1),
+)
+_TIMER = b":timer"
+_COUNTED, _COUNTS = ("ZCARD", "ZCOUNT"), frozenset((*COUNTING, *ENDING, *ASKING, *SORTED, MAKING))
 _UNIT_NS = {"EXPIRE": 1_000_000_000, "PEXPIRE": 1_000_000, "EX": 1_000_000_000, "PX": 1_000_000}
 _Where = tuple[bytes, int, bytes]
 _V = TypeVar("_V")
@@ -47,14 +56,29 @@ def _made(words: list[bytes]) -> tuple[int, int] | None:
     return None if window_ns is None else (int(words[2]), window_ns)
 
 
+def stamped(command: bytes, key: bytes) -> re.Match[bytes] | None:
+    """(what is limited, when its window began) of Envoy's keys."""
+    return _STAMPED.match(key) if command == b"INCRBY" else None
+
+
 class Windows:
-    """Keeps which keys' beginnings are windows, and for how long, by server; which keys a SET made with an end; of which beginnings such keys were counted, and by what command."""
+    """Keeps which keys' beginnings are windows, and for how long, by server; which keys a SET made with an end; of which beginnings such keys were counted, and by what command.
+    units: of Envoy's keys, without their second, the window in s."""
 
     def __init__(self, limiters: Limiters) -> None:
         self._known: OrderedDict[_Where, int] = OrderedDict()
         self._ending: OrderedDict[_Where, int] = OrderedDict()
         self._made: OrderedDict[_Where, bytes] = OrderedDict()
+        self._units: OrderedDict[_Where, int] = OrderedDict()
+        self._timed: OrderedDict[_Where, int] = OrderedDict()
         self._limiters = [one for one in limiters.all if set(one.commands) & {*COUNTING, *_COUNTED}]
+
+    def added(self, exchange: RedisExchange, call: RedisCall) -> None:
+        """A key that a script made with its end, as Laravel does."""
+        ends, (key, args) = exchange.flow.ends, (call.keys[0] if call.keys else b"", call.args)
+        if call.script == ADDING and ends and len(args) == 2 and (length_ns := _length_ns("EX", args[1])):
+            of = self._timed if key.endswith(_TIMER) else self._ending
+            _keep(of, (ends.server, ends.server_port, key.removesuffix(_TIMER)[:64]), length_ns)
 
     def take(self, exchange: RedisExchange) -> Iterator[tuple[RedisExchange, RedisLimiter | None, int]]:
         """Decisions that are known with this answer: (of which exchange, what is declared of it, its window in ns or 0)."""
@@ -80,10 +104,17 @@ class Windows:
                         exchange.flow.made.pop(next(iter(exchange.flow.made)))
         elif command in ENDING and len(words) > 2 and (length_ns := _length_ns(command, words[2])) is not None:
             before = exchange.flow.kept.pop(key, None)
+            if before is not None and (stamp := stamped(before.command, key)):
+                yield before, self._declared(before), self._unit_ns(where, stamp, length_ns)
+                return
             if before is not None or where in self._known:
                 _keep(self._known, where, length_ns or self._known.get(where, 0))
             if before is not None:
                 yield before, self._declared(before), length_ns
+        elif command in ASKING and type(exchange.reply) is int and exchange.reply > 0:
+            if (before := exchange.flow.kept.pop(key, None)) is not None:
+                _keep(self._known, where, self._known.get(where, 0))
+                yield before, self._declared(before), self._known[where]
         elif command == "ZREMRANGEBYSCORE":
             _keep(self._known, (*where[:2], b"zset " + where[2]), 0)
         elif command in _COUNTED and type(exchange.reply) is int:
@@ -93,6 +124,10 @@ class Windows:
 
     def _counted(self, exchange: RedisExchange, key: bytes, where: _Where) -> Iterator[tuple[RedisExchange, RedisLimiter | None, int]]:  # fmt: skip
         flow, declared = exchange.flow, self._declared(exchange)
+        timed_ns = self._timed.get((*where[:2], key[:64]))
+        if timed_ns is not None and declared is None:
+            yield exchange, COUNTED, timed_ns
+            return
         length_ns = self._ending.get((*where[:2], key[:64]))
         if length_ns is not None:  # this very key was made with its end
             _keep(self._made, where, exchange.command)
@@ -100,14 +135,33 @@ class Windows:
             if (first := flow.made.pop(key, None)) is not None:
                 first = first._replace(command=exchange.command, words=[exchange.command, *first.words[1:]])
                 yield first, self._declared(first), length_ns
+        elif declared and stamped(exchange.command, key):
+            if (before := flow.kept.pop(key, None)) is not None:
+                yield before, self._declared(before), 0
+            self._wait(exchange, key)
+            return
         elif where not in self._known and declared:
             _keep(self._known, where, 0)
         if where in self._known:
             yield exchange, declared, self._known[where]
         else:
-            flow.kept[key] = exchange
-            if len(flow.kept) > _PENDING:
-                flow.kept.pop(next(iter(flow.kept)))
+            self._wait(exchange, key)
+
+    def _wait(self, exchange: RedisExchange, key: bytes) -> None:
+        """For what gives the key an end."""
+        kept = exchange.flow.kept
+        kept[key] = exchange
+        if len(kept) > _PENDING:
+            kept.pop(next(iter(kept)))
+
+    def _unit_ns(self, where: _Where, stamp: re.Match[bytes], end_ns: int) -> int:
+        """The longest unit that fits both the key and its end, and fitted all of its keys before."""
+        of = (*where[:2], stamp[1][:64])
+        most = min(end_ns // 10**9, self._units.get(of, _UNITS_S[0]))
+        unit = next((unit for unit in _UNITS_S if unit <= most and not int(stamp[2]) % unit), 0)
+        if unit:
+            _keep(self._units, of, unit)
+        return unit * 10**9
 
     def _declared(self, exchange: RedisExchange) -> RedisLimiter | None:
         call = RedisCall(exchange.command.decode(), "", exchange.words[1:2], exchange.words[2:], exchange.reply)

@@ -99,7 +99,7 @@ class RedisWire(Stating, Finishing, Due):
     def _name_commands(self) -> None:
         own = self._limiters.commands()
         plain = set(PLAIN_COMMANDS) - (own & {MAKING})
-        self._switch["least"] = 0 if any(len(name) == len(MAKING) for name in own) else MAKING_WORDS
+        self._switch["least"] = 0 if MAKING in own else MAKING_WORDS
         for names, what in ((self._limiters.commands() - plain, _SCRIPT), (plain, _WINDOW)):
             for name in names:
                 self._switch["lengths"][0][ord(name[0]) & 31] |= 1 << len(name) if len(name) < 16 else 0
@@ -201,7 +201,8 @@ class RedisWire(Stating, Finishing, Due):
         """In the family's state, where nothing is wrong with it."""
         if self._family.state == "attached":
             state, why = self._why()
-            said = ("" if state == "on" else why, _ENCRYPTED if self._switch["encrypted"][0] else "")
+            unknown = self._reader.unknown.said() if self._reader else ""
+            said = ("" if state == "on" else why, unknown, _ENCRYPTED if self._switch["encrypted"][0] else "")
             self._family.reason = "; ".join(filter(None, said))
 
     def _why(self) -> tuple[str, str]:
@@ -246,7 +247,7 @@ class RedisWire(Stating, Finishing, Due):
         """For ``status``."""
         state, why = self._why()
         return {"state": state, "why": why, "mode": self._mode, "attached": self.attached and not self._looking, "ports": sorted(self.ports), "decisions": self.told,
-                "requests_seen": int(self._switch["asked"][0]), "requests_read": int(self._switch["told"][0]), "segments_cut": int(self._switch["cut"][0]), "segments_in_tls": int(self._switch["encrypted"][0]), **(self._reader.counts() if self._reader else {})}  # fmt: skip
+                "requests_seen": int(self._switch["asked"][0]), "requests_read": int(self._switch["told"][0]), "segments_cut": int(self._switch["cut"][0]), "segments_in_tls": int(self._switch["encrypted"][0]), "unknown_scripts": self._reader.unknown.rows() if self._reader else [], **(self._reader.counts() if self._reader else {})}  # fmt: skip
 
     def close(self) -> None:
         self._detach()

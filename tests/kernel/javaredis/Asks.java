@@ -9,6 +9,9 @@ import java.util.List;
 import java.util.Map;
 import java.util.Scanner;
 import java.util.function.BooleanSupplier;
+import org.redisson.Redisson;
+import org.redisson.api.RateType;
+import org.redisson.config.Config;
 import redis.clients.jedis.JedisPooled;
 
 /** Limiters in Redis as Java's clients ask for them: Asks PORT SCRIPT. Reads lines KIND COUNT, asks so often, and says what it was answered, a digit each. */
@@ -26,11 +29,19 @@ public final class Asks {
         String sha = lettuce.scriptLoad(gateway);
         var configuration = BucketConfiguration.builder().addLimit(limit -> limit.capacity(5).refillIntervally(5, Duration.ofHours(1))).build();
         var bucket = Bucket4jLettuce.casBasedBuilder(client).build().builder().build("bucket".getBytes(StandardCharsets.UTF_8), () -> configuration);
+        Config config = new Config();
+        config.useSingleServer().setAddress("redis://127.0.0.1:" + port);
+        var redisson = Redisson.create(config).getRateLimiter("rate of the shop");
         String[] user = {"request_rate_limiter.{anna}.tokens", "request_rate_limiter.{anna}.timestamp"};
         Map<String, BooleanSupplier> kinds = Map.of(
                 "jedis", () -> first(jedis.eval(script, List.of("rate:jedis"), List.of("7", "7", "60", "1"))),
                 "lettuce", () -> first(lettuce.eval(script, ScriptOutputType.MULTI, new String[] {"rate:lettuce"}, "7", "7", "60", "1")),
                 "gateway", () -> first(lettuce.evalsha(sha, ScriptOutputType.MULTI, user, "1", "5", "", "1")),
+                "redisson", () -> {
+                    redisson.trySetRate(RateType.OVERALL, 5, Duration.ofHours(1)); // as many programs do before each
+                    redisson.availablePermits();
+                    return redisson.tryAcquire();
+                },
                 "bucket4j", () -> bucket.tryConsume(1));
         System.out.println("ready");
         Scanner lines = new Scanner(System.in);
