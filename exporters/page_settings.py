@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from agent.common.settings import Section
 
 #: Samples that all metrics of events together may be on the page, but with the detail ``full``.
-MAX_SAMPLES = 9800
+MAX_SAMPLES = 4800
 DETAILS = ("normal", "full")
 _LEAST, _MOST = 1000, 1_000_000
 _SECTION = Section("metrics")
