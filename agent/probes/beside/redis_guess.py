@@ -24,7 +24,9 @@ _COUNTS = re.compile(rb"(?is)return\s*(?:\{\s*)?(?:current|count|" + _COUNTED + 
 _COUNTERS = re.compile(rb"(?is)\b(\w{1,40})\s*=\s*(?:tonumber\s*\(\s*)?" + _COUNTED)
 FUNCTIONS = re.compile(rb"register_function\s*(?:[({]\s*)?(?:\{\s*)?(?:function_name\s*=\s*)?['\"](\w{1,64})['\"]")
 _WHOLE = re.compile(rb"-?\d{1,7}\Z")
-_COMMENT = re.compile(rb"--\[\[.*?\]\]|--[^\n]*", re.DOTALL)
+_COMMENT = re.compile(
+    rb"--\[\[(?:[^\]]|\](?!\]))*(?:\]\])?|--[^\n]*"
+)  # an open one goes on to the end: looked for anew at each "--[[" it would take seconds
 #: What is returned first, where its name says that the request was turned away; and second, where that is no rest.
 _TURNED_AWAY = re.compile(
     rb"(?i)return\s*\{?\s*(?:is_?)?(?:limited|blocked|denied|rejected|refused|exceeded|throttled|over_?limit|rate_?limited)\b"
@@ -34,7 +36,7 @@ _NO_REST = re.compile(
 )
 #: COUNT > LIMIT, and the answer of those that are beyond: if ... then ... return 1, or return ... and 1 or 0. Of tokens the other way round, as of LIMIT < COUNT.
 _COMPARED = re.compile(
-    rb"\b(?:if|return)\s*[({]?\s*(?:tonumber\s*\(\s*)?(\w{1,40})([^\n<>=]{0,60})(>=?|<=?)\s*([^\n<>=]{1,60}?)[\s)]+(then|and\s+(?:-?\d|true|false|nil))\b"
+    rb"\b(?:if|return)\s*[({]?\s*(?:tonumber\s*\(\s*)?(\w{1,40})([^\n<>=]{0,60})(>=?|<=?)\s*([^\n<>=]{1,60}?)[\s)](then|and\s+(?:-?\d|true|false|nil))\b"
 )
 _ANSWER = re.compile(rb"\breturn\s*\{?\s*(-?\d+|true|false|nil)\b|\b(?:end|else|elseif|if|return)\b")
 _LIMIT = re.compile(rb"(?i)limit|max|capacity|quota|threshold|burst|argv")
@@ -84,7 +86,7 @@ def inverted(text: bytes) -> bool:
     for found in _COMPARED.finditer(text):
         left, then = found[1], found[5]
         rest, limit = bool(_REST.search(left)), bool(_LIMIT.search(left))
-        if found[4] == b"0" and not rest:  # whether there is any
+        if found[4].strip(b" \t)") == b"0" and not rest:  # whether there is any
             continue
         if then == b"then":
             after = _ANSWER.search(text, found.end(), found.end() + 400)
