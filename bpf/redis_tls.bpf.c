@@ -2,7 +2,8 @@
  * other (a link a process: kernel 6.10). Driven by agent/probes/beside/redis_tls.py. What is handed over, and when, is as of plain connections (bpf/redis_stream.h).
  *
  * A client's SSL object is of interest from the first request on that begins with a limiter's command: until then a call costs its trap, and 64 bytes that are
- * looked at. Which connection it is the descriptor in its BIO tells. Where both ends are on this host and have probes, the client's tell. */
+ * looked at. Which connection it is the descriptor in its BIO tells. Where both ends are on this host and have probes, the client's tell; over loopback the agent
+ * leaves the client alone once the server's are there. */
 /* Whether a text may begin a request that is of interest. */
 static __always_inline bool redis_tls_begins(u64 text, u32 size)
 {
@@ -169,6 +170,13 @@ int redis_tls_connect(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	}
 	e->t_ns = bpf_ktime_get_boot_ns();
+	u64 to[2] = {};
+	u16 family = 0;
+	READ(family, sk, sock_common, skc_family);
+	redis_tls_address((u8 *)to, sk, family == REDIS_AF_INET6, false);
+	READ(e->netns, ADDR(PTR(sk, sock_common, skc_net), net, ns), ns_common, inum);
+	e->loopback = !to[0] && (to[1] == 0x0100000000000000ull || (to[1] & 0xffffffffffull) == 0x7fffff0000ull);	/* ::1, ::ffff:127.0.0.0/104 */
+	e->port = __builtin_bswap16(port);
 	e->uid = uid;
 	e->pad = 0;
 	fill_proc(&e->proc, (void *)bpf_get_current_task());

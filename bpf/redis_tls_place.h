@@ -57,6 +57,9 @@ struct redis_tls_user {		/* who connects to a Redis port */
 	u64 t_ns;
 	struct proc proc;
 	u32 uid;
+	u32 netns;
+	u16 port;
+	u16 loopback;
 	u32 pad;
 };
 

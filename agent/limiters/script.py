@@ -159,18 +159,17 @@ class RedisLimiter:
         """The call, with what its key matched, where it is this limiter's. text: of its script, where known."""
         if call.command not in self.commands:
             return None
-        if call.script and call.script not in self.scripts:
-            by_text = text is not None and self.text_form is not None
-            if not (self.text_form.search(text) if by_text else self.key or self.second):  # type: ignore[union-attr,arg-type]
-                return None
-            if self.scripts and not by_text:
-                return None
-            if self.keys not in (-1, len(call.keys)) or self.args not in (-1, len(call.args)):
-                return None
-            if not self._answers(call.reply):
-                return None
+        named = not call.script or call.script in self.scripts
+        if not named and (self.keys not in (-1, len(call.keys)) or self.args not in (-1, len(call.args))):
+            return None
         if not self.has_keys(call):
             return None
+        if not named:
+            by_text = text is not None and self.text_form is not None
+            if not by_text and (self.scripts or not (self.key or self.second)):
+                return None
+            if not self._answers(call.reply) or (by_text and not self.text_form.search(text)):  # type: ignore[union-attr,arg-type]
+                return None
         if self.key_form is None:
             return call
         match = self.key_form.match(call.keys[0][:256])

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import pytest
 import redis
 
 from agent.kernel.helper import serve
@@ -229,7 +230,7 @@ def test_the_servers_end(tmp_path: Path, certs: Path) -> None:
         rig.reads(server.process.pid)
         log = client.decide("rate:a", 17)
         rows = rig.take(17)
-        assert told(rows) == counted(log) and set(rows["pid"].tolist()) == {server.process.pid}
+        assert told(rows) == counted(log) and set(rows["pid"].tolist()) == {client.child.pid}
         subprocess.run(["redis-cli", "--tls", "--cacert", certs / "cert", "-p", str(server.tls_port), "EVAL", GCRA_LIKE, "1", "rate:cli", "7", "7", "60", "1"],
                        check=True, stdout=subprocess.DEVNULL)  # fmt: skip
         assert told(rig.take(1)) == counted([1])
@@ -248,17 +249,47 @@ def test_it_is_read_with_what_the_helper_may_do(tmp_path: Path, certs: Path) -> 
         assert told(rig.take(13)) == counted(log)
 
 
-def test_both_ends_are_told_once_by_the_client(tmp_path: Path, certs: Path) -> None:
+def test_both_ends_are_told_once_and_a_client_over_loopback_is_left_to_the_server(tmp_path: Path, certs: Path) -> None:
     with (
         serving(tmp_path, certs) as server,
         rigged(server.tls_port, servers=(server.process.pid,)) as rig,
         running(CLIENT, server, certs) as client,
+        running(CLIENT, server, certs) as other,
     ):
+        rig.tls._clients.next_ns = 1 << 62
         rig.reads(server.process.pid)
+        rig.tls._add(client.child.pid, server=False)
         rig.reads(client.child.pid)
         log = client.decide("rate:a", 19)
         rows = rig.take(19)
         assert told(rows) == counted(log) and set(rows["pid"].tolist()) == {client.child.pid}
+        rig.tls._clients.next_ns = 0
+        rig.until(lambda: client.child.pid not in rig.tls._users)
+        assert rig.tls.state()["left_to_servers"] == 2
+        for one, key in ((client, "rate:a"), (other, "rate:b"), (client, "rate:c")):
+            log = one.decide(key, 11)
+            rows = rig.take(11)
+            assert told(rows) == counted(log) and set(rows["pid"].tolist()) == {one.child.pid}
+        with running(CLIENT, server, certs) as late:
+            log = late.decide("rate:d", 13)
+            rows = rig.take(13)
+            assert told(rows) == counted(log) and set(rows["pid"].tolist()) == {late.child.pid}
+            assert set(rig.tls._users) == {server.process.pid}  # nobody else pays
+
+
+def test_a_client_is_not_left_to_a_server_that_is_not_read(tmp_path: Path, certs: Path) -> None:
+    with serving(tmp_path, certs) as server, rigged(server.tls_port, servers=(server.process.pid,)) as rig:
+        rig.reads(server.process.pid)
+        with running(CLIENT, server, certs) as client:
+            client.decide("rate:a", 1)
+            rig.until(lambda: rig.tls.state()["left_to_servers"] == 1)
+            assert client.child.pid not in rig.tls._users
+            rig.take(0)
+            rig.tls._drop([server.process.pid])
+            rig.tls._find_servers = lambda: ()
+            rig.reads(client.child.pid)
+            log = client.decide("rate:b", 11)
+            assert told(rig.take(11)) == counted(log)
 
 
 def test_what_is_asked_by_asyncio_has_no_place(tmp_path: Path, certs: Path) -> None:
@@ -352,11 +383,13 @@ func main() {
 """
 
 
-def test_gos_own_tls_is_told_and_seen_at_the_servers_end(tmp_path: Path, certs: Path) -> None:
+@pytest.mark.parametrize("here", [True, False])
+def test_gos_own_tls_is_seen_at_the_servers_end_or_told_of(tmp_path: Path, certs: Path, here: bool) -> None:
     (tmp_path / "main.go").write_text(GO)
     subprocess.run(["go", "build", "-o", "goclient", "main.go"], cwd=tmp_path, check=True)
-    with serving(tmp_path, certs) as server, rigged(server.tls_port, servers=(server.process.pid,)) as rig:
-        rig.reads(server.process.pid)
+    with serving(tmp_path, certs) as server, rigged(server.tls_port, servers=(server.process.pid,) * here) as rig:
+        if here:
+            rig.reads(server.process.pid)
         argv = [str(tmp_path / "goclient"), str(server.tls_port), BUCKET]
         with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdin and child.stdout and child.stdout.readline() == "ready\n"
@@ -365,8 +398,13 @@ def test_gos_own_tls_is_told_and_seen_at_the_servers_end(tmp_path: Path, certs: 
                 child.stdin.write("\n")
                 child.stdin.flush()
                 log.append([child.stdout.readline() for _ in range(3)][1].strip())
-            rig.until(lambda: any(one.pid == child.pid and one.why for one in rig.tls._users.values()))
-            assert f"goclient (pid {child.pid})" in rig.loaded.families["redis_tls"].reason
-            rows = rig.take(7)
-            assert sorted(told(rows).values()) == sorted(collections.Counter(log).values()) == [2, 5]
+            if here:
+                rows = rig.take(7)
+                assert sorted(told(rows).values()) == sorted(collections.Counter(log).values()) == [2, 5]
+                assert set(rows["pid"].tolist()) == {child.pid}
+                rig.until(lambda: rig.tls.state()["left_to_servers"] == 1)
+                assert child.pid not in rig.tls._users
+            else:
+                rig.until(lambda: any(one.pid == child.pid and one.why for one in rig.tls._users.values()))
+                assert f"goclient (pid {child.pid})" in rig.loaded.families["redis_tls"].reason
             child.stdin.close()

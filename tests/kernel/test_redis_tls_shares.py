@@ -118,4 +118,4 @@ def test_a_twin_in_a_network_namespace_of_its_own_silences_nobody(tmp_path: Path
             log = client.decide("rate:a", 13)
             rows = rig.take(13)
             assert told(rows) == counted(log)
-            assert set(rows["pid"].tolist()) == {server.process.pid}
+            assert set(rows["pid"].tolist()) == {client.child.pid}

@@ -45,7 +45,7 @@ _PREFIX = re.compile(rb"(?::\d{1,3}:)?[^:/.{|]{1,24}[:/.{|]")
 
 
 class RedisDecisions:
-    """limiters: known ones. want_whole(connection): all of it is to be read, since limiters' requests come behind others. key: how a key is stored (bytes -> bytes). called: what a connection's server is called. again: exchanges that were seen twice, since both ends are here."""
+    """limiters: known ones. want_whole(connection): all of it is to be read, since limiters' requests come behind others. key: how a key is stored (bytes -> bytes). called: what a connection's server is called. client_of: who has a connection's other end, where only the server's was seen. again: exchanges that were seen twice, since both ends are here."""
 
     def __init__(
         self,
@@ -53,8 +53,10 @@ class RedisDecisions:
         want_whole: Callable[[Flow], None] = lambda _: None,
         key: Callable[[bytes], bytes] = hashed,
         called: Callable[[Ends], str] = server_text,
+        client_of: Callable[[Ends], np.void | None] = lambda _: None,
     ) -> None:
         self._limiters, self._want_whole, self.key, self._called = limiters, want_whole, key, called
+        self._client_of = client_of
         self._texts: OrderedDict[str, bytes] = OrderedDict()
         self._others: OrderedDict[str, None] = OrderedDict()
         self._counting: OrderedDict[str, None] = OrderedDict()
@@ -82,7 +84,10 @@ class RedisDecisions:
             row["t_ns"] = exchange.ended_ns
             row["duration_ns"] = max(exchange.ended_ns - exchange.begun_ns, 0)
             row["sample_rate"] = 1 / (1 + exchange.skipped)
-            _who(row, exchange.flow)
+            flow = exchange.flow
+            if flow.client_proc is None and flow.ends is not None:
+                flow.client_proc = self._client_of(flow.ends)
+            _who(row, flow)
             for name, value in values.items():
                 row[name] = value
         return [Batch(_TABLE.name, rows)]

@@ -15,7 +15,7 @@ from agent.probes.beside.redis_unknown import UnknownScripts
 
 
 class RedisReader:
-    """leave(connection): it is not worth its cost. follow(connection): all of it is to be read. called: what a connection's server is called."""
+    """leave(connection): it is not worth its cost. follow(connection): all of it is to be read. called: what a connection's server is called. client_of: who has its other end, where only the server's is seen."""
 
     def __init__(
         self,
@@ -23,9 +23,10 @@ class RedisReader:
         leave: Callable[[int], None] = lambda _: None,
         follow: Callable[[int], None] = lambda _: None,
         called: Callable[[Ends], str] = server_text,
+        client_of: Callable[[Ends], np.void | None] = lambda _: None,
     ) -> None:
         self._flows = Flows(leave, follow)
-        self._decisions = RedisDecisions(limiters, self._flows.want_whole, called=called)
+        self._decisions = RedisDecisions(limiters, self._flows.want_whole, called=called, client_of=client_of)
 
     def read(self, records: np.ndarray) -> list[Batch]:
         """records: of ``struct redis_piece``, in the order in which the kernel made them."""

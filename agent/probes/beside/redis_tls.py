@@ -5,19 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from agent.common.clocks import boot_ns
 from agent.contracts import Stating
 from agent.kernel import bpf
 from agent.kernel.detach import close_aside
 from agent.kernel.ring import SharedArray
 from agent.kernel.steps import Steps, run
 from agent.probes.beside.handshakes import LIBRARIES
+from agent.probes.beside.redis_local import Clients
 from agent.probes.beside.redis_ports import NAMES, servers
 from agent.probes.beside.redis_users import ALL, LeftOut, RedisUser, birth, owned, room, seen
 from agent.targets.asked import Ask, FileId, Release, Target
@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 
 #: Of one process, of which the kernel's side has room for 32,768 in all.
 SERVERS_CONNECTIONS, CLIENTS_CONNECTIONS = 4096, 512
-#: Between two searches for servers, for clients whose connections are older than the agent, and two looks at whether they still run.
-SEARCH_NS, SOCKETS_NS, ALIVE_NS = 10_000_000_000, 2_000_000_000, 1_000_000_000
-#: So many times as long as it took to look through all sockets, they are not looked at again.
-_REST = 500
+#: Between two searches for servers, and two looks at whether they still run.
+SEARCH_NS, ALIVE_NS = 10_000_000_000, 1_000_000_000
 #: After its first connection a program's library may not be known yet: it is looked at again, then with each search.
 _RETRIES_NS = (20_000_000, 100_000_000, 300_000_000, 1_000_000_000, 3_000_000_000)
 _RBIO, _BIO_FLAGS = 3, 5  # of a layout's list
@@ -71,13 +69,11 @@ class RedisTls(Stating):
         self._owned = family.maps["redis_tls_owned"]
         self._counts = SharedArray(family.maps["redis_tls_counts"], dtype("redis_tls_counts")).values
         self._ports = SharedArray(redis.maps["redis_ports"], "<u8").values
-        tcp = kernel.loaded.families.get("tcp")
-        known = tcp.maps.get("tcp_sockets") if tcp is not None else None
-        self._sockets = None if known is None else bpf.HashMap(known, np.dtype("<u8"), dtype("tcp_socket"))
+        self._clients = Clients(kernel.loaded, self._reading)
         self._libraries: dict[FileId, _Library] = {}
         self._users: dict[int, RedisUser] = {}
         self._over, self._off = LeftOut(), False
-        self._search_ns = self._sockets_ns = self._alive_ns = 0
+        self._search_ns = self._alive_ns = 0
         kernel.listen("redis_tls_users", self._on_users)
         kernel.listen("exec_events", self._on_exec)
         ask = partial(Ask, "openssl", self._found, "redis_tls")
@@ -93,7 +89,7 @@ class RedisTls(Stating):
         if self._off:
             self.close()
         self._say()
-        self._search_ns = self._sockets_ns = 0
+        self._search_ns = self._clients.next_ns = 0
 
     def drain(self, now_ns: int) -> Iterable[Batch]:
         if self._off:
@@ -107,10 +103,11 @@ class RedisTls(Stating):
                 self._add(pid, server=True)
             for one in self._users.values():
                 one.next_ns = 0
-        if now_ns >= self._sockets_ns:
-            for pid in self._connected():
+        if now_ns >= self._clients.next_ns:
+            others = self._clients.look(self._ports, now_ns)
+            self._drop([pid for pid in self._clients.left if pid in self._users and not self._users[pid].server])
+            for pid in others - {0, os.getpid()}:
                 self._add(pid, server=False)
-            self._sockets_ns = now_ns + max(SOCKETS_NS, _REST * (boot_ns() - now_ns))
         for one in [one for one in self._users.values() if one.next_ns <= now_ns]:
             self._try(one, now_ns)
             self._say()
@@ -129,14 +126,14 @@ class RedisTls(Stating):
     def state(self) -> dict[str, object]:
         """For ``status``."""
         users = [{"pid": one.pid, "comm": one.owner.comm, "role": "server" if one.server else "client", "read": bool(one.links), "why": one.why or None} for one in self._users.values()]  # fmt: skip
-        return {"processes": users, "left_out": self._over.n, "connections_left_out": int(self._counts["refused"][0]), "requests_unplaced": int(self._counts["unplaced"][0])}  # fmt: skip
+        return {"processes": users, "left_to_servers": len(self._clients.left), "left_out": self._over.n, "connections_left_out": int(self._counts["refused"][0]), "requests_unplaced": int(self._counts["unplaced"][0])}  # fmt: skip
 
     def close(self) -> None:
         self._drop(list(self._users))
         self._say()
 
     def _on_users(self, records: np.ndarray) -> None:
-        for pid in set(records["proc"]["pid"].tolist()):
+        for pid in self._clients.connecting(records):
             self._add(pid, server=False)
 
     def _on_exec(self, records: np.ndarray) -> None:
@@ -147,14 +144,15 @@ class RedisTls(Stating):
         for pid in {pid for pid, name in zip(pids, names, strict=True) if name in NAMES}:
             self._add(pid, server=True)
 
-    def _connected(self) -> Iterator[int]:
-        """Processes with connections to a Redis port, as far as the tcp family knows them."""
-        if self._sockets is None:
-            return
-        ports = np.unpackbits(self._ports.view(np.uint8), bitorder="little").astype(bool)
-        sockets = self._sockets.read()[1]
-        wanted = ports[sockets["sock"]["dport"]] & (sockets["sock"]["role"] == 0) & (sockets["proc"]["pid"] < 1 << 22)
-        yield from set(sockets["proc"]["pid"][wanted].tolist()) - {0, os.getpid()}
+    def _reading(self) -> set[int]:
+        """Servers that tell of all of their clients."""
+        full = SERVERS_CONNECTIONS // 2
+        return {one.pid for one in self._users.values() if one.server and one.links and self._connected(one) < full}
+
+    def _connected(self, one: RedisUser) -> int:
+        """How many of its connections are of interest."""
+        known = bpf.lookup(self._processes, _key(one.pid), _PROCESS.size)
+        return int(_PROCESS.unpack(known)[-1]) if known else 0
 
     def _add(self, pid: int, server: bool) -> None:
         known = self._users.get(pid)
@@ -183,9 +181,7 @@ class RedisTls(Stating):
         rbio, flags = layouts.pop() if len(layouts) == 1 else (_UNKNOWN, _UNKNOWN)
         most = SERVERS_CONNECTIONS if one.server else CLIENTS_CONNECTIONS
         try:
-            known = bpf.lookup(self._processes, _key(one.pid), _PROCESS.size)
-            connections = _PROCESS.unpack(known)[-1] if known else 0
-            value = _PROCESS.pack(rbio, flags, one.owner.uid, one.server, most, connections)
+            value = _PROCESS.pack(rbio, flags, one.owner.uid, one.server, most, self._connected(one))
             bpf.update(self._processes, _key(one.pid), value)
         except OSError as error:
             one.probed -= more
@@ -240,6 +236,8 @@ class RedisTls(Stating):
         gone = [self._users.pop(pid) for pid in pids]
         if not gone:
             return
+        if any(one.server for one in gone):
+            self._clients.forget()
         for one in gone:
             for links in one.links.values():
                 self._close(one, links, len(links))

@@ -60,7 +60,7 @@ class RedisWire(Stating, Finishing, Due):
         self._switch = SharedArray(family.maps["redis_switch"], kernel.loaded.wire.dtype("redis_switch")).values
         self._clients = SharedArray(family.maps["redis_clients"], "<u8").values
         self._bits = SharedArray(family.maps["redis_ports"], "<u8").values
-        self._limiters = Limiters(own)
+        self._limiters, self._loaded = Limiters(own), kernel.loaded
         self._reader: RedisReader | None = None
         self._state = np.zeros(1, kernel.loaded.wire.dtype("redis_flow"))
         self._records: list[np.ndarray] = []
@@ -179,10 +179,12 @@ class RedisWire(Stating, Finishing, Due):
         self._records.clear()
         if self._reader is None:
             from agent.probes.beside.redis_ends import RedisServers
+            from agent.probes.beside.redis_local import Sockets
             from agent.probes.beside.redis_reader import RedisReader
 
+            called = RedisServers(self._family.maps["redis_paths"])
             self._reader = RedisReader(
-                self._limiters, self._leave, self._follow, RedisServers(self._family.maps["redis_paths"])
+                self._limiters, self._leave, self._follow, called, Sockets(self._loaded).client_of
             )
         batches = self._reader.read(records)
         if batches:
