@@ -15,7 +15,7 @@ mod limits {
             if cost == 0 {
                 panic!("nothing asked for");
             }
-            if key.len() > 30 {
+            if key.starts_with("kkkkkkkk") {
                 return -1;
             }
             let wait = (self.next_us - now_us).max(0);
