@@ -172,3 +172,9 @@ def test_scripts_of_which_nothing_is_known_are_named() -> None:
         ("d" * 40, 1, ""),
     ]
     assert "cccc (keys w:), " in reader.unknown.said() and reader.unknown.said().isprintable()
+
+
+def test_a_queue_of_what_is_delayed_is_no_limiter() -> None:
+    """As Redisson has it: what expires there is no key."""
+    text = "local expired = redis.call('zrangebyscore', KEYS[2], 0, ARGV[1], 'limit', 0, 9) for i, v in ipairs(expired) do redis.call('rpush', KEYS[1], v) end return nil"
+    assert not len(_played((request("EVAL", text, 2, "q:a", "timeout:{q:a}", 1764000000000), b"$-1\r\n")))

@@ -10,7 +10,7 @@ from agent.limiters.script import RedisCall
 from agent.probes.beside.resp_stream import ReplyError
 
 _LIKE_A_LIMITER = re.compile(
-    rb"(?is)(?=.*(?:incr|decr|zadd|push|set))(?=.*(?:expire|\bpx\b|\bex\b|zremrange|setex))(?=.*(?:limit|rate|burst|token|capacity|window|quota|throttl))"
+    rb"(?is)(?=.*(?:incr|decr|zadd|push|set))(?=.*(?:['\"]p?expire(?:at)?['\"]|\bpx\b|\bex\b|zremrange|setex))(?=.*(?:limit|rate|burst|token|capacity|window|quota|throttl))"
 )
 #: A counter that ends, or a set of times whose old ones are taken out: that is one, whatever its words are.
 _A_WINDOW = re.compile(
