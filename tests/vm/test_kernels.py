@@ -40,7 +40,7 @@ SLICE = {
                  "test_locks.py::test_a_lock_wait_names_the_holder[here-flock]"],
     "clock": ["test_clock.py::test_every_step_once_with_actor_call_sign_and_size[raw_adjtimex-adjtimex]",
               "test_clock.py::test_a_frequency_change_and_its_undoing_and_no_reads[adjtimex]", "test_clock.py::test_any_one_view_may_be_missing[libc]"],
-    "limiter": ["test_limiter.py::test_allow_in_every_kind_of_binary[plain]", "test_limiter.py::test_wait_is_one_decision_also_when_it_refuses_early"],
+    "limiter": ["test_limiter.py::test_allow_in_every_kind_of_binary[plain]", "test_limiter.py::test_wait_is_one_decision_also_when_it_refuses_early[plain]"],
 }  # fmt: skip
 
 
