@@ -178,3 +178,31 @@ def test_a_queue_of_what_is_delayed_is_no_limiter() -> None:
     """As Redisson has it: what expires there is no key."""
     text = "local expired = redis.call('zrangebyscore', KEYS[2], 0, ARGV[1], 'limit', 0, 9) for i, v in ipairs(expired) do redis.call('rpush', KEYS[1], v) end return nil"
     assert not len(_played((request("EVAL", text, 2, "q:a", "timeout:{q:a}", 1764000000000), b"$-1\r\n")))
+
+
+def test_a_counter_that_outlives_everybody_has_no_window() -> None:
+    played = Played()
+    played.send(request("INCR", "rl:x") + request("EXPIRE", "rl:x", 9_999_999_999_999))
+    played.send(b":1\r\n:1\r\n", reply=True)
+    played.send(request("SET", "rm:x", 1, "EX", 9_999_999_999_999, "NX") + request("INCR", "rm:x"))
+    played.send(b"+OK\r\n:2\r\n", reply=True)
+    rows = played.rows(RedisReader(Limiters()))
+    assert len(rows) == 3 and (rows["window_ns"] < 1).all()
+
+
+def test_a_counter_that_is_made_for_a_month_of_milliseconds_has_that_window() -> None:
+    played = Played()
+    played.send(request("SET", "rm:x", 1, "PX", 2_592_000_000, "NX") + request("INCR", "rm:x"))
+    played.send(b"+OK\r\n:2\r\n", reply=True)
+    rows = played.rows(RedisReader(Limiters()))
+    assert (rows["window_ns"] // 10**9).tolist() == [2_592_000] * 2
+
+
+def test_a_command_that_is_declared_for_other_keys_is_no_script() -> None:
+    own: dict[str, object] = {"a": {"command": "HINCRBY", "key": "edge_", "allowed": "reply <= 2"}}
+    played = Played()
+    reader = RedisReader(Limiters(parse(own)))
+    played.send(request("HINCRBY", "other:1", "f", 1))
+    played.send(b":1\r\n", reply=True)
+    played.rows(reader)
+    assert reader.unknown.said() == "" and not reader.unknown.rows()

@@ -27,6 +27,8 @@ _WHOLE = re.compile(rb"-?\d{1,7}\Z")
 _COMMENT = re.compile(
     rb"--\[\[(?:[^\]]|\](?!\]))*(?:\]\])?|--[^\n]*"
 )  # an open one goes on to the end: looked for anew at each "--[[" it would take seconds
+#: Runs of blanks make patterns with several \s* try each way to share them out.
+_BLANKS, _LINES = re.compile(rb"[^\S\n]+"), re.compile(rb"\n\s*")
 #: What is returned first, where its name says that the request was turned away; and second, where that is no rest.
 _TURNED_AWAY = re.compile(
     rb"(?i)return\s*\{?\s*(?:is_?)?(?:limited|blocked|denied|rejected|refused|exceeded|throttled|over_?limit|rate_?limited)\b"
@@ -78,9 +80,13 @@ def says_how_many(text: bytes) -> bool:
     return bool(_COUNTS.search(text) or (names and re.search(returns, text)))
 
 
+def _bare(text: bytes) -> bytes:
+    return _LINES.sub(b"\n", _BLANKS.sub(b" ", _COMMENT.sub(b" ", text)))
+
+
 def inverted(text: bytes) -> bool:
     """Whether 1 and true mean that a request was turned away, as its names or its comparisons have it."""
-    text = _COMMENT.sub(b" ", text)
+    text = _bare(text)
     if _TURNED_AWAY.search(text):
         return True
     for found in _COMPARED.finditer(text):
@@ -101,7 +107,7 @@ def inverted(text: bytes) -> bool:
 
 def tells_no_rest(text: bytes) -> bool:
     """Whether the second element that is returned is another number than what is left."""
-    return bool(_NO_REST.search(_COMMENT.sub(b" ", text)))
+    return bool(_NO_REST.search(_bare(text)))
 
 
 def guessed(call: RedisCall, turned: bool = False, rest: bool = True) -> dict[str, Any]:

@@ -20,7 +20,11 @@ class UnknownScripts:
     def note(self, call: RedisCall, prefix: bytes) -> None:
         """Of one whose answer may be a limiter's yes or no."""
         first = call.reply[0] if isinstance(call.reply, list) and call.reply else call.reply
-        if not call.keys or not (first is None or (isinstance(first, (bool, int)) and first in (-1, 0, 1))):
+        if (
+            not call.script
+            or not call.keys
+            or not (first is None or (isinstance(first, (bool, int)) and first in (-1, 0, 1)))
+        ):
             return
         self._keys.setdefault(call.script, printable(prefix))
         self._asked[call.script] = self._asked.get(call.script, 0) + 1

@@ -32,6 +32,7 @@ _STAMPED, _UNITS_S = (
 _TIMER = b":timer"
 _COUNTED, _COUNTS = ("ZCARD", "ZCOUNT"), frozenset((*COUNTING, *ENDING, *ASKING, *SORTED, MAKING))
 _UNIT_NS = {"EXPIRE": 1_000_000_000, "PEXPIRE": 1_000_000, "EX": 1_000_000_000, "PX": 1_000_000}
+_MOST_NS = 10**18
 _Where = tuple[bytes, int, bytes]
 _V = TypeVar("_V")
 
@@ -42,13 +43,14 @@ def _head(key: bytes) -> bytes:
 
 
 def _length_ns(unit: str, word: bytes) -> int | None:
-    """Of a window; 0 where an instant is told in its place, None for what is no number."""
-    return int(word) * _UNIT_NS.get(unit, 0) if word.isdigit() and len(word) < 14 else None
+    """Of a window; 0 where an instant is told in its place, or more than any window lasts; None for what is no number."""
+    length_ns = int(word) * _UNIT_NS.get(unit, 0) if word.isdigit() and len(word) < 14 else None
+    return 0 if length_ns is not None and length_ns >= _MOST_NS else length_ns
 
 
 def _made(words: list[bytes]) -> tuple[int, int] | None:
     """(first count, window in ns) of a SET that makes a counter which ends, if none is there."""
-    options = [word[:8].upper() for word in words[3:9] if isinstance(word, bytes)]
+    options = [word[:14].upper() for word in words[3:9] if isinstance(word, bytes)]
     unit = next((unit for unit in (b"EX", b"PX", b"EXAT", b"PXAT") if unit in options[:-1]), None)
     if unit is None or b"NX" not in options or not words[2][:20].isdigit() or len(words[2]) > _FIRST_DIGITS:
         return None

@@ -72,11 +72,13 @@ function express(middleware, name, more) {
   async function watched(request, response, next) {
     const began = process.hrtime.bigint();
     const program_wall_ns = Date.now() * 1e6;
+    const { rateLimit: others } = request; // of a limiter before it
     let told = false;
     const say = (result) => {
-      const { rateLimit: seen } = request;
-      if (told || !(seen || result === 'error')) return; // it was skipped
-      told = true;
+      const seen = request.rateLimit === others ? undefined : request.rateLimit;
+      const over = told || !(seen || result === 'error'); // it was skipped
+      told = true; // who comes behind it may leave something there, too
+      if (over) return;
       const duration_ns = Number(process.hrtime.bigint() - began);
       tell(name, result, { library, duration_ns, program_wall_ns, key: seen?.key, cost: 1, burst: seen?.limit, remaining: seen?.remaining, ...more });
     };
