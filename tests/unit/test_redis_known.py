@@ -91,6 +91,7 @@ def test_a_script_by_which_1_is_a_refusal() -> None:
     [
         "local c = redis.call('INCR', KEYS[1]) if c == 1 then redis.call('EXPIRE', KEYS[1], 9) end if c > tonumber(ARGV[1]) then return 0 end return 1",
         "redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, ARGV[1]) if redis.call('ZCARD', KEYS[1]) < 3 then redis.call('ZADD', KEYS[1], 1, 1) return 1 end return 0",
+        "local rcall = redis.call local c = rcall('INCR', KEYS[1]) if c == 1 then rcall('EXPIRE', KEYS[1], 9) end if c > tonumber(ARGV[1]) then return 0 end return 1",
     ],
 )
 def test_a_counter_or_a_window_is_a_limiter_whatever_its_words_are(text: str) -> None:
@@ -108,7 +109,7 @@ def test_a_counter_or_a_window_is_a_limiter_whatever_its_words_are(text: str) ->
         (request("EVAL", "redis.call('hsetnx', KEYS[1], 'rate', ARGV[1]); -- of another version", 1, "rateOfShop", 5, 60000, 0), b":0\r\n"),
         (request("EVALSHA", "b" * 40, 5, "rate", "{rate}:value", "{rate}:value:7", "{rate}:permits", "{rate}:permits:7", 17), b":1\r\n"),
         (request("EVALSHA", "b" * 40, 3, "bull:rate:wait", "bull:rate:active", "bull:rate:prioritized", 1), b"*4\r\n:0\r\n:0\r\n:0\r\n:0\r\n"),
-        (request("EVAL", "local rcall = redis.call rcall('INCR', 'x') rcall('PEXPIRE', limiterKey)", 1, "bull:a:limiter"), b":0\r\n"),
+        (request("EVAL", "--[[\n  Adds a job.\n  Input:\n    KEYS[1] 'limiter'\n]]\nlocal rcall = redis.call rcall('INCR', 'x') rcall('PEXPIRE', limiterKey)", 1, "bull:a:limiter"), b":0\r\n"),
         (request("EVALSHA", "b" * 40, 1, "throttled:v1:gcra:u", 12, 5), b"*4\r\n:0\r\n:5\r\n$1\r\n0\r\n$1\r\n0\r\n"),
         (request("EVALSHA", "4c7d9ef62b3d4f8efd8d11d5d2fd1a56b1e723bc", 1, "rate-of-u"), b"*2\r\n:0\r\n:0\r\n"),
     ],

@@ -3,6 +3,6 @@
 from agent.limiters.script import RedisLimiter
 
 LIMITERS = (
-    RedisLimiter("bullmq", text=r"local rcall = redis\.call", decides=False),
+    RedisLimiter("bullmq", text=r"\A\s*--\[\[[\s\S]*?\bInput:[\s\S]*?local rcall = redis\.call", decides=False),
     RedisLimiter("bullmq", key=r".+:wait$", second=r".+:active$", decides=False),
 )
