@@ -156,7 +156,9 @@ def _worked_out(row: dict[str, Any], boot: str, now_ns: int) -> dict[str, Any]:
     state = "gone" if dead else None if row["pid"] is None else "alive"
     seconds = max(((row["last_ns"] if dead else max(now_ns, row["last_ns"])) - row["first_ns"]) / 1e9, 1.0)
     per_s, failed = row["decisions"] / seconds, row["refused"] + row["errors"]
-    judged = sum(row[name] for name in _RESULTS)  # of counters whose limit is not on the wire, none are
+    judged = sum(
+        row[name] for name in _RESULTS
+    )  # of counters whose limit is not on the wire, none are, or the first few
     units = row["units"] if row["units"] is not None else float(row["allowed"] + row["delayed"])
     limit, burst = (
         row["sums"]
@@ -171,7 +173,7 @@ def _worked_out(row: dict[str, Any], boot: str, now_ns: int) -> dict[str, Any]:
     return {
         "state": state,
         "per_s": round(per_s, 3),
-        "refused_share": failed / judged if judged else None,
+        "refused_share": failed / judged if judged > 0.5 * row["decisions"] else None,
         "limit_use": min(units / most, 1.0) if most and not row["unlimited"] else None,
         "watch_cost": row["seen"] / seconds * WATCHED_NS / 1e9 if row["source"] == "uprobe" else None,
     }

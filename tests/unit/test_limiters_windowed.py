@@ -22,9 +22,22 @@ def test_so_many_in_a_window_is_a_rate(tmp_path: Path) -> None:
     windowed = make("limiter_decision", 100, t_ns=now - 10_000_000_000 + np.arange(100) * 100_000_000, pid=4_100_000, proc_start_ns=5, result=decided,
                     limiter_id=b"shop:api", comm=b"node", burst=14.0, window_ns=2_000_000_000, cost=1.0)  # fmt: skip
     hot = HotStore(tmp_path, this_boot(), "host-a", seal_command=())
-    hot.append([windowed])
+    seen = make(
+        "limiter_decision",
+        9,
+        t_ns=now - 9,
+        pid=4_100_001,
+        proc_start_ns=5,
+        limiter_id=b"counter:api",
+        comm=b"php",
+        result=np.array([1, 0, 0, *[-1] * 6]),
+    )
+    hot.append([windowed, seen])
     hot.close()
-    (one,) = json.loads(tickscope(tmp_path, "-o", "json").stdout)["rows"]
+    one, counter = json.loads(tickscope(tmp_path, "-o", "json").stdout)["rows"]
+    assert (counter["decisions"], counter["refused"], counter["refused_share"]) == (9, 1, None), (
+        "three of nine say nothing"
+    )
     assert (one["limit_per_s"], one["burst"], one["window_ns"]) == (7.0, 14.0, 2_000_000_000)
     assert one["limit_use"] == pytest.approx(50 / (7 * 9.9 + 14), rel=0.001)
     shown = json.loads(tickscope(tmp_path, "show", "shop", "-o", "json").stdout)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import pytest
 
+from agent.demo.limiter_part import SCRIPT
 from agent.limiters.script_settings import parse
 from agent.limiters.scripted import Limiters
+from agent.limiters.scripts import demo
 from agent.probes.beside import redis_guess
 from agent.probes.beside.redis_reader import RedisReader
 from tests.unit.redis_pieces import Played, request
@@ -207,3 +211,8 @@ def test_a_command_that_is_declared_for_other_keys_is_no_script() -> None:
     played.send(b":1\r\n", reply=True)
     played.rows(reader)
     assert reader.unknown.said() == "" and not reader.unknown.rows()
+
+
+def test_the_demos_own_script_is_told_once() -> None:
+    assert not len(_played((request("EVAL", SCRIPT, 1, "window:a", 1, 1000, 5, 7), b":4\r\n")))
+    assert demo.LIMITERS[0].scripts == (hashlib.sha1(SCRIPT.encode()).hexdigest(),)
