@@ -171,7 +171,7 @@ def test_aiolimiter(adapter: Any, told: Told) -> None:
     rows = told.until(6)
     assert told.results() == ["allowed"] * 3 + ["delayed", "cancelled", "error"]
     assert rows["cost"].tolist() == [1, 2, 1, 2, 4, 5]
-    assert 400_000_000 <= rows["wait_ns"][3] <= rows["duration_ns"][3] < PATIENCE * 10**9
+    assert 400_000_000 <= rows["wait_ns"][3] <= rows["duration_ns"][3]
     assert [round(left) for left in rows["remaining"][:3]] == [3, 1, 0]
     assert columns(rows, "limiter_id", "library", "limit_per_s", "burst") == [(b"fetch", b"aiolimiter", 4, 4)]
     look = look_up("aiolimiter", "1.3.0")
